@@ -1,0 +1,43 @@
+# Everything runs inside .venv, which the first target that needs it creates.
+# Only Python 3.11 or newer is required; choose another one with `make PYTHON=python3.12 ...`.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test slow lint format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+demo: $(READY) ## run the demonstration
+	@$(BIN)/python -m tokensteer.app.demo
+
+test: lint ## lint, then run the tests
+	$(BIN)/pytest -n 2
+
+slow: $(READY) ## run the long statistical tests
+	$(BIN)/pytest -m slow -n 2
+
+lint: $(READY) ## check style, formatting, types and layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: $(READY) ## mend style and formatting in place
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean: ## remove the environment, caches, builds and outputs
+	rm -rf .venv build dist out .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp: install again whenever the declared dependencies change.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit("tokensteer needs Python 3.11 or newer, found " + sys.version.split()[0] + "; try make PYTHON=python3.11")'
+	@echo "Installing tokensteer into .venv (the first time takes a few minutes)"
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	@touch $@

@@ -1,0 +1,164 @@
+"""Reverse kernels p(x_s | x_t) of the masked process, from a prediction of the clean data.
+
+A masked site opens with some probability and then takes a token from the prediction mu; an open site keeps its token
+or, with probability sigma, is masked again. With alpha_t the share of open sites at time t,
+
+    masked:  open (alpha_s - (1 - sigma)·alpha_t) / (1 - alpha_t)      open:  stay 1 - sigma, mask sigma
+
+keeps the marginals of the forward process for every sigma <= min(1, (1 - alpha_s)/alpha_t). The last step opens all
+that is left. A low-confidence kernel opens chosen sites instead of random ones; p and q must share that choice, so it
+is made once, by `choose`, and passed on as `sites`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tokensteer.core.measure import NEVER, Reveal
+from tokensteer.core.schedule import Linear, Schedule, Step
+
+Sigma = Callable[[Step, float], float]
+Count = Callable[[Step, Tensor], Tensor]
+
+
+class Kernel(Protocol):
+    """p(x_s | x_t) as a measure that factorises over sites, given log p(x_0 | x_t) at each site (P, L, V)."""
+
+    @property
+    def mask_id(self) -> int: ...
+    def choose(self, x: Tensor, log_x0: Tensor, step: Step) -> Tensor | None: ...
+    def __call__(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None = None) -> Reveal: ...
+    def survival(self, step: Step) -> float:
+        """alpha_t / alpha_s, the probability that the forward process leaves a token alone between s and t."""
+        ...
+
+    def remasks(self, step: Step) -> bool:
+        """Whether an open site may be masked again."""
+        ...
+
+
+def _log(p: float) -> float:
+    return math.log(p) if p > 0 else NEVER
+
+
+def _either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
+    """where(condition, yes, no) in the precision of `like`: two bare numbers would be rounded to float32."""
+    return torch.where(condition, like.new_full((), yes), like.new_full((), no))
+
+
+def no_remasking(step: Step, bound: float) -> float:
+    """sigma = 0: ancestral sampling of the masked diffusion."""
+    return 0.0
+
+
+def cap(eta: float) -> Sigma:
+    """ReMDM-cap: sigma = min(eta, bound)."""
+    _check_eta("cap", eta)
+    return lambda step, bound: min(eta, bound)
+
+
+def rescale(eta: float) -> Sigma:
+    """ReMDM-rescale: sigma = eta · bound."""
+    _check_eta("rescale", eta)
+    return lambda step, bound: eta * bound
+
+
+def _check_eta(name: str, eta: float) -> None:
+    if not 0 <= eta <= 1:
+        raise ValueError(f"{name}: eta must lie in [0, 1], got {eta}")
+
+
+@dataclass(frozen=True)
+class Ancestral:
+    """Ancestral sampling (MDM) and, with a remasking schedule `sigma`, ReMDM: `Ancestral(mask_id, sigma=cap(0.1))`.
+
+    `sigma(step, bound)` gets the largest value that keeps the marginals and must not exceed it.
+    """
+
+    mask_id: int
+    schedule: Schedule = field(default_factory=Linear)
+    sigma: Sigma = no_remasking
+
+    def _alphas(self, step: Step) -> tuple[float, float]:
+        """alpha_t and alpha_s, where alpha is 1 at the end whatever the schedule says: nothing stays masked."""
+        return self.schedule.alpha(step.t), 1.0 if step.s == 0 else self.schedule.alpha(step.s)
+
+    def bound(self, step: Step) -> float:
+        """The largest sigma that keeps the marginals; 1 where no site is open yet and sigma has no effect."""
+        alpha_t, alpha_s = self._alphas(step)
+        return min(1.0, (1.0 - alpha_s) / alpha_t) if alpha_t > 0 else 1.0
+
+    def remasking(self, step: Step) -> float:
+        """sigma at this step, checked against its bound."""
+        bound = self.bound(step)
+        sigma = self.sigma(step, bound)
+        if not 0 <= sigma <= bound + 1e-12:
+            raise ValueError(
+                f"sigma at step {step.index} is {sigma:.6g} and must lie in [0, {bound:.6g}] to keep the marginals: "
+                "use cap(eta) or rescale(eta), or take min(sigma, bound)"
+            )
+        return sigma
+
+    def remasks(self, step: Step) -> bool:
+        return self.remasking(step) > 0
+
+    def survival(self, step: Step) -> float:
+        alpha_t, alpha_s = self._alphas(step)
+        return alpha_t / alpha_s
+
+    def choose(self, x: Tensor, log_x0: Tensor, step: Step) -> Tensor | None:
+        return None
+
+    def __call__(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None = None) -> Reveal:
+        alpha_t, alpha_s = self._alphas(step)
+        sigma = self.remasking(step)
+        opens = min(1.0, (alpha_s - (1.0 - sigma) * alpha_t) / (1.0 - alpha_t))
+        masked = x == self.mask_id
+        log_stay = _either(masked, _log(1.0 - opens), _log(1.0 - sigma), log_x0)
+        log_move = _either(masked, _log(opens), _log(sigma), log_x0)
+        return Reveal(x, log_stay, log_move, log_x0, self.mask_id)
+
+
+def evenly(step: Step, masked: Tensor) -> Tensor:
+    """Open masked·(t - s)/t sites, at least one while any is left: a steady pace that ends with none masked."""
+    return (masked * ((step.t - step.s) / step.t)).round().long().clamp(min=1)
+
+
+@dataclass(frozen=True)
+class LowConfidence:
+    """Open the masked sites with the largest max_v mu^l(v); ties go to the lowest index.
+
+    `count(step, masked)` says how many, from the number of masked sites of each row, (P,). The order depends on x_t
+    alone, so the ratio p/q runs over the newly opened sites only.
+    """
+
+    mask_id: int
+    count: Count = evenly
+
+    def choose(self, x: Tensor, log_x0: Tensor, step: Step) -> Tensor | None:
+        masked = x == self.mask_id
+        confidence = log_x0.amax(-1).masked_fill(~masked, NEVER)
+        order = confidence.sort(dim=-1, descending=True, stable=True).indices
+        places = torch.arange(x.shape[-1], device=x.device).expand(x.shape)
+        rank = torch.empty_like(order).scatter_(-1, order, places)
+        return masked & (rank < self.count(step, masked.sum(-1)).unsqueeze(-1))
+
+    def remasks(self, step: Step) -> bool:
+        return False
+
+    def survival(self, step: Step) -> float:
+        return 1.0
+
+    def __call__(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None = None) -> Reveal:
+        if sites is None:
+            sites = self.choose(x, log_x0, step)
+        assert sites is not None
+        log_stay = _either(sites, NEVER, 0.0, log_x0)
+        log_move = _either(sites, 0.0, NEVER, log_x0)
+        return Reveal(x, log_stay, log_move, log_x0, self.mask_id, sites)

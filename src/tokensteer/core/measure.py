@@ -1,0 +1,270 @@
+"""Measures on token sequences.
+
+A step of a discrete diffusion is a measure on sequences that factorises over sites, m(y) = prod_l m^l(y^l). It may be
+unnormalised: a product of models is. The masked processes have more structure still: a site either stays as it is or
+moves, and only a masked site that opens needs a token. `Reveal` keeps that structure, so that the vocabulary is touched
+where sites open and nowhere else; `Table` spells every entry out, for any other process and for enumeration.
+
+What is sampled and what is evaluated are the same numbers: every draw inverts the cumulative sum of the very
+probabilities that `log_prob` reads.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Generator, Tensor
+
+NEVER = -math.inf
+
+
+class Measure(Protocol):
+    """What a particle's next state is drawn from. `sites` are the sites a kernel chose to open, if it chose any."""
+
+    @property
+    def sites(self) -> Tensor | None: ...
+    def sample(self, generator: Generator | None) -> Tensor: ...
+    def log_prob(self, y: Tensor) -> Tensor: ...
+    def take(self, rows: Tensor) -> Measure:
+        """The same measure for a selection of particles."""
+        ...
+
+
+class SiteMeasure(Measure, Protocol):
+    """A measure that factorises over sites, possibly unnormalised."""
+
+    def normalise(self) -> SiteMeasure: ...
+    def tilt(self, h: Tensor) -> SiteMeasure: ...
+    def tilt_tokens(self, h: Tensor) -> SiteMeasure: ...
+    def pin(self, fixed: Tensor) -> SiteMeasure: ...
+    def dense(self) -> Table: ...
+
+
+def uniforms(shape: tuple[int, ...], like: Tensor, generator: Generator | None) -> Tensor:
+    """Uniforms on (0, 1] in double precision: never 0, so that inverting a CDF never lands on an empty cell."""
+    return 1.0 - torch.rand(shape, generator=generator, device=like.device, dtype=torch.float64)
+
+
+def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
+    """The smallest j with cdf_j >= u. `weights` (..., K) need not be normalised; u is (..., M) in (0, 1]."""
+    cdf = weights.double().cumsum(-1)
+    return torch.searchsorted(cdf / cdf[..., -1:], u.contiguous()).clamp_(max=weights.shape[-1] - 1)
+
+
+def categorical(log_p: Tensor, generator: Generator | None) -> Tensor:
+    """One draw from each row of (..., K) log-weights."""
+    weights = (log_p - log_p.amax(-1, keepdim=True)).exp()
+    return inverse_cdf(weights, uniforms((*log_p.shape[:-1], 1), log_p, generator)).squeeze(-1)
+
+
+def _rows(sites: Tensor | None, rows: Tensor) -> Tensor | None:
+    return None if sites is None else sites[rows]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A site-factorised measure as a dense table of logs, (P, L, V)."""
+
+    log_p: Tensor
+    sites: Tensor | None = None
+
+    def sample(self, generator: Generator | None) -> Tensor:
+        return categorical(self.log_p, generator)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        return self.log_p.gather(-1, y.unsqueeze(-1)).squeeze(-1).sum(-1)
+
+    def take(self, rows: Tensor) -> Table:
+        return Table(self.log_p[rows], _rows(self.sites, rows))
+
+    def normalise(self) -> Table:
+        return replace(self, log_p=self.log_p.log_softmax(-1))
+
+    def tilt(self, h: Tensor) -> Table:
+        """q ∝ m · exp(h), site by site."""
+        return replace(self, log_p=self.log_p + h).normalise()
+
+    def tilt_tokens(self, h: Tensor) -> Table:
+        """A table does not tell opening from choosing a token: the same as `tilt`."""
+        return self.tilt(h)
+
+    def pin(self, fixed: Tensor) -> Table:
+        raise NotImplementedError("a dense table does not know the state it came from: pin before making it dense")
+
+    def dense(self) -> Table:
+        return self
+
+
+@dataclass(frozen=True)
+class Reveal:
+    """One step of a masked process: every site stays with mass exp(log_stay) or moves with mass exp(log_move).
+
+    A masked site that moves opens, with token v at mass exp(log_x0[v]); an open site that moves is masked again.
+    x, log_stay, log_move are (P, L); log_x0 is (P, L, V), read at masked sites only and need not be normalised.
+    """
+
+    x: Tensor
+    log_stay: Tensor
+    log_move: Tensor
+    log_x0: Tensor
+    mask_id: int
+    sites: Tensor | None = None
+
+    @property
+    def masked(self) -> Tensor:
+        return self.x == self.mask_id
+
+    def token_mass(self) -> Tensor:
+        """log sum_v exp(log_x0[v]) at masked sites, 0 elsewhere: (P, L)."""
+        masked = self.masked
+        mass = torch.zeros_like(self.log_stay)
+        mass[masked] = self.log_x0[masked].logsumexp(-1)
+        return mass
+
+    def sample(self, generator: Generator | None) -> Tensor:
+        """A draw; the measure must be normalised, as every proposal is. Tokens are drawn where sites open."""
+        masked = self.masked
+        u = torch.rand(self.x.shape, generator=generator, device=self.x.device, dtype=torch.float64)
+        moves = u < self.log_move.double().exp()
+        y = self.x.masked_fill(moves & ~masked, self.mask_id)
+        opens = moves & masked
+        y[opens] = categorical(self.log_x0[opens], generator)
+        return y
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        token = self.log_x0.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        remasked = torch.where(y == self.mask_id, 0.0, NEVER).to(token.dtype)
+        moved = self.log_move + torch.where(self.masked, token, remasked)
+        return torch.where(y == self.x, self.log_stay, moved).sum(-1)
+
+    def take(self, rows: Tensor) -> Reveal:
+        log_stay, log_move, log_x0 = self.log_stay[rows], self.log_move[rows], self.log_x0[rows]
+        return Reveal(self.x[rows], log_stay, log_move, log_x0, self.mask_id, _rows(self.sites, rows))
+
+    def normalise(self) -> Reveal:
+        return self.normalise_tokens(carry_mass=True)._normalise_outcomes()
+
+    def normalise_tokens(self, carry_mass: bool = False) -> Reveal:
+        """Make the token law at masked sites sum to one; its old mass goes into `log_move`, or is dropped."""
+        mass = self.token_mass()
+        log_x0 = self.log_x0 - mass.unsqueeze(-1)
+        return replace(self, log_x0=log_x0, log_move=self.log_move + mass if carry_mass else self.log_move)
+
+    def _normalise_outcomes(self) -> Reveal:
+        total = torch.logaddexp(self.log_stay, self.log_move)
+        return replace(self, log_stay=self.log_stay - total, log_move=self.log_move - total)
+
+    def tilt(self, h: Tensor) -> Reveal:
+        """q ∝ m · exp(h) over all entries, the mask included (h: (P, L, V))."""
+        stay = h.gather(-1, self.x.unsqueeze(-1)).squeeze(-1)
+        move = torch.where(self.masked, 0.0, h[..., self.mask_id])
+        tilted = replace(self, log_stay=self.log_stay + stay, log_move=self.log_move + move, log_x0=self.log_x0 + h)
+        return tilted.normalise()
+
+    def tilt_tokens(self, h: Tensor) -> Reveal:
+        """Tilt the token given that a site opens, and leave alone which sites open."""
+        return self.normalise()._with_tokens(self.log_x0 + h)
+
+    def _with_tokens(self, log_x0: Tensor) -> Reveal:
+        return replace(self, log_x0=log_x0).normalise_tokens()
+
+    def pin(self, fixed: Tensor) -> Reveal:
+        """Sites of a prompt never move, whatever the kernel says."""
+        log_stay, log_move = self.log_stay.masked_fill(fixed, 0.0), self.log_move.masked_fill(fixed, NEVER)
+        return replace(self, log_stay=log_stay, log_move=log_move)
+
+    def covers(self, other: Reveal) -> bool:
+        """Whether this measure gives mass wherever `other`, from the same state, does."""
+        stay = (self.log_stay > NEVER) | (other.log_stay == NEVER)
+        move = (self.log_move > NEVER) | (other.log_move == NEVER)
+        opens = self.masked & (other.log_move > NEVER)
+        tokens = (self.log_x0[opens] > NEVER) | (other.log_x0[opens] == NEVER)
+        return bool(stay.all() and move.all() and tokens.all())
+
+    def dense(self) -> Table:
+        masked = self.masked.unsqueeze(-1)
+        never = torch.full_like(self.log_x0, NEVER)
+        remask = never.clone()
+        remask[..., self.mask_id] = self.log_move
+        log_p = torch.where(masked, self.log_x0 + self.log_move.unsqueeze(-1), remask)
+        return Table(log_p.scatter(-1, self.x.unsqueeze(-1), self.log_stay.unsqueeze(-1)), self.sites)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A measure on a short list of sequences for each particle, for proposals that do not factorise.
+
+    The lists lie end to end: candidates (K, L) with log_p (K,), normalised within each list, and `owner` (K,) in
+    ascending order saying whose list it is; particle i uses list row[i].
+    """
+
+    candidates: Tensor
+    log_p: Tensor
+    owner: Tensor
+    row: Tensor
+    sites: Tensor | None = None
+
+    def sample(self, generator: Generator | None) -> Tensor:
+        # Each list takes up one unit of the joint cumulative sum; clamping keeps rounding from crossing its ends.
+        cdf = self.log_p.double().exp().cumsum(0)
+        start = torch.searchsorted(self.owner, self.row)
+        end = torch.searchsorted(self.owner, self.row, right=True) - 1
+        before = torch.where(start > 0, cdf[start - 1], 0.0)
+        u = uniforms((len(self.row),), cdf, generator)
+        index = torch.searchsorted(cdf, before + u * (cdf[end] - before))
+        return self.candidates[torch.clamp(index, start, end)]
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        listed = torch.cat([self.owner.unsqueeze(-1), self.candidates], -1)
+        asked = torch.cat([self.row.unsqueeze(-1), y], -1)
+        key = same_rows(torch.cat([listed, asked]))
+        found = self.log_p.new_full((len(key),), NEVER).scatter(0, key[: len(listed)], self.log_p)
+        return found[key[len(listed) :]]
+
+    def take(self, rows: Tensor) -> Listed:
+        return replace(self, row=self.row[rows], sites=_rows(self.sites, rows))
+
+
+def support(log_p: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+    """Every sequence to which a (P, L, V) table of logs gives mass: `rows` (K,) and `sequences` (K, L).
+
+    Row by row, the last site running fastest. Raises when there are more than `limit`.
+    """
+    possible = log_p > NEVER
+    count = possible.sum(-1)
+    total = count.double().prod(-1)
+    if total.sum() > limit:
+        raise ValueError(
+            f"enumeration needs {total.sum():.3g} sequences and the limit is {limit}: open fewer sites at a time, "
+            "use a smaller vocabulary, or sample instead of enumerating"
+        )
+    total = total.long()
+    rows = torch.arange(len(log_p), device=log_p.device).repeat_interleave(total)
+    rank = torch.arange(len(rows), device=log_p.device) - (total.cumsum(0) - total)[rows]
+    stride = total.unsqueeze(-1) // count.cumprod(-1).clamp(min=1)
+    digit = (rank.unsqueeze(-1) // stride[rows]) % count[rows]
+    tokens = possible.int().sort(dim=-1, descending=True, stable=True).indices
+    return rows, tokens[rows.unsqueeze(-1), torch.arange(log_p.shape[1], device=log_p.device), digit]
+
+
+def same_rows(x: Tensor) -> Tensor:
+    """A number for each row of x, the same for equal rows and for them alone."""
+    return torch.unique(x, dim=0, return_inverse=True)[1]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+
+
+def log_sum_by(log_mass: Tensor, to: Tensor, size: int) -> Tensor:
+    """log of the sums of exp(log_mass) (K,) by destination `to` (K,), for destinations 0..size-1."""
+    highest = log_mass.new_full((size,), NEVER).scatter_reduce(0, to, log_mass, "amax")
+    shift = torch.where(highest == NEVER, 0.0, highest)
+    return log_mass.new_zeros(size).index_add(0, to, (log_mass - shift[to]).exp()).log() + shift
+
+
+def distinct(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`first` (D,) picks one particle of each distinct row of x, `row` (P,) says which of them each particle is."""
+    row = same_rows(x)
+    positions = torch.arange(len(x), device=x.device)
+    first = torch.full((int(row.max()) + 1,), len(x), device=x.device).scatter_reduce(0, row, positions, "amin")
+    return first, row

@@ -1,0 +1,237 @@
+"""Models: a denoiser, a kernel, a time grid and a template make a `Diffusion`.
+
+A denoiser gives log p(x_0 | x_t) at each site, (P, L, V), -inf at the mask. Only its answers at masked sites are read:
+what is visible is carried over by this library, never by the network. For gradients it is called with one-hots instead
+of ids, and carry-over must then be differentiable,  mu(x) = x[tokens] + x[mask] · exp(log_x0),  so that the effect of
+a token on its own site is felt (`carry_over`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Generator, Tensor
+
+from tokensteer.core.kernel import Kernel
+from tokensteer.core.measure import NEVER, Reveal
+from tokensteer.core.schedule import Step
+
+Denoiser = Callable[[Tensor, float], Tensor]
+
+
+@dataclass
+class Meter:
+    """Counts rows given to a network. It is read by `Result` and never by a sampler."""
+
+    rows: int = 0
+    calls: int = 0
+
+    def count(self, rows: int) -> None:
+        self.rows += rows
+        self.calls += 1
+
+
+class Model(Protocol):
+    """What steering needs of a model; `Diffusion` and `Product` are the two there are."""
+
+    @property
+    def kernel(self) -> Kernel: ...
+    @property
+    def steps(self) -> Sequence[Step]: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def populations(self) -> int:
+        """How many different templates there are; populations come in multiples of it."""
+        ...
+
+    @property
+    def denoiser_meters(self) -> Sequence[Meter]: ...
+    def start(self, rows: int, generator: Generator | None) -> Tensor: ...
+    def predict(self, x: Tensor, t: float) -> Tensor:
+        """Everything the networks say at (x, t); x are ids (P, L) or one-hots (P, L, V)."""
+        ...
+
+    def clean(self, prediction: Tensor) -> Tensor:
+        """log p(x_0 | x_t), (P, L, V): what clean samples are drawn from, and whose order low confidence follows."""
+        ...
+
+    def combined(self, prediction: Tensor) -> Tensor:
+        """The token law of the target at masked sites, perhaps unnormalised, (P, L, V)."""
+        ...
+
+    def step_with(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None) -> Reveal:
+        """The kernel with any token law, the template's sites pinned."""
+        ...
+
+    def transition(self, x: Tensor, prediction: Tensor, step: Step, sites: Tensor | None) -> Reveal:
+        """The reference p(· | x_t), perhaps unnormalised."""
+        ...
+
+    def log_prob(self, y: Tensor, x: Tensor, prediction: Tensor, step: Step, sites: Tensor | None) -> Tensor:
+        """log p(y | x_t), (P,), as it stands in the weight."""
+        ...
+
+
+def from_logits(network: Callable[..., Tensor], mask_id: int, *, ignores_time: bool = False) -> Denoiser:
+    """A denoiser from a network's raw logits: the mask is forbidden and the rest normalised, in float32 at least.
+
+    The network is called as network(x, t), or network(x) if it ignores time.
+    """
+
+    def denoise(x: Tensor, t: float) -> Tensor:
+        logits = network(x) if ignores_time else network(x, t)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        mask = torch.arange(logits.shape[-1], device=logits.device) == mask_id
+        return logits.masked_fill(mask, NEVER).log_softmax(-1)
+
+    return denoise
+
+
+def carry_over(x: Tensor, log_x0: Tensor, mask_id: int) -> Tensor:
+    """mu(x) = x[tokens] + x[mask] · exp(log_x0), (P, L, V), differentiable in one-hots x (P, L, V)."""
+    tokens = torch.arange(x.shape[-1], device=x.device) != mask_id
+    return x * tokens + x[..., mask_id : mask_id + 1] * log_x0.exp()
+
+
+def template(length: int, mask_id: int, tokens: Sequence[int] = (), *, at: Sequence[int] | None = None) -> Tensor:
+    """A canvas of masks with `tokens` fixed at the sites `at` (by default a prompt at the start), (length,)."""
+    sites = list(range(len(tokens)) if at is None else at)
+    if len(sites) != len(tokens):
+        raise ValueError(f"template: {len(tokens)} tokens for {len(sites)} sites; give one site for each token")
+    if sites and not (0 <= min(sites) and max(sites) < length):
+        raise ValueError(
+            f"template: site {max(sites)} is outside a canvas of length {length}: shorten the prompt or give the model "
+            "a longer canvas"
+        )
+    canvas = torch.full((length,), mask_id)
+    canvas[sites] = torch.tensor(list(tokens), dtype=canvas.dtype)
+    return canvas
+
+
+@dataclass(frozen=True)
+class Diffusion:
+    """A pretrained model as a sampler: p(x_s | x_t) = kernel(x_t, denoiser(x_t, t)) along `steps`.
+
+    `template` is (L,), or (B, L) with one row for each population: mask where free, a token where fixed. One row of it
+    goes through the denoiser at construction, so that what cannot work is said at once.
+    """
+
+    denoiser: Denoiser
+    kernel: Kernel
+    steps: Sequence[Step]
+    template: Tensor
+    meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
+    vocab_size: int = field(init=False)
+    dtype: torch.dtype = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.template.is_floating_point() or self.template.dim() not in (1, 2) or not self.template.numel():
+            raise ValueError(f"template must be token ids of shape (L,) or (B, L), got {_describe(self.template)}")
+        times = [step.t for step in self.steps] + [self.steps[-1].s] if self.steps else []
+        joined = all(step.s == after.t for step, after in zip(self.steps, self.steps[1:], strict=False))
+        if not times or not joined or times != sorted(times, reverse=True) or times[-1] != 0:
+            raise ValueError("steps must run down to t = 0 without a gap: use uniform_steps(n) or cosine_steps(n)")
+        answer = self._probe()
+        object.__setattr__(self, "vocab_size", answer.shape[-1])
+        object.__setattr__(self, "dtype", answer.dtype)
+
+    def _probe(self) -> Tensor:
+        """What the denoiser says of the template, or an error with its mend."""
+        x = self.template.reshape(-1, self.template.shape[-1])[:1]
+        length = x.shape[1]
+        try:
+            with torch.no_grad():
+                answer = self.denoiser(x, self.steps[0].t)
+        except Exception as error:
+            raise ValueError(
+                f"the denoiser fails on a template of length {length}: {error}. If the model is shorter than that, "
+                "shorten the template"
+            ) from error
+        if answer.dim() != 3 or tuple(answer.shape[:2]) != (1, length):
+            raise ValueError(
+                f"the denoiser must answer (1, {length}, V) for a template of length {length}, got "
+                f"{tuple(answer.shape)}: is the template longer than the model?"
+            )
+        vocab_size, mask_id = answer.shape[-1], self.kernel.mask_id
+        if not 0 <= mask_id < vocab_size:
+            raise ValueError(
+                f"mask_id {mask_id} is outside the vocabulary of {vocab_size}: the mask must be one of the denoiser's "
+                "entries; add a column for it"
+            )
+        if int(x.min()) < 0 or int(x.max()) >= vocab_size:
+            raise ValueError(f"the template holds ids outside 0..{vocab_size - 1}, the denoiser's vocabulary")
+        if answer.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"the denoiser must answer in float32 or float64, got {answer.dtype}: wrap it in from_logits"
+            )
+        answer = answer[x == mask_id]
+        if answer.isnan().any():
+            raise ValueError("the denoiser gives NaN at masked sites of the template: check its weights and inputs")
+        if (answer[:, mask_id] > NEVER).any():
+            raise ValueError(
+                f"the denoiser gives mass to the mask token {mask_id}: its log-probability there must be -inf. Wrap "
+                "raw logits as from_logits(network, mask_id)"
+            )
+        if (answer.logsumexp(-1).abs() > 1e-3).any():
+            raise ValueError(
+                "the denoiser's probabilities do not sum to one: it must give log-probabilities. Wrap raw logits as "
+                "from_logits(network, mask_id)"
+            )
+        return answer
+
+    @property
+    def device(self) -> torch.device:
+        return self.template.device
+
+    @property
+    def populations(self) -> int:
+        return 1 if self.template.dim() == 1 else len(self.template)
+
+    @property
+    def denoiser_meters(self) -> Sequence[Meter]:
+        return (self.meter,)
+
+    def _rows(self, rows: int) -> Tensor:
+        """The template for each of `rows` particles, population by population."""
+        if self.template.dim() == 1:
+            return self.template.expand(rows, -1)
+        if rows % len(self.template):
+            raise ValueError(
+                f"the template has {len(self.template)} rows and there are {rows} particles: run one population for "
+                "each row"
+            )
+        return self.template.repeat_interleave(rows // len(self.template), 0)
+
+    def start(self, rows: int, generator: Generator | None) -> Tensor:
+        return self._rows(rows).clone()
+
+    def predict(self, x: Tensor, t: float) -> Tensor:
+        self.meter.count(len(x))
+        return self.denoiser(x, t)
+
+    def clean(self, prediction: Tensor) -> Tensor:
+        return prediction
+
+    def combined(self, prediction: Tensor) -> Tensor:
+        return prediction
+
+    def step_with(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None) -> Reveal:
+        return self.kernel(x, log_x0, step, sites).pin(self._rows(len(x)) != self.kernel.mask_id)
+
+    def transition(self, x: Tensor, prediction: Tensor, step: Step, sites: Tensor | None) -> Reveal:
+        return self.step_with(x, prediction, step, sites)
+
+    def log_prob(self, y: Tensor, x: Tensor, prediction: Tensor, step: Step, sites: Tensor | None) -> Tensor:
+        return self.transition(x, prediction, step, sites).log_prob(y)
+
+
+def _describe(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} of shape {tuple(x.shape)}"

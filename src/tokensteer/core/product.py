@@ -1,0 +1,163 @@
+"""Products of powers of models, prod_k p_k^a_k; classifier-free guidance is one.
+
+The target is the path measure with tokens at masked sites weighted by prod_k mu_k^a_k. It is unnormalised:
+c^l = sum_v prod_k mu_k^a_k(v) is not one, and that is what its weights are made of. For powers that sum to one the
+three conventions below agree; otherwise they are different targets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Generator, Tensor
+
+from tokensteer.core.kernel import Kernel
+from tokensteer.core.measure import NEVER, Reveal
+from tokensteer.core.model import Diffusion, Meter
+from tokensteer.core.schedule import Step
+
+Convention = Callable[[Reveal, float, float], Reveal]
+
+
+def denoiser_powers(measure: Reveal, total: float, survival: float) -> Reveal:
+    """Exponents on the denoiser, the schedule to the power one: the default, and the best for sum of powers != 1."""
+    return measure
+
+
+def kernel_powers(measure: Reveal, total: float, survival: float) -> Reveal:
+    """Whole kernels to their powers: opening and staying too are raised to the sum of the powers."""
+    return replace(measure, log_stay=_times(total, measure.log_stay), log_move=_times(total, measure.log_move))
+
+
+def paper_powers(measure: Reveal, total: float, survival: float) -> Reveal:
+    """`kernel_powers` over Z(x_s), the normaliser of the forward kernel's power: rho^s + (1 - rho)^s for each site
+    open in x_s, with rho = alpha_t / alpha_s and s the sum of the powers."""
+    measure = kernel_powers(measure, total, survival)
+    log_z = math.log(survival**total + (1.0 - survival) ** total)
+    masked = measure.masked
+    return replace(
+        measure,
+        log_stay=torch.where(masked, measure.log_stay, measure.log_stay - log_z),
+        log_move=torch.where(masked, measure.log_move - log_z, measure.log_move),
+    )
+
+
+def _times(power: float, log_p: Tensor) -> Tensor:
+    """power · log_p, where no mass stays no mass."""
+    return torch.where(log_p == NEVER, NEVER, power * log_p)
+
+
+@dataclass(frozen=True)
+class Product:
+    """prod_k p_k^a_k, for models that differ in their denoisers only; powers may be negative.
+
+    A token has no mass where a model with a positive power gives none. Remasking counts c^l anew each time a site is
+    masked and opened again; `correct_remasking` undoes that: newly opened sites are judged given the sites open in both
+    x_t and x_s, and each remasked site is divided by its c^l there. It costs one more denoiser call for particles that
+    were remasked. Without it the target is the path measure of the paper.
+    """
+
+    models: Sequence[Diffusion]
+    powers: Sequence[float]
+    convention: Convention = denoiser_powers
+    correct_remasking: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.models or len(self.models) != len(self.powers):
+            raise ValueError(
+                f"Product: {len(self.models)} models and {len(self.powers)} powers; give one power to each model"
+            )
+        first = self.models[0]
+        for k, model in enumerate(self.models[1:], 1):
+            same = (
+                model.kernel == first.kernel
+                and tuple(model.steps) == tuple(first.steps)
+                and model.vocab_size == first.vocab_size
+                and torch.equal(model.template, first.template)
+            )
+            if not same:
+                raise ValueError(
+                    f"Product: model {k} differs from model 0 in kernel, steps, vocabulary or template; only the "
+                    "denoisers may differ: make it with dataclasses.replace(model_0, denoiser=...)"
+                )
+        if self.powers[0] <= 0:
+            raise ValueError(f"Product: the first power must be positive, got {self.powers[0]}; put such a model first")
+        if (
+            self.correct_remasking
+            and self.convention is not denoiser_powers
+            and any(self.kernel.remasks(step) for step in self.steps)
+        ):
+            raise ValueError("Product: the remasking correction holds for denoiser_powers; set correct_remasking=False")
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.models[0].kernel
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        return self.models[0].steps
+
+    @property
+    def vocab_size(self) -> int:
+        return self.models[0].vocab_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.models[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.models[0].device
+
+    @property
+    def populations(self) -> int:
+        return self.models[0].populations
+
+    @property
+    def denoiser_meters(self) -> Sequence[Meter]:
+        return tuple(model.meter for model in self.models)
+
+    def start(self, rows: int, generator: Generator | None) -> Tensor:
+        return self.models[0].start(rows, generator)
+
+    def predict(self, x: Tensor, t: float) -> Tensor:
+        return torch.stack([model.predict(x, t) for model in self.models], 1)
+
+    def clean(self, prediction: Tensor) -> Tensor:
+        return prediction[:, 0]
+
+    def combined(self, prediction: Tensor) -> Tensor:
+        powers = torch.tensor(self.powers, dtype=prediction.dtype, device=prediction.device).view(-1, 1, 1)
+        forbidden = ((prediction == NEVER) & (powers > 0)).any(1)
+        weighted = torch.where(powers == 0, 0.0, powers * prediction)
+        return weighted.sum(1).masked_fill(forbidden, NEVER)
+
+    def step_with(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None) -> Reveal:
+        return self.models[0].step_with(x, log_x0, step, sites)
+
+    def transition(self, x: Tensor, prediction: Tensor, step: Step, sites: Tensor | None) -> Reveal:
+        if sites is None:
+            sites = self.kernel.choose(x, self.clean(prediction), step)
+        measure = self.step_with(x, self.combined(prediction), step, sites)
+        return self.convention(measure, sum(self.powers), self.kernel.survival(step))
+
+    def log_prob(self, y: Tensor, x: Tensor, prediction: Tensor, step: Step, sites: Tensor | None) -> Tensor:
+        if not (self.correct_remasking and self.kernel.remasks(step)):
+            return self.transition(x, prediction, step, sites).log_prob(y)
+        remasked = (x != self.kernel.mask_id) & (y == self.kernel.mask_id)
+        common = x.masked_fill(remasked, self.kernel.mask_id)
+        changed = remasked.any(-1)
+        prediction = prediction.clone()
+        if changed.any():
+            prediction[changed] = self.predict(common[changed], step.t)
+        log_c = self.transition(common, prediction, step, sites).token_mass()
+        log_p = self.transition(x, prediction, step, sites).log_prob(y)
+        return log_p - torch.where(remasked, log_c, 0.0).sum(-1)
+
+
+def guided(conditional: Diffusion, unconditional: Diffusion, scale: float) -> Product:
+    """Classifier-free guidance as a target: p(x | c)^scale · p(x)^(1 - scale). scale = 1 is the conditional model."""
+    return Product((conditional, unconditional), (scale, 1.0 - scale))

@@ -1,0 +1,173 @@
+"""Proposals: what particles are moved by.
+
+Any q is right as long as it covers p and the weight carries log p - log q; a good one makes the weights equal. Given
+x_t the best is q* ∝ p(x_s | x_t) · exp(psi_s(x_s)). A proposal shares with p the sites that a low-confidence kernel
+opens: they are chosen by p's prediction unless it says otherwise, and passed on in the measure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tokensteer.core.measure import NEVER, Listed, Measure, Reveal, distinct, log_sum_by, support
+from tokensteer.core.model import Denoiser, Meter, Model
+from tokensteer.core.schedule import Step
+from tokensteer.core.smc import Evaluation
+from tokensteer.core.twist import Look, Tilt, difference
+
+
+class Proposal(Protocol):
+    """q(· | x_t), normalised. `needs_gradient` asks for the gradient of r_hat in the evaluation."""
+
+    @property
+    def needs_gradient(self) -> bool: ...
+    @property
+    def meters(self) -> tuple[Meter, ...]: ...
+    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> Measure: ...
+
+
+class SiteProposal(Proposal, Protocol):
+    """A proposal that factorises over sites, so that it can be tilted further."""
+
+    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> Reveal: ...
+
+
+def _prediction(evaluation: Evaluation) -> Tensor:
+    if evaluation.prediction is None:
+        raise ValueError("a proposal was asked to move particles that have not been evaluated")
+    return evaluation.prediction
+
+
+@dataclass(frozen=True)
+class FromModel:
+    """q = p: the pretrained model itself; for a product, its first model."""
+
+    needs_gradient: bool = field(default=False, init=False, repr=False)
+    meters: tuple[Meter, ...] = field(default=(), init=False, repr=False)
+
+    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> Reveal:
+        log_x0 = model.clean(_prediction(evaluation))
+        return model.step_with(x, log_x0, step, model.kernel.choose(x, log_x0, step))
+
+
+@dataclass(frozen=True)
+class Guided:
+    """The usual classifier-free guidance: tokens from the normalised prod_k mu_k^a_k, sites as the kernel chooses."""
+
+    needs_gradient: bool = field(default=False, init=False, repr=False)
+    meters: tuple[Meter, ...] = field(default=(), init=False, repr=False)
+
+    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> Reveal:
+        prediction = _prediction(evaluation)
+        sites = model.kernel.choose(x, model.clean(prediction), step)
+        return model.step_with(x, model.combined(prediction), step, sites).normalise_tokens()
+
+
+@dataclass(frozen=True)
+class Optimal:
+    """q ∝ the model's transition: the locally optimal proposal of a product without a tilt."""
+
+    needs_gradient: bool = field(default=False, init=False, repr=False)
+    meters: tuple[Meter, ...] = field(default=(), init=False, repr=False)
+
+    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> Reveal:
+        prediction = _prediction(evaluation)
+        sites = model.kernel.choose(x, model.clean(prediction), step)
+        return model.transition(x, prediction, step, sites).normalise()
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """q^l(w) ∝ base^l(w) · exp(kappa · g^l[w]) with g the gradient of r_hat at x_t and kappa = ramp(s)/kl.
+
+    The mask entry is tilted too, so that q does not depend on an offset of g; `tokens_only` leaves alone which sites
+    open. `clip` bounds |kappa · (g^l[w] - g^l[x_t])|.
+    """
+
+    base: SiteProposal = field(default_factory=FromModel)
+    clip: float | None = None
+    tokens_only: bool = False
+    needs_gradient: bool = field(default=True, init=False, repr=False)
+
+    @property
+    def meters(self) -> tuple[Meter, ...]:
+        return self.base.meters
+
+    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> Reveal:
+        if twist is None or evaluation.gradient is None:
+            raise ValueError("Gradient needs a reward to follow: give Steering a Tilt, or use Optimal() or Guided()")
+        here = evaluation.gradient.gather(-1, x.unsqueeze(-1))
+        h = twist.scale(step.s) * (evaluation.gradient - here)
+        if self.clip is not None:
+            h = h.clamp(-self.clip, self.clip)
+        q = self.base(x, evaluation, step, model, twist)
+        return q.tilt_tokens(h) if self.tokens_only else q.tilt(h)
+
+
+@dataclass(frozen=True)
+class Amortised:
+    """Tokens from another network, learned or not, in place of the model's; the weight keeps its full p/q.
+
+    `own_order` lets this network choose the sites that a low-confidence kernel opens, for p too. That changes the
+    reference process, and with it the target.
+    """
+
+    denoiser: Denoiser
+    own_order: bool = False
+    meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
+    needs_gradient: bool = field(default=False, init=False, repr=False)
+
+    @property
+    def meters(self) -> tuple[Meter, ...]:
+        return (self.meter,)
+
+    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> Reveal:
+        self.meter.count(len(x))
+        log_x0 = self.denoiser(x, step.t)
+        order = log_x0 if self.own_order else model.clean(_prediction(evaluation))
+        return model.step_with(x, log_x0, step, model.kernel.choose(x, order, step))
+
+
+@dataclass(frozen=True)
+class Enumerated:
+    """q* ∝ p(x_s | x_t) · exp(psi_s(x_s)) over every x_s that p can reach; for few open sites or small vocabularies.
+
+    It looks one step ahead: the denoiser is asked once more at each step, about the distinct candidates.
+    """
+
+    limit: int = 1_000_000
+    needs_gradient: bool = field(default=False, init=False, repr=False)
+    meters: tuple[Meter, ...] = field(default=(), init=False, repr=False)
+
+    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> Listed:
+        prediction = _prediction(evaluation)
+        sites = model.kernel.choose(x, model.clean(prediction), step)
+        p = model.transition(x, prediction, step, sites)
+        first, row = distinct(torch.cat([x, p.log_move > NEVER], -1))
+        log_p = p.dense().log_p[first]
+        owner, candidates = support(log_p, self.limit)
+        log_q = log_p[owner].gather(-1, candidates.unsqueeze(-1)).squeeze(-1).sum(-1)
+        if twist is not None:
+            once, which = distinct(candidates)
+            log_q = log_q + _log_twist(candidates[once], step.s, model, twist)[which]
+        mass = log_sum_by(log_q, owner, len(first))
+        return Listed(candidates, log_q - mass[owner], owner, row, sites)
+
+
+def _log_twist(x: Tensor, t: float, model: Model, twist: Tilt) -> Tensor:
+    """psi_t(x) for a twist that depends on x alone."""
+    if twist.estimator.random or twist.potential is not difference:
+        raise ValueError(
+            "Enumerated needs a log-twist that x_s alone determines: use an estimator that is not random, such as "
+            "Exact() or Value(...), and the difference potential"
+        )
+    if t == 0:
+        return twist.scale(0.0) * twist.exact(x)
+    if twist.idle(t):
+        return torch.zeros(len(x), dtype=model.dtype, device=x.device)
+    look = Look(x, model.clean(model.predict(x, t)), t, model.kernel.mask_id)
+    return twist.scale(t) * twist.estimate(look, None)

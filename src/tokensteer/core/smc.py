@@ -1,0 +1,295 @@
+"""Sequential Monte Carlo. This module knows nothing of diffusion.
+
+A Feynman-Kac path starts particles, moves them and values them. With psi the log-twist and q the proposal, a move from
+x_t to x_s multiplies the weight by
+
+    p(x_s | x_t) / q(x_s | x_t) · exp(psi_s(x_s) - psi_t(x_t)),
+
+and the mean weight of a population is an unbiased estimate of the normaliser Z. Resampling never changes that mean, so
+log Z is at all times the log-mean of the weights, and there is nothing to bank or to forget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
+from torch import Generator, Tensor
+
+from tokensteer.core.measure import inverse_cdf, uniforms
+from tokensteer.core.resample import Resampler, Trigger, ess, ess_below, log_mean_weight, systematic, weights
+from tokensteer.core.schedule import Step
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All that one look at (x_t, t) taught us; it travels with its particle and is never computed again.
+
+    log_twist, reward and carry are (P,); prediction and gradient are (P, ...).
+    """
+
+    log_twist: Tensor
+    prediction: Tensor | None = None
+    reward: Tensor | None = None
+    gradient: Tensor | None = None
+    carry: Tensor | None = None
+
+    def take(self, index: Tensor) -> Evaluation:
+        kept = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: value[index] for name, value in kept.items() if value is not None})
+
+
+class FeynmanKac(Protocol):
+    """All that this module knows of what it runs. Rows are particles of all populations, population by population."""
+
+    @property
+    def steps(self) -> Sequence[Step]: ...
+    def start(self, rows: int, generator: Generator | None) -> Tensor: ...
+    def evaluate(
+        self, x: Tensor, t: float, generator: Generator | None, parent: Evaluation | None = None
+    ) -> Evaluation: ...
+    def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> tuple[Tensor, Tensor]:
+        """x_s and log p(x_s | x_t) - log q(x_s | x_t)."""
+        ...
+
+    def spent(self) -> Mapping[str, int]:
+        """Network rows computed so far, by network."""
+        ...
+
+
+@dataclass(frozen=True)
+class Record:
+    """The particles at one time, before any resampling there. `ancestors` index the record before this one."""
+
+    step: Step | None
+    x: Tensor
+    log_w: Tensor
+    log_increment: Tensor
+    ancestors: Tensor
+    evaluation: Evaluation
+
+    @property
+    def log_z(self) -> Tensor:
+        return log_mean_weight(self.log_w)
+
+
+def sweep(
+    path: FeynmanKac,
+    num_particles: int,
+    populations: int = 1,
+    *,
+    resample: Resampler = systematic,
+    when: Trigger = ess_below(0.5),
+    generator: Generator | None = None,
+) -> Iterator[Record]:
+    """Run `populations` independent particle systems side by side; yields the start and then every step."""
+    if num_particles < 1 or populations < 1:
+        raise ValueError(f"need at least one particle and one population, got {num_particles} and {populations}")
+    x = path.start(populations * num_particles, generator)
+    if generator is not None and generator.device.type != x.device.type:
+        raise ValueError(
+            f"the generator is on {generator.device} and the model on {x.device}: make it with "
+            f"torch.Generator(device={str(x.device)!r})"
+        )
+    shape = (populations, num_particles)
+    here = torch.arange(num_particles, device=x.device).expand(shape)
+    first_row = num_particles * torch.arange(populations, device=x.device).unsqueeze(-1)
+
+    evaluation = path.evaluate(x, path.steps[0].t, generator)
+    log_w = evaluation.log_twist.double().view(shape)
+    _check(log_w, None, evaluation.log_twist, torch.zeros_like(log_w))
+    yield Record(None, x.view(*shape, -1), log_w, log_w, here, evaluation)
+    for step in path.steps:
+        now = when(log_w, step).unsqueeze(-1)
+        parents, resampled_log_w = resample(log_w, generator)
+        ancestors = torch.where(now, parents, here)
+        log_w = torch.where(now, resampled_log_w, log_w)
+        rows = (ancestors + first_row).flatten()
+        x, evaluation = x[rows], evaluation.take(rows)
+
+        x_s, log_ratio = path.move(x, evaluation, step, generator)
+        evaluation_s = path.evaluate(x_s, step.s, generator, parent=evaluation)
+        increment = log_ratio.double() + evaluation_s.log_twist.double() - evaluation.log_twist.double()
+        # A dead particle stays dead: its own twist may be -inf, and the difference is then without meaning.
+        log_w = torch.where(log_w == -math.inf, log_w, log_w + increment.view(shape))
+        _check(log_w, step, evaluation_s.log_twist, log_ratio)
+        x, evaluation = x_s, evaluation_s
+        yield Record(step, x.view(*shape, -1), log_w, increment.view(shape), ancestors, evaluation)
+
+
+def _check(log_w: Tensor, step: Step | None, log_twist: Tensor, log_ratio: Tensor) -> None:
+    bad = log_w.isnan() | (log_w == math.inf)
+    if not bad.any():
+        return
+    population, particle = (int(i) for i in bad.nonzero()[0])
+    row = population * log_w.shape[1] + particle
+    twist, ratio = float(log_twist.flatten()[row]), float(log_ratio.flatten()[row])
+    where = "at the start" if step is None else f"at step {step.index} (t = {step.t:.4g} to {step.s:.4g})"
+    culprit = (
+        f"the reward: its log-twist is {twist}. Make the reward finite, or -inf for a hard constraint"
+        if math.isnan(twist) or twist == math.inf
+        else f"the transition: log p - log q is {ratio}. The denoiser gave NaN, q gives no mass to a state it drew, or "
+        "a model with a negative power gives no mass where the others do"
+    )
+    raise FloatingPointError(
+        f"the weight of particle {particle} of population {population} is {float(log_w[population, particle])} "
+        f"{where}. Culprit: {culprit}."
+    )
+
+
+@dataclass(frozen=True)
+class Result:
+    """Weighted samples and what it took to get them.
+
+    samples (B, N, L), log_w and reward (B, N), log_z (B,); ess and mean_reward (T + 1, B), NaN at times when no
+    reward was asked for; ancestors (T + 1, B, N); `rows` counts the network rows spent.
+    `sample` draws from the target; `best` picks by reward and is no posterior draw.
+    """
+
+    samples: Tensor
+    log_w: Tensor
+    reward: Tensor | None
+    ess: Tensor
+    mean_reward: Tensor | None
+    ancestors: Tensor
+    rows: Mapping[str, int]
+    generator: Generator | None = None
+
+    @property
+    def log_z(self) -> Tensor:
+        """Estimates of the log-normaliser, one per population; exp of each is unbiased."""
+        return log_mean_weight(self.log_w)
+
+    @property
+    def pooled_log_z(self) -> tuple[float, float]:
+        """The log of the mean of exp(log_z) over populations, with its standard error (delta method)."""
+        log_z = self.log_z
+        pooled = float(log_mean_weight(log_z))
+        ratio = (log_z - pooled).exp()
+        return pooled, float(ratio.std() / math.sqrt(len(ratio))) if len(ratio) > 1 else math.nan
+
+    @property
+    def weights(self) -> Tensor:
+        """Weights normalised within each population, (B, N)."""
+        return weights(self.log_w)
+
+    def sample(self, count: int = 1) -> Tensor:
+        """`count` draws from the target for each population, (B, count, L)."""
+        if (self.log_w.amax(-1) == -math.inf).any():
+            raise ValueError(
+                "a population has died: all its particles broke a hard constraint, so there is nothing to draw from. "
+                "Use more particles, resample earlier, or soften the constraint"
+            )
+        u = uniforms((len(self.log_w), count), self.log_w, self.generator)
+        return self._pick(inverse_cdf(self.weights, u))
+
+    def best(self) -> Tensor:
+        """The particle of highest reward of each population, (B, L); highest weight where there is no reward."""
+        score = self.log_w if self.reward is None else self.reward
+        return self._pick(score.argmax(-1, keepdim=True)).squeeze(1)
+
+    def _pick(self, index: Tensor) -> Tensor:
+        return self.samples.gather(1, index.unsqueeze(-1).expand(-1, -1, self.samples.shape[-1]))
+
+    def lineages(self) -> Tensor:
+        """Index at every time of the ancestor of each final particle, (T + 1, B, N)."""
+        line = [torch.arange(self.log_w.shape[1], device=self.log_w.device).expand(self.log_w.shape)]
+        for ancestors in self.ancestors.flip(0)[:-1]:
+            line.append(ancestors.gather(-1, line[-1]))
+        return torch.stack(line[::-1])
+
+    def save(self, file: str | Path) -> None:
+        """Write all but the generator to one safetensors file; `Result.load` reads it back."""
+        named = {f.name: getattr(self, f.name) for f in fields(self)}
+        tensors = {name: value.contiguous() for name, value in named.items() if isinstance(value, Tensor)}
+        rows = {f"rows.{name}": torch.tensor(count) for name, count in self.rows.items()}
+        save_file({**tensors, **rows}, str(file))
+
+    @classmethod
+    def load(cls, file: str | Path) -> Result:
+        stored = load_file(str(file))
+        missing = {"samples", "log_w", "ess", "ancestors"} - stored.keys()
+        if missing:
+            raise ValueError(f"{file} is no saved Result: it lacks {', '.join(sorted(missing))}")
+        return cls(
+            samples=stored["samples"],
+            log_w=stored["log_w"],
+            reward=stored.get("reward"),
+            ess=stored["ess"],
+            mean_reward=stored.get("mean_reward"),
+            ancestors=stored["ancestors"],
+            rows={name.removeprefix("rows."): int(n) for name, n in stored.items() if name.startswith("rows.")},
+        )
+
+    def __repr__(self) -> str:
+        populations, particles, length = self.samples.shape
+        log_z, error = self.pooled_log_z
+        lines = [
+            f"Result: {populations} × {particles} particles of {length} tokens, {len(self.ess) - 1} steps",
+            f"  log Z    {log_z:.4f} ± {error:.4f}" if populations > 1 else f"  log Z    {log_z:.4f}",
+            f"  ESS/N    {float(self.ess[-1].mean()) / particles:.3f} at the end, "
+            f"{float(self.ess.min()) / particles:.3f} at worst",
+        ]
+        if self.reward is not None:
+            counted = torch.where(self.weights > 0, self.reward, 0.0)
+            posterior = float((self.weights * counted).sum(-1).mean())
+            lines.append(f"  reward   {posterior:.4f} weighted mean, {float(self.reward.max()):.4f} best")
+        lines.append("  rows     " + ", ".join(f"{count:,} {name}" for name, count in self.rows.items()))
+        return "\n".join(lines)
+
+
+def smc(
+    path: FeynmanKac,
+    num_particles: int,
+    populations: int = 1,
+    *,
+    resample: Resampler = systematic,
+    when: Trigger = ess_below(0.5),
+    generator: Generator | None = None,
+    progress: bool = False,
+) -> Result:
+    """Run `sweep` to its end and keep what a person needs; `progress` shows a bar with ESS and reward."""
+    before = dict(path.spent())
+    records = sweep(path, num_particles, populations, resample=resample, when=when, generator=generator)
+    sizes: list[Tensor] = []
+    rewards: list[Tensor] = []
+    ancestors: list[Tensor] = []
+    last: Record | None = None
+    for record in _bar(records, len(path.steps) + 1) if progress else records:
+        last = record
+        sizes.append(ess(record.log_w))
+        ancestors.append(record.ancestors)
+        reward = record.evaluation.reward
+        rewards.append(
+            torch.full_like(sizes[-1], math.nan) if reward is None else reward.view_as(record.log_w).double().mean(-1)
+        )
+    assert last is not None
+    reward = last.evaluation.reward
+    return Result(
+        samples=last.x,
+        log_w=last.log_w,
+        reward=None if reward is None else reward.view_as(last.log_w),
+        ess=torch.stack(sizes),
+        mean_reward=None if reward is None else torch.stack(rewards),
+        ancestors=torch.stack(ancestors),
+        rows={name: count - before.get(name, 0) for name, count in path.spent().items()},
+        generator=generator,
+    )
+
+
+def _bar(records: Iterator[Record], total: int) -> Iterator[Record]:
+    from rich.progress import Progress
+
+    with Progress(*Progress.get_default_columns(), "{task.fields[note]}") as bar:
+        task = bar.add_task("smc", total=total, note="")
+        for record in records:
+            note = f"ESS/N {float(ess(record.log_w).mean()) / record.log_w.shape[1]:.2f}"
+            if record.evaluation.reward is not None:
+                note += f"  reward {float(record.evaluation.reward.mean()):.3f}"
+            bar.update(task, advance=1, note=note)
+            yield record

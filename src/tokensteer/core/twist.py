@@ -1,0 +1,301 @@
+"""Twists: how much reward a half-finished sequence is worth.
+
+The target is p(x_0) · exp(r(x_0)/kl). On the way there the particles follow p(x_t) · exp(psi_t(x_t)) with the log-twist
+psi_t = ramp(t)/kl · r_hat(x_t); any finite psi_t is right as long as psi_0 = r/kl exactly, so r_hat may be an estimate
+and may be random: it is drawn once and travels with its particle.
+
+An estimate is a weighted set of clean sequences drawn from, or listing, p(x_0 | x_t), and an average of their rewards.
+Its gradient in x_t comes from automatic differentiation in two ways: through the reward, if it is differentiable and
+the sequences are relaxed one-hots; or through the weights, whose logs carry log p(x_0 | x_t), which is REINFORCE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import one_hot
+
+from tokensteer.core.measure import NEVER, distinct, inverse_cdf, support, uniforms
+from tokensteer.core.model import Meter, carry_over
+from tokensteer.core.schedule import Ramp, linear_ramp
+from tokensteer.core.smc import Evaluation
+
+Reward = Callable[[Tensor], Tensor]
+Average = Callable[[Tensor, Tensor, float], Tensor]
+Potential = Callable[[float, Tensor, Evaluation | None], tuple[Tensor, Tensor | None]]
+
+
+class Look(NamedTuple):
+    """What an estimate may see: x_t as ids (P, L), or as one-hots (P, L, V) when gradients are wanted."""
+
+    x: Tensor
+    log_x0: Tensor
+    t: float
+    mask_id: int
+
+    @property
+    def relaxed(self) -> bool:
+        return self.x.is_floating_point()
+
+    @property
+    def ids(self) -> Tensor:
+        return self.x.argmax(-1) if self.relaxed else self.x
+
+    @property
+    def one_hots(self) -> Tensor:
+        return self.x if self.relaxed else one_hot(self.x, self.log_x0.shape[-1]).to(self.log_x0.dtype)
+
+    def clean_law(self) -> Tensor:
+        """p(x_0 | x_t) with what is visible carried over, (P, L, V), differentiable in x."""
+        return carry_over(self.one_hots, self.log_x0, self.mask_id)
+
+
+class Estimator(Protocol):
+    """r_hat(x_t), (P,), for a tilt. `random` estimates need a generator."""
+
+    @property
+    def random(self) -> bool: ...
+    def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor: ...
+
+
+# ---- averages of rewards r (K, P) with log-weights log_v (K, P); equal rewards come out bit for bit
+
+
+def log_mean_exp(r: Tensor, log_v: Tensor, kl: float) -> Tensor:
+    """kl · log E[exp(r/kl)], the scale inside: the soft value of one-shot denoising."""
+    v, centre = _weights_and_centre(r, log_v)
+    mean = (v * ((r - centre) / kl).exp()).sum(0) / v.detach().sum(0)
+    alive = mean > 0
+    return torch.where(alive, centre + kl * torch.where(alive, mean, 1.0).log(), NEVER)
+
+
+def log_mean_exp_outside(r: Tensor, log_v: Tensor, kl: float) -> Tensor:
+    """log E[exp(r)], the scale outside, as the paper prints it: another twist, the same target."""
+    return log_mean_exp(r, log_v, 1.0)
+
+
+def mean(r: Tensor, log_v: Tensor, kl: float) -> Tensor:
+    """E[r]."""
+    v, centre = _weights_and_centre(r, log_v)
+    total = v.detach().sum(0)
+    spread = torch.where(v > 0, r - centre, 0.0)
+    return (v * spread).sum(0) / total + centre * (v.sum(0) / total)
+
+
+def _weights_and_centre(r: Tensor, log_v: Tensor) -> tuple[Tensor, Tensor]:
+    """v, and the largest reward as a constant, 0 where there is none. Only the numerator's weights carry a gradient:
+    that makes the gradient through them the REINFORCE estimator."""
+    centre = r.detach().masked_fill(log_v == NEVER, NEVER).amax(0)
+    return log_v.exp(), torch.where(centre == NEVER, 0.0, centre)
+
+
+# ---- estimators
+
+
+def _average(tilt: Tilt, clean: Tensor, log_v: Tensor, rank: Tensor, row: Tensor, rows: int) -> Tensor:
+    """Average the rewards of clean sequences: the rank-th of row `row` is clean[i] and weighs exp(log_v[i])."""
+    r = tilt.exact(clean)
+    shape = (int(rank.max()) + 1, rows)
+    place = (rank, row)
+    rewards = r.new_full(shape, NEVER).index_put(place, r)
+    return tilt.average(rewards, log_v.new_full(shape, NEVER).index_put(place, log_v), tilt.kl)
+
+
+def _average_draws(tilt: Tilt, clean: Tensor, log_v: Tensor) -> Tensor:
+    """The same for M draws a row: clean (M, P, ...), log_v (M, P)."""
+    return tilt.average(tilt.exact(clean.flatten(0, 1)).view_as(log_v), log_v, tilt.kl)
+
+
+def _score(look: Look, x0: Tensor, row: Tensor) -> Tensor:
+    """log p(x_0 | x_t) over the masked sites of x_t, differentiable in x_t; x0 (K, L) belong to rows `row` (K,)."""
+    masked = (look.ids == look.mask_id)[row]
+    if look.relaxed:
+        sites = torch.arange(x0.shape[-1], device=x0.device)
+        log_mu = look.clean_law()[row.unsqueeze(-1), sites, x0].log()
+    else:
+        log_mu = look.log_x0[row].gather(-1, x0.unsqueeze(-1)).squeeze(-1)
+    return torch.where(masked, log_mu, 0.0).sum(-1)
+
+
+def gumbel_softmax(look: Look, gumbel: Tensor, temperature: float) -> Tensor:
+    """softmax((log mu + gumbel)/temperature) at masked sites, carry-over elsewhere; gumbel (..., P, L, V)."""
+    mu = look.clean_law()
+    log_mu = torch.where(mu > 0, mu, 1.0).log().masked_fill(mu == 0, NEVER)
+    masked = (look.ids == look.mask_id).unsqueeze(-1)
+    # At open sites the softmax is not used; equal logits there keep its gradient finite.
+    soft = (torch.where(masked, log_mu + gumbel, 0.0) / temperature).softmax(-1)
+    return torch.where(masked, soft, mu)
+
+
+def _gumbel(look: Look, draws: int, generator: Generator | None) -> Tensor:
+    u = uniforms((draws, *look.log_x0.shape), look.log_x0, generator)
+    return -(-u.log()).clamp(min=1e-300).log().to(look.log_x0.dtype)
+
+
+def draw_clean(look: Look, draws: int, generator: Generator | None) -> Tensor:
+    """M clean sequences for each row from one cumulative sum, drawn at masked sites only, (M, P, L) ids."""
+    ids = look.ids
+    masked = ids == look.mask_id
+    clean = ids.repeat(draws, 1, 1)
+    log_x0 = look.log_x0.detach()[masked]
+    u = uniforms((len(log_x0), draws), log_x0, generator)
+    clean[:, masked] = inverse_cdf((log_x0 - log_x0.amax(-1, keepdim=True)).exp(), u).T
+    return clean
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Draws from p(x_0 | x_t). Gradients go straight through Gumbel-softmax draws if the reward is differentiable, and
+    by REINFORCE if it is not."""
+
+    temperature: float = 1.0
+    random: bool = field(default=True, init=False, repr=False)
+
+    def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
+        log_v = look.log_x0.new_zeros(tilt.draws, len(look.x))
+        if look.relaxed and tilt.differentiable:
+            soft = gumbel_softmax(look, _gumbel(look, tilt.draws, generator), self.temperature)
+            hard = one_hot(soft.argmax(-1), soft.shape[-1]).to(soft.dtype)
+            return _average_draws(tilt, hard + (soft - soft.detach()), log_v)
+        x0 = draw_clean(look, tilt.draws, generator)
+        if look.relaxed:
+            row = torch.arange(len(look.x), device=x0.device).repeat(tilt.draws)
+            score = _score(look, x0.flatten(0, 1), row).view_as(log_v)
+            log_v = log_v + (score - score.detach())
+        return _average_draws(tilt, x0, log_v)
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """Gumbel-softmax draws taken as they are, between the corners of the simplex; for differentiable rewards."""
+
+    temperature: float = 1.0
+    random: bool = field(default=True, init=False, repr=False)
+
+    def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
+        soft = gumbel_softmax(look, _gumbel(look, tilt.draws, generator), self.temperature)
+        return _average_draws(tilt, soft, look.log_x0.new_zeros(soft.shape[:2]))
+
+
+@dataclass(frozen=True)
+class SoftInput:
+    """r(mu(x_t)): the reward of the posterior mean; for differentiable rewards."""
+
+    random: bool = field(default=False, init=False, repr=False)
+
+    def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
+        return tilt.exact(look.clean_law())
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The expectation over all completions, by enumeration; for few open sites or a small vocabulary."""
+
+    limit: int = 1_000_000
+    random: bool = field(default=False, init=False, repr=False)
+
+    def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
+        if not look.relaxed:  # twins share their estimate; with gradients each needs its own
+            first, row = distinct(look.x)
+            return self._estimate(tilt, look._replace(x=look.x[first], log_x0=look.log_x0[first]))[row]
+        return self._estimate(tilt, look)
+
+    def _estimate(self, tilt: Tilt, look: Look) -> Tensor:
+        row, x0 = support(look.clean_law().detach().log(), self.limit)
+        rank = torch.arange(len(row), device=row.device) - torch.searchsorted(row, row)
+        return _average(tilt, x0, _score(look, x0, row), rank, row, len(look.x))
+
+
+@dataclass(frozen=True)
+class Value:
+    """Any function r_hat(x, t) of the noisy sequence, learned or known; x as ids, or one-hots for gradients."""
+
+    function: Callable[[Tensor, float], Tensor]
+    random: bool = field(default=False, init=False, repr=False)
+
+    def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
+        return self.function(look.x, look.t)
+
+
+# ---- potentials: log-twists from estimates, with what must be carried along; all end in r/kl, their final correction
+
+
+def difference(scale: float, r: Tensor, parent: Evaluation | None) -> tuple[Tensor, Tensor | None]:
+    """psi_t = scale · r_hat: weights are differences of estimates."""
+    return scale * r, None
+
+
+def maximum(scale: float, r: Tensor, parent: Evaluation | None) -> tuple[Tensor, Tensor | None]:
+    """Each step multiplies by exp(scale · max of the estimates so far)."""
+    highest = r if parent is None or parent.carry is None else torch.maximum(parent.carry, r)
+    return scale * highest + (0.0 if parent is None else parent.log_twist), highest
+
+
+def total(scale: float, r: Tensor, parent: Evaluation | None) -> tuple[Tensor, Tensor | None]:
+    """Each step multiplies by exp(scale · sum of the estimates so far)."""
+    summed = r if parent is None or parent.carry is None else parent.carry + r
+    return scale * summed + (0.0 if parent is None else parent.log_twist), summed
+
+
+@dataclass(frozen=True)
+class Tilt:
+    """The target p(x_0) · exp(reward(x_0)/kl), and the estimates that lead there.
+
+    `reward` takes clean ids (P, L) and gives (P,); if `differentiable`, it also takes one-hots (P, L, V). -inf is a
+    hard constraint. An estimate of -inf before the end only means that no draw met it, and the sequence may still
+    recover: it counts as a log-twist of ramp(t) · `hopeless`, since a weight of zero would lose what is still possible.
+    """
+
+    reward: Reward
+    kl: float = 1.0
+    ramp: Ramp = linear_ramp
+    draws: int = 1
+    average: Average = log_mean_exp
+    estimator: Estimator = field(default_factory=Sampled)
+    potential: Potential = difference
+    differentiable: bool = False
+    hopeless: float = -10.0
+    meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.kl > 0:
+            raise ValueError(f"Tilt.kl must be positive, got {self.kl}: it divides the reward")
+        if self.draws < 1:
+            raise ValueError(f"Tilt.draws must be at least 1, got {self.draws}")
+        if abs(self.ramp(0.0) - 1.0) > 1e-9:
+            raise ValueError(
+                f"Tilt.ramp(0) must be 1, got {self.ramp(0.0):.6g}: the final target would not be exp(r/kl)"
+            )
+        if isinstance(self.estimator, SoftInput | Relaxed) and not self.differentiable:
+            raise ValueError(
+                f"{type(self.estimator).__name__} gives the reward one-hots that are no sequence: set "
+                "differentiable=True if it can take them, or use Sampled()"
+            )
+
+    def scale(self, t: float) -> float:
+        """ramp(t)/kl, exactly 1/kl at the end."""
+        return (1.0 if t == 0 else self.ramp(t)) / self.kl
+
+    def idle(self, t: float) -> bool:
+        """Whether no estimate is needed at time t."""
+        return self.scale(t) == 0 and self.potential is difference
+
+    def exact(self, x0: Tensor) -> Tensor:
+        """The reward of clean sequences, checked for shape."""
+        self.meter.count(len(x0))
+        r = self.reward(x0)
+        if r.shape != (len(x0),):
+            raise ValueError(
+                f"the reward must give one number for each of {len(x0)} sequences, shape ({len(x0)},), got "
+                f"{tuple(r.shape)}: sum or squeeze what is left"
+            )
+        return r
+
+    def estimate(self, look: Look, generator: Generator | None) -> Tensor:
+        """r_hat(x_t), (P,), never -inf."""
+        r = self.estimator(self, look, generator)
+        return torch.where(r == NEVER, self.hopeless * self.kl, r)

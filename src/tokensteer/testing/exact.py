@@ -1,0 +1,194 @@
+"""Exact answers for small models, and laws that users can hold their own parts to.
+
+`enumerate_steering` lists every state of a small `Steering` and computes, without sampling: the law of the model at
+every step, the targets on the way, log Z, the soft value. `score` weighs given trajectories. `TableDenoiser` is the
+exact denoiser of a distribution given as a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tokensteer.core.measure import NEVER, Reveal, Table, log_sum_by, support
+from tokensteer.core.schedule import Step
+from tokensteer.core.steering import Steering
+from tokensteer.core.twist import Exact, Look
+
+
+@dataclass(frozen=True)
+class TableDenoiser:
+    """The exact denoiser of a joint distribution over clean sequences, given as a tensor with one axis for each site.
+
+    p(x_0^l = v | x_t) at a masked site is the conditional given the visible tokens. One-hots are taken multilinearly in
+    the other sites, so the answer is differentiable. The mask is the last id.
+    """
+
+    joint: Tensor
+
+    def __call__(self, x: Tensor, t: float) -> Tensor:
+        length, tokens = self.joint.dim(), self.joint.shape[0]
+        if not x.is_floating_point():
+            x = torch.nn.functional.one_hot(x, tokens + 1).to(self.joint.dtype)
+        allowed = x[..., :tokens] + x[..., tokens:]  # (P, L, V): the tokens each site may still become
+        answers: list[Tensor] = []
+        for site in range(length):
+            left = self.joint.movedim(site, -1).expand(len(x), *[tokens] * length)
+            for other in (k for k in range(length) if k != site):
+                weights = allowed[:, other].view(len(x), tokens, *[1] * (left.dim() - 2))
+                left = (left * weights).sum(1)
+            answers.append(left)
+        masses = torch.stack(answers, 1)
+        log_p = masses.log() - masses.sum(-1, keepdim=True).log()
+        return torch.cat([log_p, torch.full_like(log_p[..., :1], NEVER)], -1)
+
+
+def all_sequences(vocab_size: int, length: int, device: torch.device | None = None) -> Tensor:
+    """Every sequence, lexicographically, the last site running fastest: (vocab_size^length, length)."""
+    return torch.cartesian_prod(*[torch.arange(vocab_size, device=device)] * length).view(-1, length)
+
+
+@dataclass(frozen=True)
+class Moves:
+    """All possible moves of one step as a list: from state `row` to state `column`, with log p and log q."""
+
+    row: Tensor
+    column: Tensor
+    log_p: Tensor
+    log_q: Tensor
+
+
+@dataclass(frozen=True)
+class Enumeration:
+    """Everything about a small steering, exactly. Times run from the start (index 0) to clean data (index -1).
+
+    states (S, L); log_law, log_twist, log_value (T + 1, S): the law of the model (a measure, for a product), the
+    log-twist, and the soft value V_t = E[exp(r/kl) | x_t].
+    """
+
+    states: Tensor
+    clean: Tensor
+    log_law: Tensor
+    log_twist: Tensor
+    log_value: Tensor
+    moves: Sequence[Moves]
+
+    @property
+    def log_z(self) -> float:
+        return float((self.log_law[-1] + self.log_twist[-1])[self.clean].logsumexp(0))
+
+    @property
+    def log_targets(self) -> Tensor:
+        """log of law · exp(log-twist), normalised at each time, (T + 1, S)."""
+        return (self.log_law + self.log_twist).log_softmax(-1)
+
+    @property
+    def target(self) -> Tensor:
+        """The final target over clean sequences, lexicographically."""
+        return self.log_targets[-1][self.clean].exp()
+
+    @property
+    def model_law(self) -> Tensor:
+        """The model's own law of clean sequences, lexicographically (a measure, for a product)."""
+        return self.log_law[-1][self.clean].exp()
+
+    def log_increment(self, index: int) -> Tensor:
+        """The log-weight of each of the moves of step `index`."""
+        moves = self.moves[index]
+        twist = self.log_twist[index + 1][moves.column] - self.log_twist[index][moves.row]
+        return moves.log_p - moves.log_q + twist
+
+
+def enumerate_steering(steering: Steering, limit: int = 2_000_000) -> Enumeration:
+    """Compute a small steering exactly. A random estimate is replaced by its mean over all draws: the final target and
+    log Z do not depend on it."""
+    model, twist = steering.model, steering.twist
+    if model.populations > 1:
+        raise ValueError("enumerate one template at a time: give the model a template of shape (L,)")
+    if twist is not None and twist.estimator.random:
+        steering = replace(steering, twist=replace(twist, estimator=Exact(limit)))
+    length, vocab_size, mask_id = model.start(1, None).shape[1], model.vocab_size, model.kernel.mask_id
+    if vocab_size**length > limit:
+        raise ValueError(f"{vocab_size}^{length} states are more than the limit of {limit}: enumerate a smaller model")
+    states = all_sequences(vocab_size, length, model.device)
+    clean = (states != mask_id).all(-1)
+
+    log_twists: list[Tensor] = []
+    moves: list[Moves] = []
+    for step in steering.steps:
+        log_twist, listed = _moves(steering, states, step, limit)
+        log_twists.append(log_twist)
+        moves.append(listed)
+    log_twists.append(_final_log_twist(steering, states, clean))
+
+    log_law = [_indicator(states, model.start(1, None)).to(model.dtype)]
+    for listed in moves:
+        log_law.append(log_sum_by(log_law[-1][listed.row] + listed.log_p, listed.column, len(states)))
+    log_value = [log_twists[-1]]
+    for listed in reversed(moves):
+        log_value.append(log_sum_by(log_value[-1][listed.column] + listed.log_p, listed.row, len(states)))
+    return Enumeration(
+        states, clean, torch.stack(log_law), torch.stack(log_twists), torch.stack(log_value[::-1]), moves
+    )
+
+
+def _moves(steering: Steering, states: Tensor, step: Step, limit: int) -> tuple[Tensor, Moves]:
+    model = steering.model
+    evaluation = steering.evaluate(states, step.t, None)
+    q = steering.propose(states, evaluation, step)
+    prediction = evaluation.prediction
+    assert prediction is not None
+    log_p = model.transition(states, prediction, step, q.sites).dense().log_p
+    if isinstance(q, Reveal | Table):
+        log_p = torch.maximum(log_p, q.dense().log_p)
+    row, y = support(log_p, limit)
+    sites = None if q.sites is None else q.sites[row]
+    place = model.vocab_size ** torch.arange(states.shape[1] - 1, -1, -1, device=states.device)
+    log_p = model.log_prob(y, states[row], prediction[row], step, sites)
+    return evaluation.log_twist, Moves(row, (y * place).sum(-1), log_p, q.take(row).log_prob(y))
+
+
+def _final_log_twist(steering: Steering, states: Tensor, clean: Tensor) -> Tensor:
+    """r/kl for clean states; those that still hold masks are never reached, and their estimate stands in."""
+    model, twist = steering.model, steering.twist
+    if twist is None:
+        return torch.zeros(len(states), dtype=model.dtype, device=states.device)
+    look = Look(states, model.clean(model.predict(states, 0.0)), 0.0, model.kernel.mask_id)
+    log_twist = twist.scale(0.0) * twist.estimate(look, None)
+    log_twist[clean] = twist.scale(0.0) * twist.exact(states[clean])
+    return log_twist
+
+
+def _indicator(states: Tensor, start: Tensor) -> Tensor:
+    return torch.where((states == start).all(-1), 0.0, NEVER)
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a steering says of given trajectories, each (K, T): log p, log q and the log-weight of every step."""
+
+    log_p: Tensor
+    log_q: Tensor
+    log_increment: Tensor
+    log_twist: Tensor
+
+
+def score(steering: Steering, trajectories: Tensor) -> Score:
+    """Weigh trajectories (K, T + 1, L) from the start to clean data; no sampling but that of a random estimate."""
+    x = trajectories[:, 0]
+    evaluation = steering.evaluate(x, steering.steps[0].t, None)
+    log_p: list[Tensor] = []
+    log_q: list[Tensor] = []
+    log_twist = [evaluation.log_twist]
+    for step in steering.steps:
+        y = trajectories[:, step.index + 1]
+        q = steering.propose(x, evaluation, step)
+        log_q.append(q.log_prob(y))
+        log_p.append(steering.log_ratio(y, x, evaluation, step, q) + log_q[-1])
+        x, evaluation = y, steering.evaluate(y, step.s, None, parent=evaluation)
+        log_twist.append(evaluation.log_twist)
+    p, q_, twists = torch.stack(log_p, 1), torch.stack(log_q, 1), torch.stack(log_twist, 1)
+    return Score(p, q_, p - q_ + twists.diff(dim=1), twists)
