@@ -131,7 +131,9 @@ class Reveal:
         moves = u < self.log_move.double().exp()
         y = self.x.masked_fill(moves & ~masked, self.mask_id)
         opens = moves & masked
-        y[opens] = categorical(self.log_x0[opens], generator)
+        token = categorical(self.log_x0[opens], generator)
+        # The mask has no mass, so only a law of NaNs lands on it; any token will do, for `log_prob` then says NaN.
+        y[opens] = torch.where(token == self.mask_id, (self.mask_id + 1) % self.log_x0.shape[-1], token)
         return y
 
     def log_prob(self, y: Tensor) -> Tensor:

@@ -153,21 +153,24 @@ class Enumerated:
         log_q = log_p[owner].gather(-1, candidates.unsqueeze(-1)).squeeze(-1).sum(-1)
         if twist is not None:
             once, which = distinct(candidates)
-            log_q = log_q + _log_twist(candidates[once], step.s, model, twist)[which]
+            log_q = log_q + log_twist(candidates[once], step.s, model, twist)[which]
         mass = log_sum_by(log_q, owner, len(first))
         return Listed(candidates, log_q - mass[owner], owner, row, sites)
 
 
-def _log_twist(x: Tensor, t: float, model: Model, twist: Tilt) -> Tensor:
-    """psi_t(x) for a twist that depends on x alone."""
+def log_twist(x: Tensor, t: float, model: Model, twist: Tilt) -> Tensor:
+    """psi_t(x), (P,), for a twist that x alone determines. Masks left at t = 0 are valued by the estimate."""
     if twist.estimator.random or twist.potential is not difference:
         raise ValueError(
             "Enumerated needs a log-twist that x_s alone determines: use an estimator that is not random, such as "
             "Exact() or Value(...), and the difference potential"
         )
-    if t == 0:
-        return twist.scale(0.0) * twist.exact(x)
-    if twist.idle(t):
-        return torch.zeros(len(x), dtype=model.dtype, device=x.device)
-    look = Look(x, model.clean(model.predict(x, t)), t, model.kernel.mask_id)
-    return twist.scale(t) * twist.estimate(look, None)
+    psi = torch.zeros(len(x), dtype=model.dtype, device=x.device)
+    clean = (x != model.kernel.mask_id).all(-1) if t == 0 else torch.zeros_like(x[:, 0], dtype=torch.bool)
+    if clean.any():
+        psi[clean] = twist.scale(0.0) * twist.exact(x[clean])
+    if not clean.all() and not twist.idle(t):
+        noisy = x[~clean]
+        look = Look(noisy, model.clean(model.predict(noisy, t)), t, model.kernel.mask_id)
+        psi[~clean] = twist.scale(t) * twist.estimate(look, None)
+    return psi

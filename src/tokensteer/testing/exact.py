@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from tokensteer.core.measure import NEVER, Reveal, Table, log_sum_by, support
+from tokensteer.core.proposal import log_twist
 from tokensteer.core.schedule import Step
 from tokensteer.core.steering import Steering
-from tokensteer.core.twist import Exact, Look
+from tokensteer.core.twist import Exact
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ def enumerate_steering(steering: Steering, limit: int = 2_000_000) -> Enumeratio
         raise ValueError("enumerate one template at a time: give the model a template of shape (L,)")
     if twist is not None and twist.estimator.random:
         steering = replace(steering, twist=replace(twist, estimator=Exact(limit)))
-    length, vocab_size, mask_id = model.start(1, None).shape[1], model.vocab_size, model.kernel.mask_id
+    start = model.start(1, None)
+    length, vocab_size, mask_id = start.shape[1], model.vocab_size, model.kernel.mask_id
     if vocab_size**length > limit:
         raise ValueError(f"{vocab_size}^{length} states are more than the limit of {limit}: enumerate a smaller model")
     states = all_sequences(vocab_size, length, model.device)
@@ -119,12 +121,13 @@ def enumerate_steering(steering: Steering, limit: int = 2_000_000) -> Enumeratio
     log_twists: list[Tensor] = []
     moves: list[Moves] = []
     for step in steering.steps:
-        log_twist, listed = _moves(steering, states, step, limit)
-        log_twists.append(log_twist)
+        psi, listed = _moves(steering, states, step, limit)
+        log_twists.append(psi)
         moves.append(listed)
-    log_twists.append(_final_log_twist(steering, states, clean))
+    zeros = torch.zeros(len(states), dtype=model.dtype, device=states.device)
+    log_twists.append(zeros if steering.twist is None else log_twist(states, 0.0, model, steering.twist))
 
-    log_law = [_indicator(states, model.start(1, None)).to(model.dtype)]
+    log_law = [zeros.masked_fill((states != start).any(-1), NEVER)]
     for listed in moves:
         log_law.append(log_sum_by(log_law[-1][listed.row] + listed.log_p, listed.column, len(states)))
     log_value = [log_twists[-1]]
@@ -151,21 +154,6 @@ def _moves(steering: Steering, states: Tensor, step: Step, limit: int) -> tuple[
     return evaluation.log_twist, Moves(row, (y * place).sum(-1), log_p, q.take(row).log_prob(y))
 
 
-def _final_log_twist(steering: Steering, states: Tensor, clean: Tensor) -> Tensor:
-    """r/kl for clean states; those that still hold masks are never reached, and their estimate stands in."""
-    model, twist = steering.model, steering.twist
-    if twist is None:
-        return torch.zeros(len(states), dtype=model.dtype, device=states.device)
-    look = Look(states, model.clean(model.predict(states, 0.0)), 0.0, model.kernel.mask_id)
-    log_twist = twist.scale(0.0) * twist.estimate(look, None)
-    log_twist[clean] = twist.scale(0.0) * twist.exact(states[clean])
-    return log_twist
-
-
-def _indicator(states: Tensor, start: Tensor) -> Tensor:
-    return torch.where((states == start).all(-1), 0.0, NEVER)
-
-
 @dataclass(frozen=True)
 class Score:
     """What a steering says of given trajectories, each (K, T): log p, log q and the log-weight of every step."""
@@ -182,13 +170,13 @@ def score(steering: Steering, trajectories: Tensor) -> Score:
     evaluation = steering.evaluate(x, steering.steps[0].t, None)
     log_p: list[Tensor] = []
     log_q: list[Tensor] = []
-    log_twist = [evaluation.log_twist]
+    log_twists = [evaluation.log_twist]
     for step in steering.steps:
         y = trajectories[:, step.index + 1]
         q = steering.propose(x, evaluation, step)
         log_q.append(q.log_prob(y))
         log_p.append(steering.log_ratio(y, x, evaluation, step, q) + log_q[-1])
         x, evaluation = y, steering.evaluate(y, step.s, None, parent=evaluation)
-        log_twist.append(evaluation.log_twist)
-    p, q_, twists = torch.stack(log_p, 1), torch.stack(log_q, 1), torch.stack(log_twist, 1)
+        log_twists.append(evaluation.log_twist)
+    p, q_, twists = torch.stack(log_p, 1), torch.stack(log_q, 1), torch.stack(log_twists, 1)
     return Score(p, q_, p - q_ + twists.diff(dim=1), twists)

@@ -1,0 +1,168 @@
+"""Bad input is refused at once, with the mend in the message."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from toys import Toy
+
+import tokensteer as ts
+
+LENGTH, TOKENS, MASK = 4, 3, 3
+
+
+def uniform(x: Tensor, t: float) -> Tensor:
+    """A denoiser that knows nothing."""
+    rows = x.shape[0]
+    log_p = torch.full((rows, LENGTH, TOKENS + 1), -math.log(TOKENS))
+    log_p[..., MASK] = -math.inf
+    return log_p
+
+
+def model(denoiser=uniform, mask_id: int = MASK, template: Tensor | None = None, steps=None) -> ts.Diffusion:
+    canvas = ts.template(LENGTH, MASK) if template is None else template
+    return ts.Diffusion(denoiser, ts.Ancestral(mask_id), ts.uniform_steps(3) if steps is None else steps, canvas)
+
+
+def ones(x: Tensor) -> Tensor:
+    return (x == 1).sum(-1).float()
+
+
+def test_the_right_thing_works() -> None:
+    ts.smc(ts.Steering(model(), ts.Tilt(ones)), 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        (lambda: model(mask_id=7), "mask_id 7 is outside the vocabulary of 4.*add a column"),
+        (lambda: model(mask_id=-1), "mask_id -1 is outside"),
+        (lambda: model(lambda x, t: uniform(x, t).exp()), "mass to the mask token 3.*from_logits"),
+        (lambda: model(lambda x, t: uniform(x, t) + 1), "do not sum to one.*from_logits"),
+        (lambda: model(lambda x, t: uniform(x, t) * math.nan), "NaN"),
+        (lambda: model(lambda x, t: uniform(x, t).half()), "float32 or float64.*from_logits"),
+        (lambda: model(template=ts.template(9, MASK)), "template of length 9.*longer than the model"),
+        (lambda: model(lambda x, t: uniform(x[:, :0], t).gather(1, x + 50)), "fails on a template.*shorten"),
+        (lambda: model(template=torch.tensor([0, 1, 2, 9])), "ids outside 0..3"),
+        (lambda: model(template=torch.zeros(4)), "token ids"),
+        (lambda: model(steps=ts.uniform_steps(3)[:2]), "down to t = 0"),
+        (lambda: model(steps=()), "down to t = 0"),
+        (lambda: ts.uniform_steps(0), "at least 1"),
+        (lambda: ts.template(4, MASK, [0, 1, 2, 0, 1]), "outside a canvas of length 4: shorten the prompt"),
+        (lambda: ts.template(4, MASK, [0, 1], at=[2]), "one site for each token"),
+        (lambda: ts.cap(1.5), "eta must lie in"),
+        (lambda: ts.Tilt(ones, kl=0.0), "kl must be positive"),
+        (lambda: ts.Tilt(ones, draws=0), "draws must be at least 1"),
+        (lambda: ts.Tilt(ones, ramp=lambda t: 0.95), r"ramp\(0\) must be 1, got 0.95: the final target"),
+        (lambda: ts.Tilt(ones, ramp=ts.exponential_ramp(5)), r"ramp\(0\) must be 1"),
+        (lambda: ts.Tilt(ones, estimator=ts.SoftInput()), "differentiable=True"),
+        (lambda: ts.Product((model(), model()), (1.0,)), "2 models and 1 powers"),
+        (lambda: ts.Product((), ()), "0 models"),
+        (lambda: ts.Product((model(), model(steps=ts.uniform_steps(5))), (1.5, -0.5)), "model 1 differs.*replace"),
+        (lambda: ts.Product((model(), model()), (-0.5, 1.5)), "first power must be positive"),
+        (lambda: ts.Steering(model(), proposal=ts.Gradient()), "give Steering a Tilt"),
+        (lambda: ts.Steering(model(), ts.Tilt(lambda x: ones(x).sum())), "one number for each of"),
+        (lambda: ts.Steering(model(), ts.Tilt(lambda x: ones(x)[:, None])), "one number for each of.*squeeze"),
+        (lambda: ts.Steering(model(), ts.Tilt(ones), ts.Enumerated()), "not random, such as Exact"),
+        (lambda: ts.Steering(model(), proposal=ts.Amortised(truncated)), "no mass to states that the model can reach"),
+        (
+            lambda: ts.Steering(model(), ts.Tilt(ones, ramp=ts.constant_ramp, estimator=ts.Exact(limit=5))),
+            "limit is 5: open fewer",
+        ),
+        (lambda: ts.smc(ts.Steering(model()), 0), "at least one particle"),
+        (lambda: ts.smc(ts.Steering(model()), 2, 0), "one population"),
+    ],
+)
+def test_refused_with_the_mend(broken, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        broken()
+
+
+def truncated(x: Tensor, t: float) -> Tensor:
+    """A proposal network cut to its two likeliest tokens."""
+    log_p = torch.full((len(x), LENGTH, TOKENS + 1), -math.inf)
+    log_p[..., :2] = -math.log(2)
+    return log_p
+
+
+def test_remasking_beyond_its_bound() -> None:
+    eager = replace(model(), kernel=ts.Ancestral(MASK, sigma=lambda step, bound: 1.0))
+    with pytest.raises(ValueError, match=r"sigma at step 1 is 1 and must lie in \[0, 1.*cap|sigma at step 2"):
+        ts.smc(ts.Steering(eager), 2)
+
+
+def test_masks_left_at_the_end() -> None:
+    lazy = replace(model(), kernel=ts.LowConfidence(MASK, count=lambda step, masked: torch.ones_like(masked)))
+    with pytest.raises(ValueError, match="masked sites are left"):
+        ts.smc(ts.Steering(lazy), 2)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_bad_weight_names_step_particle_and_culprit(bad: float) -> None:
+    def reward(x: Tensor) -> Tensor:
+        return torch.where((x == 2).all(-1), bad, 0.0)
+
+    prompt = torch.tensor([[3, 3, 3, 3], [2, 2, 2, 2]])
+    tilt = ts.Tilt(reward, ramp=ts.end_ramp)
+    with pytest.raises(FloatingPointError, match=r"particle 0 of population 1 .* step 2 .*Culprit: the reward"):
+        ts.smc(ts.Steering(model(template=prompt), tilt), 3, 2, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(("from_time", "step"), [(0.7, 1), (0.4, 2)])
+def test_a_denoiser_that_fails_later_is_named(from_time: float, step: int) -> None:
+    late = model(lambda x, t: uniform(x, t) * (math.nan if t < from_time else 1.0))
+    with pytest.raises(FloatingPointError, match=f"step {step} .*Culprit: the transition.*denoiser gave NaN"):
+        ts.smc(ts.Steering(late), 32, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_negative_power_over_nothing_is_named() -> None:
+    half = replace(model(), denoiser=truncated)
+    product = ts.Product((model(), half), (1.5, -0.5))
+    with pytest.raises(FloatingPointError, match="negative power"):
+        ts.smc(ts.Steering(product), 64, generator=torch.Generator().manual_seed(0))
+
+
+def test_dead_populations() -> None:
+    """All particles break a hard constraint: log Z is -inf, nothing can be drawn, and the others go on."""
+
+    def never_two(x: Tensor) -> Tensor:
+        return torch.where((x == 2).any(-1), -math.inf, 0.0)
+
+    prompts = torch.tensor([[3, 3, 3, 3], [2, 3, 3, 3]])
+    steering = ts.Steering(model(template=prompts), ts.Tilt(never_two, draws=2))
+    result = ts.smc(steering, 32, 2, generator=torch.Generator().manual_seed(0))
+    assert result.log_z[1] == -math.inf
+    assert result.log_z[0] > -math.inf
+    assert result.ess[-1, 1] == 0
+    with pytest.raises(ValueError, match=r"a population has died.*more particles"):
+        result.sample()
+    assert "log Z" in repr(result)
+
+
+def test_generator_on_another_device() -> None:
+    meta = replace(model())
+    if not torch.cuda.is_available():
+        pytest.skip("needs two devices")
+    with pytest.raises(ValueError, match=r"torch\.Generator"):
+        ts.smc(ts.Steering(meta), 2, generator=torch.Generator(device="cuda"))
+
+
+def test_a_gradient_that_cannot_be_had() -> None:
+    tilt = ts.Tilt(ones, estimator=ts.Value(lambda x, t: torch.zeros(len(x))))
+    with pytest.raises(ValueError, match="take one-hots"):
+        ts.Steering(model(), tilt, ts.Gradient())
+
+
+def test_templates_need_a_population_each() -> None:
+    two = model(template=ts.template(LENGTH, MASK).repeat(2, 1))
+    with pytest.raises(ValueError, match="one population for each row"):
+        ts.smc(ts.Steering(two), 3, 1)
+
+
+def test_enumeration_is_for_small_models() -> None:
+    with pytest.raises(ValueError, match="more than the limit"):
+        ts.testing.enumerate_steering(ts.Steering(Toy("C").model("mdm")), limit=100)
