@@ -257,11 +257,12 @@ def same_rows(x: Tensor) -> Tensor:
     return torch.unique(x, dim=0, return_inverse=True)[1]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
 
-def log_sum_by(log_mass: Tensor, to: Tensor, size: int) -> Tensor:
-    """log of the sums of exp(log_mass) (K,) by destination `to` (K,), for destinations 0..size-1."""
-    highest = log_mass.new_full((size,), NEVER).scatter_reduce(0, to, log_mass, "amax")
+def log_sum_runs(log_mass: Tensor, lengths: Tensor) -> Tensor:
+    """log of the sums of exp(log_mass) (K,) over consecutive runs of the given lengths, in a fixed order."""
+    highest = torch.segment_reduce(log_mass, "max", lengths=lengths)
     shift = torch.where(highest == NEVER, 0.0, highest)
-    return log_mass.new_zeros(size).index_add(0, to, (log_mass - shift[to]).exp()).log() + shift
+    mass = (log_mass - shift.repeat_interleave(lengths)).exp()
+    return torch.segment_reduce(mass, "sum", lengths=lengths).log() + shift
 
 
 def distinct(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tokensteer.core.measure import NEVER, Listed, Measure, Reveal, distinct, log_sum_by, support
+from tokensteer.core.measure import NEVER, Listed, Measure, Reveal, distinct, log_sum_runs, support
 from tokensteer.core.model import Denoiser, Meter, Model
 from tokensteer.core.schedule import Step
 from tokensteer.core.smc import Evaluation
@@ -154,7 +154,7 @@ class Enumerated:
         if twist is not None:
             once, which = distinct(candidates)
             log_q = log_q + log_twist(candidates[once], step.s, model, twist)[which]
-        mass = log_sum_by(log_q, owner, len(first))
+        mass = log_sum_runs(log_q, torch.bincount(owner, minlength=len(first)))
         return Listed(candidates, log_q - mass[owner], owner, row, sites)
 
 

@@ -96,29 +96,19 @@ def _weights_and_centre(r: Tensor, log_v: Tensor) -> tuple[Tensor, Tensor]:
 # ---- estimators
 
 
-def _average(tilt: Tilt, clean: Tensor, log_v: Tensor, rank: Tensor, row: Tensor, rows: int) -> Tensor:
-    """Average the rewards of clean sequences: the rank-th of row `row` is clean[i] and weighs exp(log_v[i])."""
-    r = tilt.exact(clean)
-    shape = (int(rank.max()) + 1, rows)
-    place = (rank, row)
-    rewards = r.new_full(shape, NEVER).index_put(place, r)
-    return tilt.average(rewards, log_v.new_full(shape, NEVER).index_put(place, log_v), tilt.kl)
-
-
 def _average_draws(tilt: Tilt, clean: Tensor, log_v: Tensor) -> Tensor:
-    """The same for M draws a row: clean (M, P, ...), log_v (M, P)."""
+    """The average reward of M weighted sequences a row: clean (M, P, ...), log_v (M, P)."""
     return tilt.average(tilt.exact(clean.flatten(0, 1)).view_as(log_v), log_v, tilt.kl)
 
 
-def _score(look: Look, x0: Tensor, row: Tensor) -> Tensor:
-    """log p(x_0 | x_t) over the masked sites of x_t, differentiable in x_t; x0 (K, L) belong to rows `row` (K,)."""
-    masked = (look.ids == look.mask_id)[row]
-    if look.relaxed:
-        sites = torch.arange(x0.shape[-1], device=x0.device)
-        log_mu = look.clean_law()[row.unsqueeze(-1), sites, x0].log()
-    else:
-        log_mu = look.log_x0[row].gather(-1, x0.unsqueeze(-1)).squeeze(-1)
-    return torch.where(masked, log_mu, 0.0).sum(-1)
+def _score(look: Look, x0: Tensor) -> Tensor:
+    """log p(x_0 | x_t) over the masked sites of x_t, differentiable in x_t; x0 (M, P, L), the score (M, P).
+
+    Gathering from an expanded tensor keeps the gradient's sums in a fixed order, so that a seed gives the same run.
+    """
+    law = look.clean_law() if look.relaxed else look.log_x0.exp()
+    log_mu = law.expand(len(x0), *law.shape).gather(-1, x0.unsqueeze(-1)).squeeze(-1).log()
+    return torch.where(look.ids == look.mask_id, log_mu, 0.0).sum(-1)
 
 
 def gumbel_softmax(look: Look, gumbel: Tensor, temperature: float) -> Tensor:
@@ -163,8 +153,7 @@ class Sampled:
             return _average_draws(tilt, hard + (soft - soft.detach()), log_v)
         x0 = draw_clean(look, tilt.draws, generator)
         if look.relaxed:
-            row = torch.arange(len(look.x), device=x0.device).repeat(tilt.draws)
-            score = _score(look, x0.flatten(0, 1), row).view_as(log_v)
+            score = _score(look, x0)
             log_v = log_v + (score - score.detach())
         return _average_draws(tilt, x0, log_v)
 
@@ -207,7 +196,13 @@ class Exact:
     def _estimate(self, tilt: Tilt, look: Look) -> Tensor:
         row, x0 = support(look.clean_law().detach().log(), self.limit)
         rank = torch.arange(len(row), device=row.device) - torch.searchsorted(row, row)
-        return _average(tilt, x0, _score(look, x0, row), rank, row, len(look.x))
+        # The rank-th completion of each row side by side; where a row has no more of them, an empty place.
+        size, place = (int(rank.max()) + 1, len(look.x)), (rank, row)
+        taken = torch.zeros(size, dtype=torch.bool, device=row.device).index_put(place, rank >= 0)
+        score = _score(look, x0.new_zeros(*size, x0.shape[-1]).index_put(place, x0))
+        r = tilt.exact(x0)
+        rewards = r.new_full(size, NEVER).index_put(place, r)
+        return tilt.average(rewards, torch.where(taken, score, NEVER), tilt.kl)
 
 
 @dataclass(frozen=True)

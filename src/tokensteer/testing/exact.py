@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tokensteer.core.measure import NEVER, Reveal, Table, log_sum_by, support
+from tokensteer.core.measure import NEVER, Reveal, Table, support
 from tokensteer.core.proposal import log_twist
 from tokensteer.core.schedule import Step
 from tokensteer.core.steering import Steering
@@ -129,10 +129,10 @@ def enumerate_steering(steering: Steering, limit: int = 2_000_000) -> Enumeratio
 
     log_law = [zeros.masked_fill((states != start).any(-1), NEVER)]
     for listed in moves:
-        log_law.append(log_sum_by(log_law[-1][listed.row] + listed.log_p, listed.column, len(states)))
+        log_law.append(_log_sum_by(log_law[-1][listed.row] + listed.log_p, listed.column, len(states)))
     log_value = [log_twists[-1]]
     for listed in reversed(moves):
-        log_value.append(log_sum_by(log_value[-1][listed.column] + listed.log_p, listed.row, len(states)))
+        log_value.append(_log_sum_by(log_value[-1][listed.column] + listed.log_p, listed.row, len(states)))
     return Enumeration(
         states, clean, torch.stack(log_law), torch.stack(log_twists), torch.stack(log_value[::-1]), moves
     )
@@ -152,6 +152,13 @@ def _moves(steering: Steering, states: Tensor, step: Step, limit: int) -> tuple[
     place = model.vocab_size ** torch.arange(states.shape[1] - 1, -1, -1, device=states.device)
     log_p = model.log_prob(y, states[row], prediction[row], step, sites)
     return evaluation.log_twist, Moves(row, (y * place).sum(-1), log_p, q.take(row).log_prob(y))
+
+
+def _log_sum_by(log_mass: Tensor, to: Tensor, size: int) -> Tensor:
+    """log of the sums of exp(log_mass) (K,) by destination `to` (K,), for destinations 0..size-1."""
+    highest = log_mass.new_full((size,), NEVER).scatter_reduce(0, to, log_mass, "amax")
+    shift = torch.where(highest == NEVER, 0.0, highest)
+    return log_mass.new_zeros(size).index_add(0, to, (log_mass - shift[to]).exp()).log() + shift
 
 
 @dataclass(frozen=True)
