@@ -16,7 +16,7 @@ PAGES = [
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_examples_run(page: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    exec(compile("\n".join(blocks), str(page), "exec"), {"__name__": "example"})
+    exec(compile("\n".join(blocks), str(page), "exec"), {"__name__": "__main__"})
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_the_right_thing_works() -> None:
         (lambda: ts.uniform_steps(0), "at least 1"),
         (lambda: ts.template(4, MASK, [0, 1, 2, 0, 1]), "outside a canvas of length 4: shorten the prompt"),
         (lambda: ts.template(4, MASK, [0, 1], at=[2]), "one site for each token"),
-        (lambda: ts.cap(1.5), "eta must lie in"),
+        (lambda: ts.Cap(1.5), "eta must lie in"),
         (lambda: ts.Tilt(ones, kl=0.0), "kl must be positive"),
         (lambda: ts.Tilt(ones, draws=0), "draws must be at least 1"),
         (lambda: ts.Tilt(ones, ramp=lambda t: 0.95), r"ramp\(0\) must be 1, got 0.95: the final target"),

@@ -397,10 +397,10 @@ def test_schedule_edges() -> None:
         return kernel(state, model.predict(state, step.t), step).dense().log_p[0].exp()
 
     m = toy.mask_id
-    close(tokens(2, [0, m], ts.rescale(1.0)), out["tokens_sigma_max_t2_from_0m"])
-    close(tokens(1, [0, m], ts.cap(0.0)), out["tokens_t1_from_0m_sigma0"])
-    close(tokens(num_steps, [m, m], ts.cap(0.6)), out["tokens_t3_from_mm_sigma0.6"])
-    close(tokens(num_steps, [m, m], ts.cap(0.0)), out["tokens_t3_from_mm_sigma0"])
+    close(tokens(2, [0, m], ts.Rescale(1.0)), out["tokens_sigma_max_t2_from_0m"])
+    close(tokens(1, [0, m], ts.Cap(0.0)), out["tokens_t1_from_0m_sigma0"])
+    close(tokens(num_steps, [m, m], ts.Cap(0.6)), out["tokens_t3_from_mm_sigma0.6"])
+    close(tokens(num_steps, [m, m], ts.Cap(0.0)), out["tokens_t3_from_mm_sigma0"])
 
 
 @pytest.mark.parametrize("name", case(24)["outputs"])

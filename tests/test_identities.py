@@ -197,7 +197,7 @@ def test_i9_remasking_with_sigma_zero_is_ancestral() -> None:
     assert isinstance(ancestral, ts.Ancestral)
     laws = [
         enumerate_steering(ts.Steering(replace(model, kernel=replace(ancestral, sigma=sigma)))).log_law
-        for sigma in (ts.no_remasking, ts.cap(0.0), lambda step, bound: 0.0 if step.index else 0.6)
+        for sigma in (ts.no_remasking, ts.Cap(0.0), lambda step, bound: 0.0 if step.index else 0.6)
     ]
     assert torch.equal(laws[0], laws[1])  # sigma = 0
     assert torch.equal(laws[0], laws[2])  # sigma at the first step: nothing is open yet

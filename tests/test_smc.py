@@ -210,7 +210,7 @@ def test_schedules_fall_and_know_their_slope(schedule: ts.Schedule) -> None:
 @pytest.mark.parametrize("steps", [ts.uniform_steps, ts.cosine_steps])
 def test_every_schedule_ends_clean(schedule: ts.Schedule, steps) -> None:
     toy = Toy("B")
-    model = replace(toy.model("mdm"), kernel=ts.Ancestral(toy.mask_id, schedule, ts.cap(0.2)), steps=steps(7))
+    model = replace(toy.model("mdm"), kernel=ts.Ancestral(toy.mask_id, schedule, ts.Cap(0.2)), steps=steps(7))
     result = ts.pretrained(model)(64, generator=seeded())
     assert (result.samples != toy.mask_id).all()
     assert (result.log_w == 0).all()

@@ -1,6 +1,6 @@
 """tokensteer steers discrete diffusion models at inference time with Sequential Monte Carlo."""
 
-from tokensteer.core.kernel import Ancestral, Kernel, LowConfidence, cap, evenly, no_remasking, rescale
+from tokensteer.core.kernel import Ancestral, Cap, Kernel, LowConfidence, Rescale, evenly, no_remasking
 from tokensteer.core.measure import Listed, Measure, Reveal, Table
 from tokensteer.core.model import Denoiser, Diffusion, Model, carry_over, from_logits, template
 from tokensteer.core.product import Product, denoiser_powers, guided, kernel_powers, paper_powers
@@ -74,6 +74,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Amortised",
     "Ancestral",
+    "Cap",
     "Cosine",
     "Denoiser",
     "Diffusion",
@@ -100,6 +101,7 @@ __all__ = [
     "Proposal",
     "Record",
     "Relaxed",
+    "Rescale",
     "Result",
     "Reveal",
     "Sampled",
@@ -114,7 +116,6 @@ __all__ = [
     "always",
     "any_of",
     "best_of_n",
-    "cap",
     "carry_over",
     "cfg",
     "clipped_ramp",
@@ -148,7 +149,6 @@ __all__ = [
     "pretrained",
     "product",
     "prop_grad",
-    "rescale",
     "residual",
     "smc",
     "smc_base",

@@ -57,16 +57,30 @@ def no_remasking(step: Step, bound: float) -> float:
     return 0.0
 
 
-def cap(eta: float) -> Sigma:
+@dataclass(frozen=True)
+class Cap:
     """ReMDM-cap: sigma = min(eta, bound)."""
-    _check_eta("cap", eta)
-    return lambda step, bound: min(eta, bound)
+
+    eta: float
+
+    def __post_init__(self) -> None:
+        _check_eta("Cap", self.eta)
+
+    def __call__(self, step: Step, bound: float) -> float:
+        return min(self.eta, bound)
 
 
-def rescale(eta: float) -> Sigma:
+@dataclass(frozen=True)
+class Rescale:
     """ReMDM-rescale: sigma = eta · bound."""
-    _check_eta("rescale", eta)
-    return lambda step, bound: eta * bound
+
+    eta: float
+
+    def __post_init__(self) -> None:
+        _check_eta("Rescale", self.eta)
+
+    def __call__(self, step: Step, bound: float) -> float:
+        return self.eta * bound
 
 
 def _check_eta(name: str, eta: float) -> None:
@@ -76,7 +90,7 @@ def _check_eta(name: str, eta: float) -> None:
 
 @dataclass(frozen=True)
 class Ancestral:
-    """Ancestral sampling (MDM) and, with a remasking schedule `sigma`, ReMDM: `Ancestral(mask_id, sigma=cap(0.1))`.
+    """Ancestral sampling (MDM) and, with a remasking schedule `sigma`, ReMDM: `Ancestral(mask_id, sigma=Cap(0.1))`.
 
     `sigma(step, bound)` gets the largest value that keeps the marginals and must not exceed it.
     """
@@ -101,7 +115,7 @@ class Ancestral:
         if not 0 <= sigma <= bound + 1e-12:
             raise ValueError(
                 f"sigma at step {step.index} is {sigma:.6g} and must lie in [0, {bound:.6g}] to keep the marginals: "
-                "use cap(eta) or rescale(eta), or take min(sigma, bound)"
+                "use Cap(eta) or Rescale(eta), or take min(sigma, bound)"
             )
         return sigma
 

@@ -57,7 +57,9 @@ class Product:
     A token has no mass where a model with a positive power gives none. Remasking counts c^l anew each time a site is
     masked and opened again; `correct_remasking` undoes that: newly opened sites are judged given the sites open in both
     x_t and x_s, and each remasked site is divided by its c^l there. It costs one more denoiser call for particles that
-    were remasked. Without it the target is the path measure of the paper.
+    were remasked, and needs denoisers of full support (any softmax): a token that is impossible given x_t may be
+    possible given less of it, and no proposal made at x_t would find it. Without it the target is the path measure of
+    the paper.
     """
 
     models: Sequence[Diffusion]

@@ -168,9 +168,9 @@ def log_twist(x: Tensor, t: float, model: Model, twist: Tilt) -> Tensor:
     psi = torch.zeros(len(x), dtype=model.dtype, device=x.device)
     clean = (x != model.kernel.mask_id).all(-1) if t == 0 else torch.zeros_like(x[:, 0], dtype=torch.bool)
     if clean.any():
-        psi[clean] = twist.scale(0.0) * twist.exact(x[clean])
+        psi[clean] = (twist.scale(0.0) * twist.exact(x[clean])).to(psi.dtype)
     if not clean.all() and not twist.idle(t):
         noisy = x[~clean]
         look = Look(noisy, model.clean(model.predict(noisy, t)), t, model.kernel.mask_id)
-        psi[~clean] = twist.scale(t) * twist.estimate(look, None)
+        psi[~clean] = (twist.scale(t) * twist.estimate(look, None)).to(psi.dtype)
     return psi

@@ -288,7 +288,7 @@ class Tilt:
                 f"the reward must give one number for each of {len(x0)} sequences, shape ({len(x0)},), got "
                 f"{tuple(r.shape)}: sum or squeeze what is left"
             )
-        return r
+        return r if r.is_floating_point() else r.to(torch.get_default_dtype())
 
     def estimate(self, look: Look, generator: Generator | None) -> Tensor:
         """r_hat(x_t), (P,), never -inf."""

@@ -9,6 +9,7 @@ from tokensteer.testing.exact import (
     enumerate_steering,
     score,
 )
+from tokensteer.testing.laws import assert_denoiser, assert_kernel, assert_proposal, assert_reward
 
 __all__ = [
     "Enumeration",
@@ -16,6 +17,10 @@ __all__ = [
     "Score",
     "TableDenoiser",
     "all_sequences",
+    "assert_denoiser",
+    "assert_kernel",
+    "assert_proposal",
+    "assert_reward",
     "enumerate_steering",
     "score",
 ]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tokensteer.core.measure import NEVER, Reveal, Table, support
+from tokensteer.core.measure import NEVER, support
 from tokensteer.core.proposal import log_twist
 from tokensteer.core.schedule import Step
 from tokensteer.core.steering import Steering
@@ -43,7 +43,9 @@ class TableDenoiser:
                 left = (left * weights).sum(1)
             answers.append(left)
         masses = torch.stack(answers, 1)
-        log_p = masses.log() - masses.sum(-1, keepdim=True).log()
+        possible = masses > 0  # log 0 is kept out of the graph, where its gradient would be NaN
+        log_p = torch.where(possible, masses, 1.0).log() - masses.sum(-1, keepdim=True).log()
+        log_p = log_p.masked_fill(~possible, NEVER)
         return torch.cat([log_p, torch.full_like(log_p[..., :1], NEVER)], -1)
 
 
@@ -144,14 +146,16 @@ def _moves(steering: Steering, states: Tensor, step: Step, limit: int) -> tuple[
     q = steering.propose(states, evaluation, step)
     prediction = evaluation.prediction
     assert prediction is not None
-    log_p = model.transition(states, prediction, step, q.sites).dense().log_p
-    if isinstance(q, Reveal | Table):
-        log_p = torch.maximum(log_p, q.dense().log_p)
-    row, y = support(log_p, limit)
+    # Every token at every site that may open: a corrected product can reach what its transition at x_t rules out.
+    anything = torch.zeros(*states.shape, model.vocab_size, dtype=model.dtype, device=states.device)
+    anything[..., model.kernel.mask_id] = NEVER
+    row, y = support(model.step_with(states, anything, step, q.sites).dense().log_p, limit)
     sites = None if q.sites is None else q.sites[row]
     place = model.vocab_size ** torch.arange(states.shape[1] - 1, -1, -1, device=states.device)
     log_p = model.log_prob(y, states[row], prediction[row], step, sites)
-    return evaluation.log_twist, Moves(row, (y * place).sum(-1), log_p, q.take(row).log_prob(y))
+    log_q = q.take(row).log_prob(y)
+    some = (log_p > NEVER) | (log_q > NEVER)
+    return evaluation.log_twist, Moves(row[some], (y * place).sum(-1)[some], log_p[some], log_q[some])
 
 
 def _log_sum_by(log_mass: Tensor, to: Tensor, size: int) -> Tensor:
