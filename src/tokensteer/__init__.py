@@ -1,5 +1,6 @@
 """tokensteer steers discrete diffusion models at inference time with Sequential Monte Carlo."""
 
+from tokensteer.core.gibbs import Chain, particle_gibbs
 from tokensteer.core.kernel import Ancestral, Cap, Kernel, LowConfidence, Rescale, evenly, no_remasking
 from tokensteer.core.measure import Listed, Measure, Reveal, Table
 from tokensteer.core.model import Denoiser, Diffusion, Model, carry_over, from_logits, template
@@ -75,6 +76,7 @@ __all__ = [
     "Amortised",
     "Ancestral",
     "Cap",
+    "Chain",
     "Cosine",
     "Denoiser",
     "Diffusion",
@@ -146,6 +148,7 @@ __all__ = [
     "one_survivor",
     "paper_powers",
     "partial",
+    "particle_gibbs",
     "pretrained",
     "product",
     "prop_grad",

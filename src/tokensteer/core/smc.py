@@ -12,7 +12,7 @@ log Z is at all times the log-mean of the weights, and there is nothing to bank 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Protocol
@@ -254,21 +254,26 @@ def smc(
     progress: bool = False,
 ) -> Result:
     """Run `sweep` to its end and keep what a person needs; `progress` shows a bar with ESS and reward."""
-    before = dict(path.spent())
+    before = path.spent()
     records = sweep(path, num_particles, populations, resample=resample, when=when, generator=generator)
+    result = summarise(_bar(records, len(path.steps) + 1) if progress else records, generator)
+    return replace(result, rows={name: count - before.get(name, 0) for name, count in path.spent().items()})
+
+
+def summarise(records: Iterable[Record], generator: Generator | None = None) -> Result:
+    """The result of a sweep from its records, one after the other."""
     sizes: list[Tensor] = []
     rewards: list[Tensor] = []
     ancestors: list[Tensor] = []
     last: Record | None = None
-    for record in _bar(records, len(path.steps) + 1) if progress else records:
+    for record in records:
         last = record
         sizes.append(ess(record.log_w))
         ancestors.append(record.ancestors)
         reward = record.evaluation.reward
-        rewards.append(
-            torch.full_like(sizes[-1], math.nan) if reward is None else reward.view_as(record.log_w).double().mean(-1)
-        )
-    assert last is not None
+        unknown = torch.full_like(sizes[-1], math.nan)
+        rewards.append(unknown if reward is None else reward.view_as(record.log_w).double().mean(-1))
+    assert last is not None, "a sweep yields at least its start"
     reward = last.evaluation.reward
     return Result(
         samples=last.x,
@@ -277,7 +282,7 @@ def smc(
         ess=torch.stack(sizes),
         mean_reward=None if reward is None else torch.stack(rewards),
         ancestors=torch.stack(ancestors),
-        rows={name: count - before.get(name, 0) for name, count in path.spent().items()},
+        rows={},
         generator=generator,
     )
 

@@ -110,9 +110,13 @@ class Steering:
         return self.proposal(x, evaluation, step, self.model, self.twist)
 
     @torch.no_grad()
+    def log_p(self, y: Tensor, x: Tensor, evaluation: Evaluation, step: Step, q: Measure) -> Tensor:
+        """log p(y | x_t) over the sites that q shares, (P,)."""
+        return self.model.log_prob(y, x, _known(evaluation.prediction), step, q.sites)
+
     def log_ratio(self, y: Tensor, x: Tensor, evaluation: Evaluation, step: Step, q: Measure) -> Tensor:
-        """log p(y | x_t) - log q(y | x_t), both over the same sites, (P,)."""
-        return self.model.log_prob(y, x, _known(evaluation.prediction), step, q.sites) - q.log_prob(y)
+        """log p(y | x_t) - log q(y | x_t), (P,)."""
+        return self.log_p(y, x, evaluation, step, q) - q.log_prob(y)
 
     def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> tuple[Tensor, Tensor]:
         q = self.propose(x, evaluation, step)

@@ -17,7 +17,7 @@ from tokensteer.core.measure import NEVER, support
 from tokensteer.core.proposal import log_twist
 from tokensteer.core.schedule import Step
 from tokensteer.core.steering import Steering
-from tokensteer.core.twist import Exact
+from tokensteer.core.twist import Exact, difference
 
 
 @dataclass(frozen=True)
@@ -106,13 +106,14 @@ class Enumeration:
 
 
 def enumerate_steering(steering: Steering, limit: int = 2_000_000) -> Enumeration:
-    """Compute a small steering exactly. A random estimate is replaced by its mean over all draws: the final target and
-    log Z do not depend on it."""
+    """Compute a small steering exactly. A random estimate is replaced by its mean over all draws, a potential with a
+    memory by the difference: the final target and log Z do not depend on them."""
     model, twist = steering.model, steering.twist
     if model.populations > 1:
         raise ValueError("enumerate one template at a time: give the model a template of shape (L,)")
-    if twist is not None and twist.estimator.random:
-        steering = replace(steering, twist=replace(twist, estimator=Exact(limit)))
+    if twist is not None:
+        estimator = Exact(limit) if twist.estimator.random else twist.estimator
+        steering = replace(steering, twist=replace(twist, estimator=estimator, potential=difference))
     start = model.start(1, None)
     length, vocab_size, mask_id = start.shape[1], model.vocab_size, model.kernel.mask_id
     if vocab_size**length > limit:
