@@ -1,5 +1,6 @@
 """tokensteer steers discrete diffusion models at inference time with Sequential Monte Carlo."""
 
+from tokensteer.core.ahead import ResampleFirst
 from tokensteer.core.gibbs import Chain, particle_gibbs
 from tokensteer.core.kernel import Ancestral, Cap, Kernel, LowConfidence, Rescale, evenly, no_remasking
 from tokensteer.core.measure import Listed, Measure, Reveal, Table
@@ -103,6 +104,7 @@ __all__ = [
     "Proposal",
     "Record",
     "Relaxed",
+    "ResampleFirst",
     "Rescale",
     "Result",
     "Reveal",

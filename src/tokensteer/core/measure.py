@@ -22,10 +22,13 @@ NEVER = -math.inf
 
 
 class Measure(Protocol):
-    """What a particle's next state is drawn from. `sites` are the sites a kernel chose to open, if it chose any."""
+    """What a particle's next state is drawn from. `sites` are the sites a kernel chose to open, if it chose any;
+    `log_mass` (P,) is set by locally optimal proposals: the log of what they were normalised by, the weight to come."""
 
     @property
     def sites(self) -> Tensor | None: ...
+    @property
+    def log_mass(self) -> Tensor | None: ...
     def sample(self, generator: Generator | None) -> Tensor: ...
     def log_prob(self, y: Tensor) -> Tensor: ...
     def take(self, rows: Tensor) -> Measure:
@@ -60,8 +63,8 @@ def categorical(log_p: Tensor, generator: Generator | None) -> Tensor:
     return inverse_cdf(weights, uniforms((*log_p.shape[:-1], 1), log_p, generator)).squeeze(-1)
 
 
-def _rows(sites: Tensor | None, rows: Tensor) -> Tensor | None:
-    return None if sites is None else sites[rows]
+def _rows(value: Tensor | None, rows: Tensor) -> Tensor | None:
+    return None if value is None else value[rows]
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class Table:
 
     log_p: Tensor
     sites: Tensor | None = None
+    log_mass: Tensor | None = None
 
     def sample(self, generator: Generator | None) -> Tensor:
         return categorical(self.log_p, generator)
@@ -78,7 +82,7 @@ class Table:
         return self.log_p.gather(-1, y.unsqueeze(-1)).squeeze(-1).sum(-1)
 
     def take(self, rows: Tensor) -> Table:
-        return Table(self.log_p[rows], _rows(self.sites, rows))
+        return Table(self.log_p[rows], _rows(self.sites, rows), _rows(self.log_mass, rows))
 
     def normalise(self) -> Table:
         return replace(self, log_p=self.log_p.log_softmax(-1))
@@ -112,6 +116,7 @@ class Reveal:
     log_x0: Tensor
     mask_id: int
     sites: Tensor | None = None
+    log_mass: Tensor | None = None
 
     @property
     def masked(self) -> Tensor:
@@ -144,7 +149,12 @@ class Reveal:
 
     def take(self, rows: Tensor) -> Reveal:
         log_stay, log_move, log_x0 = self.log_stay[rows], self.log_move[rows], self.log_x0[rows]
-        return Reveal(self.x[rows], log_stay, log_move, log_x0, self.mask_id, _rows(self.sites, rows))
+        sites, log_mass = _rows(self.sites, rows), _rows(self.log_mass, rows)
+        return Reveal(self.x[rows], log_stay, log_move, log_x0, self.mask_id, sites, log_mass)
+
+    def total(self) -> Tensor:
+        """The log of the mass of all sequences, (P,)."""
+        return torch.logaddexp(self.log_stay, self.log_move + self.token_mass()).sum(-1)
 
     def normalise(self) -> Reveal:
         return self.normalise_tokens(carry_mass=True)._normalise_outcomes()
@@ -208,6 +218,7 @@ class Listed:
     owner: Tensor
     row: Tensor
     sites: Tensor | None = None
+    log_mass: Tensor | None = None
 
     def sample(self, generator: Generator | None) -> Tensor:
         # Each list takes up one unit of the joint cumulative sum; clamping keeps rounding from crossing its ends.
@@ -227,7 +238,8 @@ class Listed:
         return found[key[len(listed) :]]
 
     def take(self, rows: Tensor) -> Listed:
-        return replace(self, row=self.row[rows], sites=_rows(self.sites, rows))
+        sites, log_mass = _rows(self.sites, rows), _rows(self.log_mass, rows)
+        return replace(self, row=self.row[rows], sites=sites, log_mass=log_mass)
 
 
 def support(log_p: Tensor, limit: int) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ opens: they are chosen by p's prediction unless it says otherwise, and passed on
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -77,7 +77,8 @@ class Optimal:
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> Reveal:
         prediction = _prediction(evaluation)
         sites = model.kernel.choose(x, model.clean(prediction), step)
-        return model.transition(x, prediction, step, sites).normalise()
+        p = model.transition(x, prediction, step, sites)
+        return replace(p.normalise(), log_mass=p.total() if twist is None else None)
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class Enumerated:
             once, which = distinct(candidates)
             log_q = log_q + log_twist(candidates[once], step.s, model, twist)[which]
         mass = log_sum_runs(log_q, torch.bincount(owner, minlength=len(first)))
-        return Listed(candidates, log_q - mass[owner], owner, row, sites)
+        return Listed(candidates, log_q - mass[owner], owner, row, sites, mass[row])
 
 
 def log_twist(x: Tensor, t: float, model: Model, twist: Tilt) -> Tensor:
