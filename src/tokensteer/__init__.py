@@ -1,5 +1,6 @@
 """tokensteer steers discrete diffusion models at inference time with Sequential Monte Carlo."""
 
+from tokensteer.core.adaptive import AdaptiveRamp, adapted_ramp
 from tokensteer.core.ahead import ResampleFirst
 from tokensteer.core.gibbs import Chain, particle_gibbs
 from tokensteer.core.kernel import Ancestral, Cap, Kernel, LowConfidence, Rescale, evenly, no_remasking
@@ -74,6 +75,7 @@ from tokensteer.core.twist import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdaptiveRamp",
     "Amortised",
     "Ancestral",
     "Cap",
@@ -116,6 +118,7 @@ __all__ = [
     "Table",
     "Tilt",
     "Value",
+    "adapted_ramp",
     "all_of",
     "always",
     "any_of",

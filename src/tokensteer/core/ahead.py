@@ -1,8 +1,8 @@
 """Resample before propagating, when the proposal is locally optimal.
 
 With q* ∝ p(x_s | x_t) · exp(psi_s(x_s)) the weight of a move depends on x_t alone: it is the mass that q* was
-normalised by, known before the move. Counting it at x_t, as the log-twist there, lets resampling act on it one step earlier, so
-that no particle is moved only to be dropped for where it came from.
+normalised by, known before the move. Counting it at x_t, as the log-twist there, lets resampling act on it one step
+earlier, so that no particle is moved only to be dropped for where it came from.
 """
 
 from __future__ import annotations

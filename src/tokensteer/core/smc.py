@@ -30,7 +30,8 @@ from tokensteer.core.schedule import Step
 class Evaluation:
     """All that one look at (x_t, t) taught us; it travels with its particle and is never computed again.
 
-    log_twist, reward and carry are (P,); prediction and gradient are (P, ...).
+    log_twist, reward and carry are (P,); prediction and gradient are (P, ...). `pending` (B, N) is filled in by the
+    loop for the one who evaluates the children: the log-weight of each before its new twist counts.
     """
 
     log_twist: Tensor
@@ -38,6 +39,7 @@ class Evaluation:
     reward: Tensor | None = None
     gradient: Tensor | None = None
     carry: Tensor | None = None
+    pending: Tensor | None = None
 
     def take(self, index: Tensor) -> Evaluation:
         kept = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -113,13 +115,15 @@ def sweep(
         x, evaluation = x[rows], evaluation.take(rows)
 
         x_s, log_ratio = path.move(x, evaluation, step, generator)
-        evaluation_s = path.evaluate(x_s, step.s, generator, parent=evaluation)
-        increment = log_ratio.double() + evaluation_s.log_twist.double() - evaluation.log_twist.double()
+        change = log_ratio.double() - evaluation.log_twist.double()
         # A dead particle stays dead: its own twist may be -inf, and the difference is then without meaning.
-        log_w = torch.where(log_w == -math.inf, log_w, log_w + increment.view(shape))
+        pending = torch.where(log_w == -math.inf, log_w, log_w + change.view(shape))
+        evaluation_s = path.evaluate(x_s, step.s, generator, parent=replace(evaluation, pending=pending))
+        log_w = torch.where(pending == -math.inf, pending, pending + evaluation_s.log_twist.double().view(shape))
         _check(log_w, step, evaluation_s.log_twist, log_ratio)
         x, evaluation = x_s, evaluation_s
-        yield Record(step, x.view(*shape, -1), log_w, increment.view(shape), ancestors, evaluation)
+        increment = (change + evaluation.log_twist.double()).view(shape)
+        yield Record(step, x.view(*shape, -1), log_w, increment, ancestors, evaluation)
 
 
 def _check(log_w: Tensor, step: Step | None, log_twist: Tensor, log_ratio: Tensor) -> None:
