@@ -3,7 +3,18 @@
 from tokensteer.core.adaptive import AdaptiveRamp, adapted_ramp
 from tokensteer.core.ahead import ResampleFirst
 from tokensteer.core.gibbs import Chain, particle_gibbs
-from tokensteer.core.kernel import Ancestral, Cap, Kernel, LowConfidence, Rescale, evenly, no_remasking
+from tokensteer.core.kernel import (
+    NO_MASK,
+    Ancestral,
+    Cap,
+    Interpolating,
+    Kernel,
+    LowConfidence,
+    Rescale,
+    evenly,
+    no_remasking,
+    uniform_noise,
+)
 from tokensteer.core.measure import Listed, Measure, Reveal, Table
 from tokensteer.core.model import Denoiser, Diffusion, Model, carry_over, from_logits, template
 from tokensteer.core.product import Product, denoiser_powers, guided, kernel_powers, paper_powers
@@ -75,6 +86,7 @@ from tokensteer.core.twist import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "NO_MASK",
     "AdaptiveRamp",
     "Amortised",
     "Ancestral",
@@ -91,6 +103,7 @@ __all__ = [
     "Geometric",
     "Gradient",
     "Guided",
+    "Interpolating",
     "Kernel",
     "Linear",
     "Listed",
@@ -168,5 +181,6 @@ __all__ = [
     "systematic",
     "template",
     "total",
+    "uniform_noise",
     "uniform_steps",
 ]

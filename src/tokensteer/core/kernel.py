@@ -7,7 +7,7 @@ or, with probability sigma, is masked again. With alpha_t the share of open site
 
 keeps the marginals of the forward process for every sigma <= min(1, (1 - alpha_s)/alpha_t). The last step opens all
 that is left. A low-confidence kernel opens chosen sites instead of random ones; p and q must share that choice, so it
-is made once, by `choose`, and passed on as `sites`.
+is made once, by `choose`, and passed on as `sites`. `Interpolating` is the general process, with noise of any law.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tokensteer.core.measure import NEVER, Reveal
+from tokensteer.core.measure import NEVER, Reveal, SiteMeasure, Table
 from tokensteer.core.schedule import Linear, Schedule, Step
+
+NO_MASK = -1
 
 Sigma = Callable[[Step, float], float]
 Count = Callable[[Step, Tensor], Tensor]
@@ -31,9 +33,12 @@ class Kernel(Protocol):
     """p(x_s | x_t) as a measure that factorises over sites, given log p(x_0 | x_t) at each site (P, L, V)."""
 
     @property
-    def mask_id(self) -> int: ...
+    def mask_id(self) -> int:
+        """The token that stands for what is not known; NO_MASK where any site may still change."""
+        ...
+
     def choose(self, x: Tensor, log_x0: Tensor, step: Step) -> Tensor | None: ...
-    def __call__(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None = None) -> Reveal: ...
+    def __call__(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None = None) -> SiteMeasure: ...
     def survival(self, step: Step) -> float:
         """alpha_t / alpha_s, the probability that the forward process leaves a token alone between s and t."""
         ...
@@ -176,3 +181,65 @@ class LowConfidence:
         log_stay = _either(sites, NEVER, 0.0, log_x0)
         log_move = _either(sites, 0.0, NEVER, log_x0)
         return Reveal(x, log_stay, log_move, log_x0, self.mask_id, sites)
+
+
+@dataclass(frozen=True)
+class Interpolating:
+    """Noise of any law v, (V,): x_t is x_0 with probability alpha_t and a draw from v otherwise, site by site.
+
+    p(x_s = w | x_t = z) = q(z | w) · sum_v mu(v) q(w | v) / q(z | v), with q the forward process. Uniform noise is
+    v = 1/V; with v the mask this is `Ancestral`. Free sites of the template are marked by NO_MASK.
+    """
+
+    prior: tuple[float, ...]
+    schedule: Schedule = field(default_factory=Linear)
+    mask_id: int = field(default=NO_MASK, init=False)
+
+    def __post_init__(self) -> None:
+        if min(self.prior) < 0 or abs(sum(self.prior) - 1.0) > 1e-6:
+            raise ValueError(
+                f"Interpolating: the prior must be a law over the vocabulary, and sums to {sum(self.prior)}"
+            )
+
+    def noise(self, like: Tensor) -> Tensor:
+        """v as a tensor, (V,)."""
+        return torch.tensor(self.prior, dtype=like.dtype, device=like.device)
+
+    def choose(self, x: Tensor, log_x0: Tensor, step: Step) -> Tensor | None:
+        return None
+
+    def remasks(self, step: Step) -> bool:
+        return False
+
+    def survival(self, step: Step) -> float:
+        return self.schedule.alpha(step.t) / self._alpha_s(step)
+
+    def _alpha_s(self, step: Step) -> float:
+        return 1.0 if step.s == 0 else self.schedule.alpha(step.s)
+
+    def consistent(self, x: Tensor, log_x0: Tensor, t: float) -> Tensor:
+        """The prediction given that x_t could come of it: a token that noise never makes must be the clean one."""
+        alpha, seen = self.schedule.alpha(t), self.noise(log_x0)[x].unsqueeze(-1)
+        if alpha == 0 or bool((seen > 0).all()):
+            return log_x0
+        same = torch.arange(log_x0.shape[-1], device=x.device) == x.unsqueeze(-1)
+        # Where the network rules out what is seen, believe what is seen.
+        only = torch.where(same, 0.0, NEVER).to(log_x0.dtype)
+        return torch.where(seen > 0, log_x0, only)
+
+    def __call__(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None = None) -> Table:
+        alpha_s, survival, v = self._alpha_s(step), self.survival(step), self.noise(log_x0)
+        mu = self.consistent(x, log_x0, step.t).exp()
+        here = torch.nn.functional.one_hot(x, log_x0.shape[-1]).to(log_x0.dtype)
+        seen = v[x].unsqueeze(-1)
+        alpha_t = alpha_s * survival
+        from_clean = alpha_t * here + (1.0 - alpha_t) * seen  # q(z | v) for every clean token v
+        from_next = survival * here + (1.0 - survival) * seen  # q(z | w) for every next token w
+        share = torch.where(from_clean > 0, mu / torch.where(from_clean > 0, from_clean, 1.0), 0.0)
+        arrive = alpha_s * share + (1.0 - alpha_s) * v * share.sum(-1, keepdim=True)
+        return Table((from_next * arrive).log(), x=x)
+
+
+def uniform_noise(vocab_size: int, schedule: Schedule | None = None) -> Interpolating:
+    """Every token equally likely as noise."""
+    return Interpolating((1.0 / vocab_size,) * vocab_size, Linear() if schedule is None else schedule)

@@ -39,7 +39,16 @@ class Measure(Protocol):
 class SiteMeasure(Measure, Protocol):
     """A measure that factorises over sites, possibly unnormalised."""
 
+    def total(self) -> Tensor:
+        """The log of the mass of all sequences, (P,)."""
+        ...
+
+    def covers(self, other: SiteMeasure) -> bool:
+        """Whether this measure gives mass wherever `other`, from the same state, does."""
+        ...
+
     def normalise(self) -> SiteMeasure: ...
+    def with_mass(self, log_mass: Tensor | None) -> SiteMeasure: ...
     def tilt(self, h: Tensor) -> SiteMeasure: ...
     def tilt_tokens(self, h: Tensor) -> SiteMeasure: ...
     def pin(self, fixed: Tensor) -> SiteMeasure: ...
@@ -69,11 +78,12 @@ def _rows(value: Tensor | None, rows: Tensor) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Table:
-    """A site-factorised measure as a dense table of logs, (P, L, V)."""
+    """A site-factorised measure as a dense table of logs, (P, L, V); x (P, L) is the state it leads on from."""
 
     log_p: Tensor
     sites: Tensor | None = None
     log_mass: Tensor | None = None
+    x: Tensor | None = None
 
     def sample(self, generator: Generator | None) -> Tensor:
         return categorical(self.log_p, generator)
@@ -82,7 +92,13 @@ class Table:
         return self.log_p.gather(-1, y.unsqueeze(-1)).squeeze(-1).sum(-1)
 
     def take(self, rows: Tensor) -> Table:
-        return Table(self.log_p[rows], _rows(self.sites, rows), _rows(self.log_mass, rows))
+        return Table(self.log_p[rows], _rows(self.sites, rows), _rows(self.log_mass, rows), _rows(self.x, rows))
+
+    def total(self) -> Tensor:
+        return self.log_p.logsumexp(-1).sum(-1)
+
+    def with_mass(self, log_mass: Tensor | None) -> Table:
+        return replace(self, log_mass=log_mass)
 
     def normalise(self) -> Table:
         return replace(self, log_p=self.log_p.log_softmax(-1))
@@ -96,7 +112,13 @@ class Table:
         return self.tilt(h)
 
     def pin(self, fixed: Tensor) -> Table:
-        raise NotImplementedError("a dense table does not know the state it came from: pin before making it dense")
+        if self.x is None:
+            raise ValueError("a table without the state it leads on from cannot hold sites fixed: give it x")
+        still = torch.full_like(self.log_p, NEVER).scatter(-1, self.x.unsqueeze(-1), 0.0)
+        return replace(self, log_p=torch.where(fixed.unsqueeze(-1), still, self.log_p))
+
+    def covers(self, other: SiteMeasure) -> bool:
+        return bool(((self.log_p > NEVER) | (other.dense().log_p == NEVER)).all())
 
     def dense(self) -> Table:
         return self
@@ -153,8 +175,10 @@ class Reveal:
         return Reveal(self.x[rows], log_stay, log_move, log_x0, self.mask_id, sites, log_mass)
 
     def total(self) -> Tensor:
-        """The log of the mass of all sequences, (P,)."""
         return torch.logaddexp(self.log_stay, self.log_move + self.token_mass()).sum(-1)
+
+    def with_mass(self, log_mass: Tensor | None) -> Reveal:
+        return replace(self, log_mass=log_mass)
 
     def normalise(self) -> Reveal:
         return self.normalise_tokens(carry_mass=True)._normalise_outcomes()
@@ -188,8 +212,9 @@ class Reveal:
         log_stay, log_move = self.log_stay.masked_fill(fixed, 0.0), self.log_move.masked_fill(fixed, NEVER)
         return replace(self, log_stay=log_stay, log_move=log_move)
 
-    def covers(self, other: Reveal) -> bool:
-        """Whether this measure gives mass wherever `other`, from the same state, does."""
+    def covers(self, other: SiteMeasure) -> bool:
+        if not isinstance(other, Reveal):
+            return self.dense().covers(other)
         stay = (self.log_stay > NEVER) | (other.log_stay == NEVER)
         move = (self.log_move > NEVER) | (other.log_move == NEVER)
         opens = self.masked & (other.log_move > NEVER)

@@ -15,8 +15,8 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.kernel import Kernel
-from tokensteer.core.measure import NEVER, Reveal
+from tokensteer.core.kernel import NO_MASK, Interpolating, Kernel
+from tokensteer.core.measure import NEVER, SiteMeasure, categorical, uniforms
 from tokensteer.core.schedule import Step
 
 Denoiser = Callable[[Tensor, float], Tensor]
@@ -55,6 +55,10 @@ class Model(Protocol):
     @property
     def denoiser_meters(self) -> Sequence[Meter]: ...
     def start(self, rows: int, generator: Generator | None) -> Tensor: ...
+    def log_start(self, x: Tensor) -> Tensor:
+        """The log-probability of starting at x, (P,), for a single template."""
+        ...
+
     def predict(self, x: Tensor, t: float) -> Tensor:
         """Everything the networks say at (x, t); x are ids (P, L) or one-hots (P, L, V)."""
         ...
@@ -67,11 +71,11 @@ class Model(Protocol):
         """The token law of the target at masked sites, perhaps unnormalised, (P, L, V)."""
         ...
 
-    def step_with(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None) -> Reveal:
+    def step_with(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None) -> SiteMeasure:
         """The kernel with any token law, the template's sites pinned."""
         ...
 
-    def transition(self, x: Tensor, prediction: Tensor, step: Step, sites: Tensor | None) -> Reveal:
+    def transition(self, x: Tensor, prediction: Tensor, step: Step, sites: Tensor | None) -> SiteMeasure:
         """The reference p(· | x_t), perhaps unnormalised."""
         ...
 
@@ -145,7 +149,7 @@ class Diffusion:
 
     def _probe(self) -> Tensor:
         """What the denoiser says of the template, or an error with its mend."""
-        x = self.template.reshape(-1, self.template.shape[-1])[:1]
+        x = self.start(self.populations, torch.Generator(self.device).manual_seed(0))[:1]
         length = x.shape[1]
         try:
             with torch.no_grad():
@@ -161,7 +165,8 @@ class Diffusion:
                 f"{tuple(answer.shape)}: is the template longer than the model?"
             )
         vocab_size, mask_id = answer.shape[-1], self.kernel.mask_id
-        if not 0 <= mask_id < vocab_size:
+        has_mask = not isinstance(self.kernel, Interpolating)
+        if has_mask and not 0 <= mask_id < vocab_size:
             raise ValueError(
                 f"mask_id {mask_id} is outside the vocabulary of {vocab_size}: the mask must be one of the denoiser's "
                 "entries; add a column for it"
@@ -172,10 +177,11 @@ class Diffusion:
             raise ValueError(
                 f"the denoiser must answer in float32 or float64, got {answer.dtype}: wrap it in from_logits"
             )
-        answer = answer[x == mask_id]
+        if has_mask:
+            answer = answer[x == mask_id]
         if answer.isnan().any():
             raise ValueError("the denoiser gives NaN at masked sites of the template: check its weights and inputs")
-        if (answer[:, mask_id] > NEVER).any():
+        if has_mask and (answer[:, mask_id] > NEVER).any():
             raise ValueError(
                 f"the denoiser gives mass to the mask token {mask_id}: its log-probability there must be -inf. Wrap "
                 "raw logits as from_logits(network, mask_id)"
@@ -211,11 +217,35 @@ class Diffusion:
         return self.template.repeat_interleave(rows // len(self.template), 0)
 
     def start(self, rows: int, generator: Generator | None) -> Tensor:
-        return self._rows(rows).clone()
+        canvas = self._rows(rows)
+        if isinstance(self.kernel, Interpolating):
+            noise = self.kernel.noise(uniforms((1,), canvas, generator)).log()
+            return torch.where(canvas == NO_MASK, categorical(noise.expand(*canvas.shape, -1), generator), canvas)
+        return canvas.clone()
+
+    def log_start(self, x: Tensor) -> Tensor:
+        canvas, free = self.template.expand_as(x), self.template == self.kernel.mask_id
+        begins = torch.zeros(x.shape, dtype=self.dtype, device=x.device).masked_fill(~free & (x != canvas), NEVER)
+        if isinstance(self.kernel, Interpolating):
+            return torch.where(free, self.kernel.noise(begins).log()[x], begins).sum(-1)
+        return begins.masked_fill(free & (x != canvas), NEVER).sum(-1)
 
     def predict(self, x: Tensor, t: float) -> Tensor:
         self.meter.count(len(x))
-        return self.denoiser(x, t)
+        log_x0 = self.denoiser(x, t)
+        if isinstance(self.kernel, Interpolating):
+            return self._believe(x.argmax(-1) if x.is_floating_point() else x, log_x0, t)
+        return log_x0
+
+    def _believe(self, x: Tensor, log_x0: Tensor, t: float) -> Tensor:
+        """Where there is no mask to tell: what is fixed is known, and what noise cannot have made is clean."""
+        assert isinstance(self.kernel, Interpolating)
+        log_x0 = self.kernel.consistent(x, log_x0, t)
+        fixed = self.template != NO_MASK
+        if self.template.dim() > 1 or not fixed.any():
+            return log_x0
+        known = torch.full_like(log_x0, NEVER).scatter(-1, x.unsqueeze(-1), 0.0)
+        return torch.where(fixed.unsqueeze(-1), known, log_x0)
 
     def clean(self, prediction: Tensor) -> Tensor:
         return prediction
@@ -223,10 +253,10 @@ class Diffusion:
     def combined(self, prediction: Tensor) -> Tensor:
         return prediction
 
-    def step_with(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None) -> Reveal:
+    def step_with(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None) -> SiteMeasure:
         return self.kernel(x, log_x0, step, sites).pin(self._rows(len(x)) != self.kernel.mask_id)
 
-    def transition(self, x: Tensor, prediction: Tensor, step: Step, sites: Tensor | None) -> Reveal:
+    def transition(self, x: Tensor, prediction: Tensor, step: Step, sites: Tensor | None) -> SiteMeasure:
         return self.step_with(x, prediction, step, sites)
 
     def log_prob(self, y: Tensor, x: Tensor, prediction: Tensor, step: Step, sites: Tensor | None) -> Tensor:

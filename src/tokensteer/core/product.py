@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.kernel import Kernel
-from tokensteer.core.measure import NEVER, Reveal
+from tokensteer.core.measure import NEVER, Reveal, SiteMeasure, Table
 from tokensteer.core.model import Diffusion, Meter
 from tokensteer.core.schedule import Step
 
@@ -137,14 +137,21 @@ class Product:
         weighted = torch.where(powers == 0, 0.0, powers * prediction)
         return weighted.sum(1).masked_fill(forbidden, NEVER)
 
-    def step_with(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None) -> Reveal:
+    def log_start(self, x: Tensor) -> Tensor:
+        return self.models[0].log_start(x)
+
+    def step_with(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None) -> SiteMeasure:
         return self.models[0].step_with(x, log_x0, step, sites)
 
-    def transition(self, x: Tensor, prediction: Tensor, step: Step, sites: Tensor | None) -> Reveal:
+    def transition(self, x: Tensor, prediction: Tensor, step: Step, sites: Tensor | None) -> SiteMeasure:
         if sites is None:
             sites = self.kernel.choose(x, self.clean(prediction), step)
         measure = self.step_with(x, self.combined(prediction), step, sites)
-        return self.convention(measure, sum(self.powers), self.kernel.survival(step))
+        if isinstance(measure, Reveal):
+            return self.convention(measure, sum(self.powers), self.kernel.survival(step))
+        # Without a mask, opening is not apart from choosing a token: the kernels themselves are raised to their powers.
+        kernels = [m.transition(x, prediction[:, k], step, sites).dense() for k, m in enumerate(self.models)]
+        return Table(self.combined(torch.stack([kernel.log_p for kernel in kernels], 1)), sites, x=x)
 
     def log_prob(self, y: Tensor, x: Tensor, prediction: Tensor, step: Step, sites: Tensor | None) -> Tensor:
         if not (self.correct_remasking and self.kernel.remasks(step)):
@@ -155,9 +162,14 @@ class Product:
         prediction = prediction.clone()
         if changed.any():
             prediction[changed] = self.predict(common[changed], step.t)
-        log_c = self.transition(common, prediction, step, sites).token_mass()
+        log_c = _opened(self.transition(common, prediction, step, sites)).token_mass()
         log_p = self.transition(x, prediction, step, sites).log_prob(y)
         return log_p - torch.where(remasked, log_c, 0.0).sum(-1)
+
+
+def _opened(measure: SiteMeasure) -> Reveal:
+    assert isinstance(measure, Reveal), "only masked processes mask again"
+    return measure
 
 
 def guided(conditional: Diffusion, unconditional: Diffusion, scale: float) -> Product:

@@ -7,13 +7,13 @@ opens: they are chosen by p's prediction unless it says otherwise, and passed on
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from tokensteer.core.measure import NEVER, Listed, Measure, Reveal, distinct, log_sum_runs, support
+from tokensteer.core.measure import NEVER, Listed, Measure, Reveal, SiteMeasure, distinct, log_sum_runs, support
 from tokensteer.core.model import Denoiser, Meter, Model
 from tokensteer.core.schedule import Step
 from tokensteer.core.smc import Evaluation
@@ -33,7 +33,9 @@ class Proposal(Protocol):
 class SiteProposal(Proposal, Protocol):
     """A proposal that factorises over sites, so that it can be tilted further."""
 
-    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> Reveal: ...
+    def __call__(
+        self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None
+    ) -> SiteMeasure: ...
 
 
 def _prediction(evaluation: Evaluation) -> Tensor:
@@ -49,7 +51,7 @@ class FromModel:
     needs_gradient: bool = field(default=False, init=False, repr=False)
     meters: tuple[Meter, ...] = field(default=(), init=False, repr=False)
 
-    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> Reveal:
+    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
         log_x0 = model.clean(_prediction(evaluation))
         return model.step_with(x, log_x0, step, model.kernel.choose(x, log_x0, step))
 
@@ -61,10 +63,15 @@ class Guided:
     needs_gradient: bool = field(default=False, init=False, repr=False)
     meters: tuple[Meter, ...] = field(default=(), init=False, repr=False)
 
-    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> Reveal:
+    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
         prediction = _prediction(evaluation)
         sites = model.kernel.choose(x, model.clean(prediction), step)
-        return model.step_with(x, model.combined(prediction), step, sites).normalise_tokens()
+        combined = model.combined(prediction)
+        q = model.step_with(x, combined, step, sites)
+        # Only masked sites are read by a masked kernel, so the vocabulary is normalised there alone.
+        return (
+            q.normalise_tokens() if isinstance(q, Reveal) else model.step_with(x, combined.log_softmax(-1), step, sites)
+        )
 
 
 @dataclass(frozen=True)
@@ -74,11 +81,11 @@ class Optimal:
     needs_gradient: bool = field(default=False, init=False, repr=False)
     meters: tuple[Meter, ...] = field(default=(), init=False, repr=False)
 
-    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> Reveal:
+    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
         prediction = _prediction(evaluation)
         sites = model.kernel.choose(x, model.clean(prediction), step)
         p = model.transition(x, prediction, step, sites)
-        return replace(p.normalise(), log_mass=p.total() if twist is None else None)
+        return p.normalise().with_mass(p.total() if twist is None else None)
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,7 @@ class Gradient:
     def meters(self) -> tuple[Meter, ...]:
         return self.base.meters
 
-    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> Reveal:
+    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
         if twist is None or evaluation.gradient is None:
             raise ValueError("Gradient needs a reward to follow: give Steering a Tilt, or use Optimal() or Guided()")
         here = evaluation.gradient.gather(-1, x.unsqueeze(-1))
@@ -126,7 +133,7 @@ class Amortised:
     def meters(self) -> tuple[Meter, ...]:
         return (self.meter,)
 
-    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> Reveal:
+    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
         self.meter.count(len(x))
         log_x0 = self.denoiser(x, step.t)
         order = log_x0 if self.own_order else model.clean(_prediction(evaluation))
@@ -148,8 +155,10 @@ class Enumerated:
         prediction = _prediction(evaluation)
         sites = model.kernel.choose(x, model.clean(prediction), step)
         p = model.transition(x, prediction, step, sites)
-        first, row = distinct(torch.cat([x, p.log_move > NEVER], -1))
-        log_p = p.dense().log_p[first]
+        log_p = p.dense().log_p
+        # Twins may still differ in what their templates hold fixed.
+        first, row = distinct(torch.cat([x, (log_p > NEVER).sum(-1)], -1))
+        log_p = log_p[first]
         owner, candidates = support(log_p, self.limit)
         log_q = log_p[owner].gather(-1, candidates.unsqueeze(-1)).squeeze(-1).sum(-1)
         if twist is not None:

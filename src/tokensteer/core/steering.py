@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
-from tokensteer.core.measure import Measure, Reveal
+from tokensteer.core.measure import Measure, Reveal, Table
 from tokensteer.core.model import Diffusion, Model
 from tokensteer.core.product import Product, guided
 from tokensteer.core.proposal import FromModel, Gradient, Guided, Optimal, Proposal
@@ -58,7 +58,7 @@ class Steering:
         evaluation = self.evaluate(x, step.t, generator)
         q = self.propose(x, evaluation, step)
         p = self.model.transition(x, _known(evaluation.prediction), step, q.sites)
-        if isinstance(q, Reveal) and not q.covers(p):
+        if isinstance(q, Reveal | Table) and not q.covers(p):
             raise ValueError(
                 "the proposal gives no mass to states that the model can reach, so weights would miss them: give its "
                 "network full support (no top-k, nucleus or -inf logits that the model does not have)"

@@ -19,6 +19,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
+from tokensteer.core.kernel import NO_MASK
 from tokensteer.core.measure import NEVER, distinct, inverse_cdf, support, uniforms
 from tokensteer.core.model import Meter, carry_over
 from tokensteer.core.schedule import Ramp, linear_ramp
@@ -49,8 +50,16 @@ class Look(NamedTuple):
     def one_hots(self) -> Tensor:
         return self.x if self.relaxed else one_hot(self.x, self.log_x0.shape[-1]).to(self.log_x0.dtype)
 
+    @property
+    def hidden(self) -> Tensor:
+        """The sites whose clean token is not seen in x_t, (P, L)."""
+        ids = self.ids
+        return torch.ones_like(ids, dtype=torch.bool) if self.mask_id == NO_MASK else ids == self.mask_id
+
     def clean_law(self) -> Tensor:
         """p(x_0 | x_t) with what is visible carried over, (P, L, V), differentiable in x."""
+        if self.mask_id == NO_MASK:
+            return self.log_x0.exp()
         return carry_over(self.one_hots, self.log_x0, self.mask_id)
 
 
@@ -108,14 +117,14 @@ def _score(look: Look, x0: Tensor) -> Tensor:
     """
     law = look.clean_law() if look.relaxed else look.log_x0.exp()
     log_mu = law.expand(len(x0), *law.shape).gather(-1, x0.unsqueeze(-1)).squeeze(-1).log()
-    return torch.where(look.ids == look.mask_id, log_mu, 0.0).sum(-1)
+    return torch.where(look.hidden, log_mu, 0.0).sum(-1)
 
 
 def gumbel_softmax(look: Look, gumbel: Tensor, temperature: float) -> Tensor:
     """softmax((log mu + gumbel)/temperature) at masked sites, carry-over elsewhere; gumbel (..., P, L, V)."""
     mu = look.clean_law()
     log_mu = torch.where(mu > 0, mu, 1.0).log().masked_fill(mu == 0, NEVER)
-    masked = (look.ids == look.mask_id).unsqueeze(-1)
+    masked = look.hidden.unsqueeze(-1)
     # At open sites the softmax is not used; equal logits there keep its gradient finite.
     soft = (torch.where(masked, log_mu + gumbel, 0.0) / temperature).softmax(-1)
     return torch.where(masked, soft, mu)
@@ -128,9 +137,8 @@ def _gumbel(look: Look, draws: int, generator: Generator | None) -> Tensor:
 
 def draw_clean(look: Look, draws: int, generator: Generator | None) -> Tensor:
     """M clean sequences for each row from one cumulative sum, drawn at masked sites only, (M, P, L) ids."""
-    ids = look.ids
-    masked = ids == look.mask_id
-    clean = ids.repeat(draws, 1, 1)
+    masked = look.hidden
+    clean = look.ids.repeat(draws, 1, 1)
     log_x0 = look.log_x0.detach()[masked]
     u = uniforms((len(log_x0), draws), log_x0, generator)
     clean[:, masked] = inverse_cdf((log_x0 - log_x0.amax(-1, keepdim=True)).exp(), u).T

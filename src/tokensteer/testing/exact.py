@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from tokensteer.core.kernel import NO_MASK
 from tokensteer.core.measure import NEVER, support
 from tokensteer.core.proposal import log_twist
 from tokensteer.core.schedule import Step
@@ -114,8 +115,7 @@ def enumerate_steering(steering: Steering, limit: int = 2_000_000) -> Enumeratio
     if twist is not None:
         estimator = Exact(limit) if twist.estimator.random else twist.estimator
         steering = replace(steering, twist=replace(twist, estimator=estimator, potential=difference))
-    start = model.start(1, None)
-    length, vocab_size, mask_id = start.shape[1], model.vocab_size, model.kernel.mask_id
+    length, vocab_size, mask_id = model.start(1, None).shape[1], model.vocab_size, model.kernel.mask_id
     if vocab_size**length > limit:
         raise ValueError(f"{vocab_size}^{length} states are more than the limit of {limit}: enumerate a smaller model")
     states = all_sequences(vocab_size, length, model.device)
@@ -130,7 +130,7 @@ def enumerate_steering(steering: Steering, limit: int = 2_000_000) -> Enumeratio
     zeros = torch.zeros(len(states), dtype=model.dtype, device=states.device)
     log_twists.append(zeros if steering.twist is None else log_twist(states, 0.0, model, steering.twist))
 
-    log_law = [zeros.masked_fill((states != start).any(-1), NEVER)]
+    log_law = [model.log_start(states)]
     for listed in moves:
         log_law.append(_log_sum_by(log_law[-1][listed.row] + listed.log_p, listed.column, len(states)))
     log_value = [log_twists[-1]]
@@ -149,7 +149,8 @@ def _moves(steering: Steering, states: Tensor, step: Step, limit: int) -> tuple[
     assert prediction is not None
     # Every token at every site that may open: a corrected product can reach what its transition at x_t rules out.
     anything = torch.zeros(*states.shape, model.vocab_size, dtype=model.dtype, device=states.device)
-    anything[..., model.kernel.mask_id] = NEVER
+    if model.kernel.mask_id != NO_MASK:
+        anything[..., model.kernel.mask_id] = NEVER
     row, y = support(model.step_with(states, anything, step, q.sites).dense().log_p, limit)
     sites = None if q.sites is None else q.sites[row]
     place = model.vocab_size ** torch.arange(states.shape[1] - 1, -1, -1, device=states.device)

@@ -247,7 +247,7 @@ def assert_kernel(
     for step in steps:
         x = torch.cat([reached, _partly_masked(start, vocab_size, mask_id, generator)])
         log_x0, what = predict(x), f"the kernel at step {step.index}"
-        measure = kernel(x, log_x0, step)
+        measure = _masked_measure(kernel(x, log_x0, step))
         precise, mend = measure.log_stay.dtype == measure.log_move.dtype == dtype, "Make its masses like log_x0"
         _demand(precise, f"{what} answers a prediction in {dtype} with masses in {measure.log_stay.dtype}", mend)
         log_p = _assert_table(what, measure, "Give each site masses p to stay and 1 - p to move", generator)
@@ -265,6 +265,12 @@ def assert_kernel(
         _assert_marginals(kernel, steps, clean, one_hot(clean, vocab_size).to(dtype).log())
 
 
+def _masked_measure(measure: SiteMeasure) -> Reveal:
+    if not isinstance(measure, Reveal):
+        raise ValueError("assert_kernel is for masked processes, whose measures are Reveal")
+    return measure
+
+
 def _random_prediction(x: Tensor, vocab_size: int, mask_id: int, dtype: torch.dtype, generator: Generator) -> Tensor:
     """log p(x_0 | x_t), far from uniform, so that some tokens are likely in any vocabulary."""
     logits = 2.0 * torch.randn(*x.shape, vocab_size, generator=generator, device=x.device, dtype=dtype)
@@ -277,7 +283,7 @@ def _assert_sites(what: str, kernel: Kernel, measure: Reveal, step: Step, sites:
     fits = sites.dtype == torch.bool and sites.shape == x.shape and not (sites & ~measure.masked).any()
     mend = "choose() must give booleans of the shape of x, true at masked sites only; or None"
     _demand(fits, f"{what} chooses sites that are not masked sites of x", mend)
-    again, shared = kernel(x, measure.log_x0, step, sites), kernel(x, other, step, sites)
+    again, shared = (_masked_measure(kernel(x, log_x0, step, sites)) for log_x0 in (measure.log_x0, other))
     kept = torch.equal(again.dense().log_p, measure.dense().log_p)
     for given in (measure, again, shared):
         strays = given.masked & (given.log_move > NEVER) & ~sites

@@ -1,0 +1,175 @@
+"""Noise other than masks: the interpolating process, uniform noise, and the mask as its special case."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+from toys import Listed, Toy, multilinear
+
+import tokensteer as ts
+from tokensteer.testing import all_sequences, enumerate_steering
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@dataclass(frozen=True)
+class UniformDenoiser:
+    """p(x_0^l | x_t) exactly, for a joint law whose sites were replaced by uniform noise; also for one-hots."""
+
+    joint: Tensor
+    schedule: ts.Schedule
+
+    def __call__(self, x: Tensor, t: float) -> Tensor:
+        size, alpha = self.joint.shape[0], self.schedule.alpha(t)
+        if not x.is_floating_point():
+            x = torch.nn.functional.one_hot(x, size).to(self.joint.dtype)
+        likelihood = alpha * x + (1 - alpha) / size
+        answers = []
+        for site in range(self.joint.dim()):
+            left = self.joint.movedim(site, -1).expand(len(x), *self.joint.shape)
+            for other in (k for k in range(self.joint.dim()) if k != site):
+                left = (left * likelihood[:, other].view(len(x), size, *[1] * (left.dim() - 2))).sum(1)
+            answers.append(left * likelihood[:, site])
+        masses = torch.stack(answers, 1)
+        return masses.log() - masses.sum(-1, keepdim=True).log()
+
+
+NUM_STEPS = 3
+SCHEDULE = ts.Linear()
+
+
+def model(toy: Toy, joint: str = "p1", canvas: Tensor | None = None) -> ts.Diffusion:
+    kernel = ts.uniform_noise(toy.tokens, SCHEDULE)
+    free = torch.full((toy.length,), ts.NO_MASK)
+    denoiser = UniformDenoiser(toy.joint(joint), SCHEDULE)
+    return ts.Diffusion(denoiser, kernel, ts.uniform_steps(NUM_STEPS), free if canvas is None else canvas)
+
+
+def known_tilt(toy: Toy, **options) -> ts.Tilt:
+    """The reward itself as the known value of a noisy sequence, differentiable in one-hots."""
+    value = multilinear(toy.reward(toy.clean), toy.tokens, toy.length)
+    return ts.Tilt(toy.reward, **{"kl": toy.kl, "estimator": ts.Value(value), **options})
+
+
+def check(steering: ts.Steering, populations: int = 3000, particles: int = 8, seed: int = 5) -> None:
+    """log Z and the law of clean sequences against enumeration, as z-scores."""
+    exact = enumerate_steering(steering)
+    result = ts.smc(steering, particles, populations, resample=ts.multinomial, when=ts.always, generator=seeded(seed))
+    here = (result.samples.unsqueeze(2) == exact.states).all(-1)
+    mass = (result.log_w.exp().unsqueeze(-1) * here).mean(1) / math.exp(exact.log_z)
+    ratio, often = mass.sum(-1), exact.log_targets[-1].exp() >= 1e-3
+    error = ratio.std() / math.sqrt(populations)
+    assert abs(ratio.mean() - 1) <= 4 * error + 1e-12
+    z = (mass.mean(0) - exact.log_targets[-1].exp()) / (mass.std(0) / math.sqrt(populations))
+    assert z[often].abs().max() < 4.5
+
+
+def test_kernels_are_bayes_rule() -> None:
+    """p(x_s | x_t) from a one-hot prediction is q(x_s | x_t, x_0), and moves the forward marginal from t to s."""
+    prior = (0.5, 0.2, 0.3)
+    kernel = ts.Interpolating(prior, ts.Cosine())
+    v = torch.tensor(prior, dtype=torch.float64)
+    eye = torch.eye(3, dtype=torch.float64)
+    for step in ts.uniform_steps(4):
+        alpha_t = kernel.schedule.alpha(step.t)
+        alpha_s = 1.0 if step.s == 0 else kernel.schedule.alpha(step.s)
+        for clean in range(3):
+            log_x0 = eye[clean].log().expand(3, 1, 3)
+            table = kernel(torch.arange(3).unsqueeze(1), log_x0, step).log_p[:, 0].exp()  # from z (rows) to w
+            assert (table.sum(-1) - 1).abs().max() < 1e-12
+            at_t, at_s = (a * eye[clean] + (1 - a) * v for a in (alpha_t, alpha_s))
+            assert (at_t @ table - at_s).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("name", ["A", "B"])
+@pytest.mark.parametrize("target", ["tilt", "product"])
+def test_the_mask_is_a_special_case(name: str, target: str) -> None:
+    """v = mask gives the numbers of the masked kernel: laws, values and log Z."""
+    toy = Toy(name)
+    prior = (*[0.0] * toy.tokens, 1.0)
+    kernel = ts.Interpolating(prior, Listed(tuple(toy.data["alpha"])))
+
+    def general(joint: str) -> ts.Diffusion:
+        masked = toy.model("mdm", joint)
+        return replace(masked, kernel=kernel, template=torch.full_like(masked.template, ts.NO_MASK))
+
+    masked_models = [toy.model("mdm", joint) for joint in ("p1", "p2")]
+    models = [general(joint) for joint in ("p1", "p2")]
+    # To the general process the mask is a token like any other, and enumeration asks for its reward too.
+    tilt = ts.Tilt(lambda x: toy.reward(x.clamp(max=toy.tokens - 1)), toy.kl, estimator=ts.Exact())
+    pairs = [
+        (models[0], masked_models[0])
+        if target == "tilt"
+        else (ts.Product(m, (1.5, -0.5)) for m in (models, masked_models))
+    ]
+    for ours, theirs in pairs:
+        a, b = (enumerate_steering(ts.Steering(m, tilt if target == "tilt" else None)) for m in (ours, theirs))
+        assert abs(a.log_z - b.log_z) < 1e-12
+        assert (a.log_law.exp() - b.log_law.exp()).abs().max() < 1e-12
+        reached = b.log_law > -math.inf
+        assert (a.log_twist - b.log_twist)[reached].abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    "proposal",
+    [ts.FromModel(), ts.Gradient(clip=0.5), ts.Enumerated(), ts.Gradient(clip=0.5, tokens_only=True)],
+    ids=["base", "gradient", "optimal", "tokens"],
+)
+@pytest.mark.parametrize("name", ["A", "B"])
+def test_tilt_is_unbiased(name: str, proposal: ts.Proposal) -> None:
+    toy = Toy(name)
+    check(ts.Steering(model(toy), known_tilt(toy, kl=1.0), proposal))
+
+
+def test_learned_proposals() -> None:
+    toy = Toy("B")
+    q = ts.Amortised(UniformDenoiser(toy.joint("p2"), SCHEDULE))
+    check(ts.Steering(model(toy), known_tilt(toy, kl=1.0), q))
+
+
+@pytest.mark.parametrize("estimator", [ts.Sampled(), ts.Exact()])
+def test_estimates_look_through_the_noise(estimator: ts.core.twist.Estimator) -> None:
+    toy = Toy("A")
+    check(ts.Steering(model(toy), ts.Tilt(toy.reward, 1.0, draws=2, estimator=estimator)))
+    gentle = ts.Gradient(clip=1.0)
+    check(ts.Steering(model(toy), ts.Tilt(toy.reward, 1.0, draws=2, estimator=estimator), gentle))
+
+
+@pytest.mark.parametrize(
+    "proposal", [ts.FromModel(), ts.Optimal(), ts.Guided(), ts.Enumerated()], ids=["base", "optimal", "cfg", "listed"]
+)
+@pytest.mark.parametrize("tilted", [False, True])
+def test_products_are_unbiased(proposal: ts.Proposal, tilted: bool) -> None:
+    toy = Toy("B")
+    product = ts.Product((model(toy), model(toy, "p2")), (1.5, -0.5))
+    check(ts.Steering(product, known_tilt(toy, kl=1.0) if tilted else None, proposal))
+
+
+def test_prompts_stay_and_are_known() -> None:
+    toy = Toy("B")
+    canvas = torch.tensor([ts.NO_MASK, 2, ts.NO_MASK])
+    steering = ts.Steering(model(toy, canvas=canvas), ts.Tilt(toy.reward, 1.0, estimator=ts.Exact()))
+    for record in ts.sweep(steering, 32, generator=seeded()):
+        assert (record.x[..., 1] == 2).all()
+    check(steering)
+
+
+def test_an_exact_denoiser_in_many_steps_finds_the_data() -> None:
+    toy = Toy("A")
+    gaps = []
+    for num_steps in (4, 16, 64):
+        law = enumerate_steering(ts.Steering(replace(model(toy), steps=ts.uniform_steps(num_steps)))).model_law
+        gaps.append(float((law - toy.joint("p1").flatten()).abs().sum() / 2))
+    assert gaps[0] > 2.5 * gaps[1] > 6 * gaps[2]
+
+
+def test_a_bad_prior_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be a law"):
+        ts.Interpolating((0.5, 0.6))
+    assert all_sequences(2, 3).shape == (8, 3)
