@@ -416,7 +416,7 @@ def test_larger_toy(name: str) -> None:
 
 
 def test_every_case_is_here() -> None:
-    """Cases 17, 19 and 21 come with continuous time, training and MaskGIT; all others are tested above."""
+    """Case 17 is with continuous time and 21 with MaskGIT; 19 comes with training. All others are tested above."""
     tested = {int(name[:2]) for name in SAMPLED} | {13, 14, 15, 16, 18, 20, 22, 23, 24}
     assert {int(c["id"][:2]) for c in GOLDEN["cases"]} - tested == {17, 19, 21}
 

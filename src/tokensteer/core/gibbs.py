@@ -80,6 +80,11 @@ class Pinned:
         self, x: Tensor, t: float, generator: Generator | None, parent: Evaluation | None = None
     ) -> Evaluation:
         evaluation = self.path.evaluate(x, t, generator, parent)
+        if evaluation.memory is not None:
+            raise ValueError(
+                "particle Gibbs cannot pin a kernel with a memory: its noise would have to be drawn given the "
+                "trajectory. Use a kernel without noise or memory"
+            )
         self._latest = x, evaluation, self._time(t)
         return evaluation
 

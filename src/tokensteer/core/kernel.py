@@ -15,12 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from tokensteer.core.measure import NEVER, Reveal, SiteMeasure, Table
+from tokensteer.core.measure import NEVER, Reveal, SiteMeasure, Table, inverse_cdf, uniforms
 from tokensteer.core.schedule import Linear, Schedule, Step
 
 NO_MASK = -1
@@ -46,6 +46,57 @@ class Kernel(Protocol):
     def remasks(self, step: Step) -> bool:
         """Whether an open site may be masked again."""
         ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A kernel whose choice of sites depends on more than x_t: on noise drawn for the step, or on what went before.
+
+    `remember` makes the memory at x_t (P, ...), None for none, from the parent's memory and prediction; it travels with
+    the particle. `recall` is `choose` with it.
+    """
+
+    def remember(
+        self, x: Tensor, before: Tensor | None, log_x0: Tensor | None, generator: Generator | None
+    ) -> Tensor | None: ...
+    def recall(self, x: Tensor, log_x0: Tensor, step: Step, memory: Tensor) -> Tensor | None: ...
+
+
+class Noise(Protocol):
+    """What hides the data: where a canvas starts from, and what its visible tokens give away.
+
+    A canvas (P, L) holds the kernel's mask_id at its free sites and tokens at the fixed ones.
+    """
+
+    def begin(self, canvas: Tensor, generator: Generator | None) -> Tensor: ...
+    def log_begin(self, x: Tensor, canvas: Tensor, like: Tensor) -> Tensor:
+        """The log-probability of beginning at x, (P,), in the precision of `like`."""
+        ...
+
+    def believe(self, x: Tensor, log_x0: Tensor, t: float) -> Tensor:
+        """The prediction made to agree with what x_t shows."""
+        ...
+
+
+@dataclass(frozen=True)
+class MaskNoise:
+    """All masks at the start; what is visible is carried over, so the prediction there is not read."""
+
+    mask_id: int
+
+    def begin(self, canvas: Tensor, generator: Generator | None) -> Tensor:
+        return canvas.clone()
+
+    def log_begin(self, x: Tensor, canvas: Tensor, like: Tensor) -> Tensor:
+        return _either((x == canvas).all(-1), 0.0, NEVER, like)
+
+    def believe(self, x: Tensor, log_x0: Tensor, t: float) -> Tensor:
+        return log_x0
+
+
+def noise_of(kernel: Kernel) -> Noise:
+    """The noise that a kernel takes away."""
+    return kernel if isinstance(kernel, Interpolating) else MaskNoise(kernel.mask_id)
 
 
 def _log(p: float) -> float:
@@ -201,9 +252,17 @@ class Interpolating:
                 f"Interpolating: the prior must be a law over the vocabulary, and sums to {sum(self.prior)}"
             )
 
-    def noise(self, like: Tensor) -> Tensor:
+    def law(self, like: Tensor) -> Tensor:
         """v as a tensor, (V,)."""
         return torch.tensor(self.prior, dtype=like.dtype, device=like.device)
+
+    def begin(self, canvas: Tensor, generator: Generator | None) -> Tensor:
+        u = uniforms(tuple(canvas.shape), canvas, generator)
+        return torch.where(canvas == NO_MASK, inverse_cdf(self.law(u), u.view(-1)).view_as(canvas), canvas)
+
+    def log_begin(self, x: Tensor, canvas: Tensor, like: Tensor) -> Tensor:
+        fixed = _either(x == canvas, 0.0, NEVER, like)
+        return torch.where(canvas == NO_MASK, self.law(like).log()[x], fixed).sum(-1)
 
     def choose(self, x: Tensor, log_x0: Tensor, step: Step) -> Tensor | None:
         return None
@@ -217,19 +276,14 @@ class Interpolating:
     def _alpha_s(self, step: Step) -> float:
         return 1.0 if step.s == 0 else self.schedule.alpha(step.s)
 
-    def consistent(self, x: Tensor, log_x0: Tensor, t: float) -> Tensor:
-        """The prediction given that x_t could come of it: a token that noise never makes must be the clean one."""
-        alpha, seen = self.schedule.alpha(t), self.noise(log_x0)[x].unsqueeze(-1)
-        if alpha == 0 or bool((seen > 0).all()):
-            return log_x0
-        same = torch.arange(log_x0.shape[-1], device=x.device) == x.unsqueeze(-1)
-        # Where the network rules out what is seen, believe what is seen.
-        only = torch.where(same, 0.0, NEVER).to(log_x0.dtype)
-        return torch.where(seen > 0, log_x0, only)
+    def believe(self, x: Tensor, log_x0: Tensor, t: float) -> Tensor:
+        """A token that noise never makes must be the clean one."""
+        only = torch.full_like(log_x0, NEVER).scatter(-1, x.unsqueeze(-1), 0.0)
+        return torch.where(self.law(log_x0)[x].unsqueeze(-1) > 0, log_x0, only)
 
     def __call__(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None = None) -> Table:
-        alpha_s, survival, v = self._alpha_s(step), self.survival(step), self.noise(log_x0)
-        mu = self.consistent(x, log_x0, step.t).exp()
+        alpha_s, survival, v = self._alpha_s(step), self.survival(step), self.law(log_x0)
+        mu = self.believe(x, log_x0, step.t).exp()
         here = torch.nn.functional.one_hot(x, log_x0.shape[-1]).to(log_x0.dtype)
         seen = v[x].unsqueeze(-1)
         alpha_t = alpha_s * survival

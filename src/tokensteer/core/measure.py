@@ -37,7 +37,15 @@ class Measure(Protocol):
 
 
 class SiteMeasure(Measure, Protocol):
-    """A measure that factorises over sites, possibly unnormalised."""
+    """A measure that is made site by site, possibly unnormalised.
+
+    It `factorises` unless a subclass says that sites hang together; `dense` is then only a table that covers it.
+    """
+
+    @property
+    def factorises(self) -> bool: ...
+
+    def take(self, rows: Tensor) -> SiteMeasure: ...
 
     def total(self) -> Tensor:
         """The log of the mass of all sequences, (P,)."""
@@ -53,6 +61,9 @@ class SiteMeasure(Measure, Protocol):
     def tilt_tokens(self, h: Tensor) -> SiteMeasure: ...
     def pin(self, fixed: Tensor) -> SiteMeasure: ...
     def dense(self) -> Table: ...
+    def support(self, limit: int) -> tuple[Tensor, Tensor]:
+        """Every sequence in reach of each particle, as `support` lists them; it may list some of no mass."""
+        ...
 
 
 def uniforms(shape: tuple[int, ...], like: Tensor, generator: Generator | None) -> Tensor:
@@ -84,6 +95,10 @@ class Table:
     sites: Tensor | None = None
     log_mass: Tensor | None = None
     x: Tensor | None = None
+
+    @property
+    def factorises(self) -> bool:
+        return True
 
     def sample(self, generator: Generator | None) -> Tensor:
         return categorical(self.log_p, generator)
@@ -123,6 +138,9 @@ class Table:
     def dense(self) -> Table:
         return self
 
+    def support(self, limit: int) -> tuple[Tensor, Tensor]:
+        return support(self.log_p, limit)
+
 
 @dataclass(frozen=True)
 class Reveal:
@@ -139,6 +157,10 @@ class Reveal:
     mask_id: int
     sites: Tensor | None = None
     log_mass: Tensor | None = None
+
+    @property
+    def factorises(self) -> bool:
+        return True
 
     @property
     def masked(self) -> Tensor:
@@ -170,9 +192,15 @@ class Reveal:
         return torch.where(y == self.x, self.log_stay, moved).sum(-1)
 
     def take(self, rows: Tensor) -> Reveal:
-        log_stay, log_move, log_x0 = self.log_stay[rows], self.log_move[rows], self.log_x0[rows]
-        sites, log_mass = _rows(self.sites, rows), _rows(self.log_mass, rows)
-        return Reveal(self.x[rows], log_stay, log_move, log_x0, self.mask_id, sites, log_mass)
+        return replace(
+            self,
+            x=self.x[rows],
+            log_stay=self.log_stay[rows],
+            log_move=self.log_move[rows],
+            log_x0=self.log_x0[rows],
+            sites=_rows(self.sites, rows),
+            log_mass=_rows(self.log_mass, rows),
+        )
 
     def total(self) -> Tensor:
         return torch.logaddexp(self.log_stay, self.log_move + self.token_mass()).sum(-1)
@@ -228,6 +256,9 @@ class Reveal:
         remask[..., self.mask_id] = self.log_move
         log_p = torch.where(masked, self.log_x0 + self.log_move.unsqueeze(-1), remask)
         return Table(log_p.scatter(-1, self.x.unsqueeze(-1), self.log_stay.unsqueeze(-1)), self.sites)
+
+    def support(self, limit: int) -> tuple[Tensor, Tensor]:
+        return support(self.dense().log_p, limit)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.kernel import NO_MASK, Interpolating, Kernel
-from tokensteer.core.measure import NEVER, SiteMeasure, categorical, uniforms
+from tokensteer.core.kernel import Kernel, MaskNoise, noise_of
+from tokensteer.core.measure import NEVER, SiteMeasure
 from tokensteer.core.schedule import Step
 
 Denoiser = Callable[[Tensor, float], Tensor]
@@ -165,7 +165,7 @@ class Diffusion:
                 f"{tuple(answer.shape)}: is the template longer than the model?"
             )
         vocab_size, mask_id = answer.shape[-1], self.kernel.mask_id
-        has_mask = not isinstance(self.kernel, Interpolating)
+        has_mask = isinstance(noise_of(self.kernel), MaskNoise)
         if has_mask and not 0 <= mask_id < vocab_size:
             raise ValueError(
                 f"mask_id {mask_id} is outside the vocabulary of {vocab_size}: the mask must be one of the denoiser's "
@@ -217,35 +217,15 @@ class Diffusion:
         return self.template.repeat_interleave(rows // len(self.template), 0)
 
     def start(self, rows: int, generator: Generator | None) -> Tensor:
-        canvas = self._rows(rows)
-        if isinstance(self.kernel, Interpolating):
-            noise = self.kernel.noise(uniforms((1,), canvas, generator)).log()
-            return torch.where(canvas == NO_MASK, categorical(noise.expand(*canvas.shape, -1), generator), canvas)
-        return canvas.clone()
+        return noise_of(self.kernel).begin(self._rows(rows), generator)
 
     def log_start(self, x: Tensor) -> Tensor:
-        canvas, free = self.template.expand_as(x), self.template == self.kernel.mask_id
-        begins = torch.zeros(x.shape, dtype=self.dtype, device=x.device).masked_fill(~free & (x != canvas), NEVER)
-        if isinstance(self.kernel, Interpolating):
-            return torch.where(free, self.kernel.noise(begins).log()[x], begins).sum(-1)
-        return begins.masked_fill(free & (x != canvas), NEVER).sum(-1)
+        like = torch.empty((), dtype=self.dtype, device=self.device)
+        return noise_of(self.kernel).log_begin(x, self._rows(len(x)), like)
 
     def predict(self, x: Tensor, t: float) -> Tensor:
         self.meter.count(len(x))
-        log_x0 = self.denoiser(x, t)
-        if isinstance(self.kernel, Interpolating):
-            return self._believe(x.argmax(-1) if x.is_floating_point() else x, log_x0, t)
-        return log_x0
-
-    def _believe(self, x: Tensor, log_x0: Tensor, t: float) -> Tensor:
-        """Where there is no mask to tell: what is fixed is known, and what noise cannot have made is clean."""
-        assert isinstance(self.kernel, Interpolating)
-        log_x0 = self.kernel.consistent(x, log_x0, t)
-        fixed = self.template != NO_MASK
-        if self.template.dim() > 1 or not fixed.any():
-            return log_x0
-        known = torch.full_like(log_x0, NEVER).scatter(-1, x.unsqueeze(-1), 0.0)
-        return torch.where(fixed.unsqueeze(-1), known, log_x0)
+        return noise_of(self.kernel).believe(x.argmax(-1) if x.is_floating_point() else x, self.denoiser(x, t), t)
 
     def clean(self, prediction: Tensor) -> Tensor:
         return prediction

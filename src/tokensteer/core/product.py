@@ -149,6 +149,8 @@ class Product:
         measure = self.step_with(x, self.combined(prediction), step, sites)
         if isinstance(measure, Reveal):
             return self.convention(measure, sum(self.powers), self.kernel.survival(step))
+        if not isinstance(measure, Table):  # tokens kept by rank: the exponents are on the denoiser alone
+            return measure
         # Without a mask, opening is not apart from choosing a token: the kernels themselves are raised to their powers.
         kernels = [m.transition(x, prediction[:, k], step, sites).dense() for k, m in enumerate(self.models)]
         return Table(self.combined(torch.stack([kernel.log_p for kernel in kernels], 1)), sites, x=x)

@@ -13,7 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tokensteer.core.measure import NEVER, Listed, Measure, Reveal, SiteMeasure, distinct, log_sum_runs, support
+from tokensteer.core.kernel import Remembering
+from tokensteer.core.measure import NEVER, Listed, Measure, Reveal, SiteMeasure, distinct, log_sum_runs
 from tokensteer.core.model import Denoiser, Meter, Model
 from tokensteer.core.schedule import Step
 from tokensteer.core.smc import Evaluation
@@ -44,6 +45,13 @@ def _prediction(evaluation: Evaluation) -> Tensor:
     return evaluation.prediction
 
 
+def chosen(x: Tensor, log_x0: Tensor, evaluation: Evaluation, step: Step, model: Model) -> Tensor | None:
+    """The sites that the kernel opens, by the order of log_x0 and what it remembers of the particles."""
+    if evaluation.memory is not None and isinstance(model.kernel, Remembering):
+        return model.kernel.recall(x, log_x0, step, evaluation.memory)
+    return model.kernel.choose(x, log_x0, step)
+
+
 @dataclass(frozen=True)
 class FromModel:
     """q = p: the pretrained model itself; for a product, its first model."""
@@ -53,7 +61,7 @@ class FromModel:
 
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
         log_x0 = model.clean(_prediction(evaluation))
-        return model.step_with(x, log_x0, step, model.kernel.choose(x, log_x0, step))
+        return model.step_with(x, log_x0, step, chosen(x, log_x0, evaluation, step, model))
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,7 @@ class Guided:
 
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
         prediction = _prediction(evaluation)
-        sites = model.kernel.choose(x, model.clean(prediction), step)
+        sites = chosen(x, model.clean(prediction), evaluation, step, model)
         combined = model.combined(prediction)
         q = model.step_with(x, combined, step, sites)
         # Only masked sites are read by a masked kernel, so the vocabulary is normalised there alone.
@@ -83,7 +91,7 @@ class Optimal:
 
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
         prediction = _prediction(evaluation)
-        sites = model.kernel.choose(x, model.clean(prediction), step)
+        sites = chosen(x, model.clean(prediction), evaluation, step, model)
         p = model.transition(x, prediction, step, sites)
         return p.normalise().with_mass(p.total() if twist is None else None)
 
@@ -137,7 +145,7 @@ class Amortised:
         self.meter.count(len(x))
         log_x0 = self.denoiser(x, step.t)
         order = log_x0 if self.own_order else model.clean(_prediction(evaluation))
-        return model.step_with(x, log_x0, step, model.kernel.choose(x, order, step))
+        return model.step_with(x, log_x0, step, chosen(x, order, evaluation, step, model))
 
 
 @dataclass(frozen=True)
@@ -153,14 +161,14 @@ class Enumerated:
 
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> Listed:
         prediction = _prediction(evaluation)
-        sites = model.kernel.choose(x, model.clean(prediction), step)
+        sites = chosen(x, model.clean(prediction), evaluation, step, model)
         p = model.transition(x, prediction, step, sites)
-        log_p = p.dense().log_p
-        # Twins may still differ in what their templates hold fixed.
-        first, row = distinct(torch.cat([x, (log_p > NEVER).sum(-1)], -1))
-        log_p = log_p[first]
-        owner, candidates = support(log_p, self.limit)
-        log_q = log_p[owner].gather(-1, candidates.unsqueeze(-1)).squeeze(-1).sum(-1)
+        # Twins may still differ in what their templates hold fixed, and in what the kernel remembers of them.
+        first, row = distinct(torch.cat([x, (p.dense().log_p > NEVER).sum(-1)], -1))
+        if evaluation.memory is not None:
+            first = row = torch.arange(len(x), device=x.device)
+        owner, candidates = p.take(first).support(self.limit)
+        log_q = p.take(first[owner]).log_prob(candidates)
         if twist is not None:
             once, which = distinct(candidates)
             log_q = log_q + log_twist(candidates[once], step.s, model, twist)[which]

@@ -30,8 +30,8 @@ from tokensteer.core.schedule import Step
 class Evaluation:
     """All that one look at (x_t, t) taught us; it travels with its particle and is never computed again.
 
-    log_twist, reward and carry are (P,); prediction and gradient are (P, ...). `pending` (B, N) is filled in by the
-    loop for the one who evaluates the children: the log-weight of each before its new twist counts.
+    log_twist, reward and carry are (P,); prediction, gradient and a kernel's memory are (P, ...). `pending` (B, N) is
+    filled in by the loop for the one who evaluates the children: the log-weight of each before its new twist counts.
     """
 
     log_twist: Tensor
@@ -39,6 +39,7 @@ class Evaluation:
     reward: Tensor | None = None
     gradient: Tensor | None = None
     carry: Tensor | None = None
+    memory: Tensor | None = None
     pending: Tensor | None = None
 
     def take(self, index: Tensor) -> Evaluation:

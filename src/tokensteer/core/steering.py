@@ -13,6 +13,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
+from tokensteer.core.kernel import Remembering
 from tokensteer.core.measure import Measure, Reveal, Table
 from tokensteer.core.model import Diffusion, Model
 from tokensteer.core.product import Product, guided
@@ -29,7 +30,7 @@ from tokensteer.core.resample import (
     one_survivor,
     systematic,
 )
-from tokensteer.core.schedule import Step, constant_ramp, end_ramp
+from tokensteer.core.schedule import Step, end_ramp
 from tokensteer.core.smc import Evaluation, Result, smc
 from tokensteer.core.twist import Look, Potential, Tilt, difference
 
@@ -85,14 +86,24 @@ class Steering:
         with torch.set_grad_enabled(wants_gradient):
             seen = one_hot(x, self.model.vocab_size).to(self.model.dtype).requires_grad_() if wants_gradient else x
             prediction = self.model.predict(seen, t)
+            memory = self._remember(x, generator, parent)
             if self.twist is None or (self.twist.idle(t) and not wants_gradient):
-                return Evaluation(torch.zeros_like(x[:, 0], dtype=self.model.dtype), prediction)
+                return Evaluation(torch.zeros_like(x[:, 0], dtype=self.model.dtype), prediction, memory=memory)
             look = Look(seen, self.model.clean(prediction), t, self.model.kernel.mask_id)
             estimate = self.twist.estimate(look, generator)
             gradient = _gradient(estimate, seen) if wants_gradient else None
         reward = estimate.detach()
         log_twist, carry = self.twist.potential(self.twist.scale(t), reward, parent)
-        return Evaluation(log_twist, prediction.detach(), reward, gradient, carry)
+        return Evaluation(log_twist, prediction.detach(), reward, gradient, carry, memory)
+
+    def _remember(self, x: Tensor, generator: Generator | None, parent: Evaluation | None) -> Tensor | None:
+        """What the kernel wants kept of this state, if it has a memory."""
+        kernel = self.model.kernel
+        if not isinstance(kernel, Remembering):
+            return None
+        if parent is None or parent.prediction is None:
+            return kernel.remember(x, None, None, generator)
+        return kernel.remember(x, parent.memory, self.model.clean(parent.prediction), generator)
 
     def _judge(self, x: Tensor) -> Evaluation:
         """The end: the reward itself, whatever the potentials before it."""
@@ -194,8 +205,13 @@ def nested_svdd(model: Model, tilt: Tilt, candidates: int = 4) -> Method:
 
 
 def fk_steering(model: Model, tilt: Tilt, potential: Potential = difference, interval: int = 1) -> Method:
-    """Feynman-Kac steering: the reward in full from the start, resampled every `interval` steps."""
-    return Method(Steering(model, replace(tilt, ramp=constant_ramp, potential=potential)), multinomial, every(interval))
+    """Feynman-Kac steering: the reward in full, at every `interval`-th step, where it is resampled, and at the end."""
+    counted = {step.t for step in model.steps if step.index and step.index % interval == 0} | {0.0}
+
+    def ramp(t: float) -> float:
+        return float(interval == 1 or t in counted)
+
+    return Method(Steering(model, replace(tilt, ramp=ramp, potential=potential)), multinomial, every(interval))
 
 
 def smc_base(model: Model, tilt: Tilt) -> Method:
@@ -203,14 +219,14 @@ def smc_base(model: Model, tilt: Tilt) -> Method:
     return Method(Steering(model, tilt))
 
 
-def smc_grad(model: Model, tilt: Tilt) -> Method:
-    """SMC with the first-order gradient proposal."""
-    return Method(Steering(model, tilt, Gradient()))
+def smc_grad(model: Model, tilt: Tilt, clip: float | None = 3.0) -> Method:
+    """SMC with the first-order gradient proposal, clipped: few draws make steep gradients and heavy-tailed weights."""
+    return Method(Steering(model, tilt, Gradient(clip=clip)))
 
 
-def prop_grad(model: Model, tilt: Tilt) -> Method:
+def prop_grad(model: Model, tilt: Tilt, clip: float | None = 3.0) -> Method:
     """The gradient proposal alone, without resampling: classifier guidance."""
-    return Method(Steering(model, tilt, Gradient()), when=never)
+    return Method(Steering(model, tilt, Gradient(clip=clip)), when=never)
 
 
 def product(models: Sequence[Diffusion], powers: Sequence[float], tilt: Tilt | None = None) -> Method:

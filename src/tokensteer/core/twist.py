@@ -116,8 +116,9 @@ def _score(look: Look, x0: Tensor) -> Tensor:
     Gathering from an expanded tensor keeps the gradient's sums in a fixed order, so that a seed gives the same run.
     """
     law = look.clean_law() if look.relaxed else look.log_x0.exp()
-    log_mu = law.expand(len(x0), *law.shape).gather(-1, x0.unsqueeze(-1)).squeeze(-1).log()
-    return torch.where(look.hidden, log_mu, 0.0).sum(-1)
+    mu = law.expand(len(x0), *law.shape).gather(-1, x0.unsqueeze(-1)).squeeze(-1)
+    # Sites that are seen do not count; a 1 there, since the gradient of log 0 would be NaN.
+    return torch.where(look.hidden, mu, 1.0).log().sum(-1)
 
 
 def gumbel_softmax(look: Look, gumbel: Tensor, temperature: float) -> Tensor:

@@ -144,6 +144,8 @@ def enumerate_steering(steering: Steering, limit: int = 2_000_000) -> Enumeratio
 def _moves(steering: Steering, states: Tensor, step: Step, limit: int) -> tuple[Tensor, Moves]:
     model = steering.model
     evaluation = steering.evaluate(states, step.t, None)
+    if evaluation.memory is not None:
+        raise ValueError("the kernel has a memory, so x_t alone is not the whole state: it cannot be enumerated")
     q = steering.propose(states, evaluation, step)
     prediction = evaluation.prediction
     assert prediction is not None

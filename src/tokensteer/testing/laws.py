@@ -232,12 +232,14 @@ def assert_kernel(
     *,
     length: int = 4,
     num_steps: int = 4,
+    marginals: bool = True,
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
 ) -> None:
     """p(x_s | x_t) sums to one, samples what it evaluates, ends without a mask, and keeps to the sites it chose.
 
-    A kernel that chooses no sites also keeps the forward marginals. Asked along uniform_steps(num_steps), with random
+    A kernel that chooses no sites also keeps the forward marginals (`marginals=False` for one that only approximates
+    them). Asked along uniform_steps(num_steps), with random
     predictions, at random states and at those the kernel itself leads to.
     """
     generator, mask_id, steps = torch.Generator("cpu").manual_seed(seed), kernel.mask_id, uniform_steps(num_steps)
@@ -260,7 +262,7 @@ def assert_kernel(
         halfway = int(((x == mask_id).sum(-1) - length / 2).abs().argmin())
         _assert_sampled(what, measure, halfway, length * vocab_size, generator)
         reached = measure.sample(generator)[: len(reached)]
-    if sites is None:
+    if sites is None and marginals:
         clean = _random_tokens((min(length, 6),), vocab_size, mask_id, generator)
         _assert_marginals(kernel, steps, clean, one_hot(clean, vocab_size).to(dtype).log())
 
@@ -337,7 +339,7 @@ def _assert_move(steering: Steering, x: Tensor, evaluation: Evaluation, step: St
     log_p = p.dense().log_p
     normalise = "Return measure.normalise(), or what tilt() gives, and keep NaN out of it"
     cover = "Give q mass wherever p has some: no top-k, nucleus or -inf that p does not have, and the sites of p"
-    if isinstance(q, Reveal | Table):
+    if isinstance(q, Reveal | Table) and q.factorises:
         in_reach = _assert_table(what, q, normalise, generator)
         missing = int(((in_reach == NEVER) & (log_p > NEVER)).sum())
     else:

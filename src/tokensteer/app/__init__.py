@@ -1,0 +1,1 @@
+"""What a person runs: the only layer that prints."""

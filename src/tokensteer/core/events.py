@@ -1,0 +1,143 @@
+"""Kernels of continuous time: tau-leaping, and the event-driven sampler that opens one site at a time.
+
+`TauLeap` freezes the rates at t for the length of a step and converges to continuous time at first order. For a
+denoiser that ignores time the opening times do not matter to the sequence, so `FirstHitting` follows the jump chain
+alone: every step opens one masked site, chosen together with its token, and there is no error of discretisation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Generator, Tensor
+
+from tokensteer.core.continuous import hazard
+from tokensteer.core.measure import NEVER, Reveal, Table, categorical
+from tokensteer.core.schedule import Linear, Schedule, Step, uniform_steps
+
+
+def leap(x: Tensor, rates: Tensor, span: float) -> Table:
+    """Tau-leaping over a time `span`, for any rates (P, L, V): each site leaves with probability 1 - exp(-span·sum_v
+    rates) and takes a token in proportion to its rate. Right to first order in the span."""
+    total = rates.sum(-1, keepdim=True)
+    log_leave = torch.where(total > 0, (-torch.expm1(-span * total)).log() - total.log(), NEVER)
+    return Table((rates.log() + log_leave).scatter(-1, x.unsqueeze(-1), -span * total))
+
+
+@dataclass(frozen=True)
+class TauLeap:
+    """Tau-leaping of the masked process: the rate at t is kept over the step, and what is left opens at the end.
+
+    A masked site opens with probability 1 - exp(-(t - s)·hazard(t)). Marginals hold to first order in t - s, where
+    `Ancestral` keeps them exactly.
+    """
+
+    mask_id: int
+    schedule: Schedule = field(default_factory=Linear)
+
+    def choose(self, x: Tensor, log_x0: Tensor, step: Step) -> Tensor | None:
+        return None
+
+    def remasks(self, step: Step) -> bool:
+        return False
+
+    def survival(self, step: Step) -> float:
+        return self.schedule.alpha(step.t) / (1.0 if step.s == 0 else self.schedule.alpha(step.s))
+
+    def __call__(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None = None) -> Reveal:
+        log_stay = NEVER if step.s == 0 else -(step.t - step.s) * hazard(self.schedule, step.t)
+        opens = -math.expm1(log_stay)
+        masked, zeros = x == self.mask_id, torch.zeros_like(log_x0[..., 0])
+        log_move = torch.full_like(zeros, NEVER).masked_fill(masked, math.log(opens) if opens > 0 else NEVER)
+        return Reveal(x, zeros.masked_fill(masked, log_stay), log_move, log_x0, self.mask_id)
+
+
+def event_steps(canvas: Tensor, mask_id: int) -> tuple[Step, ...]:
+    """One step for each free site of a template (L,) or (B, L), the most of any row; the time is the share masked."""
+    return uniform_steps(int((canvas == mask_id).sum(-1).max()))
+
+
+@dataclass(frozen=True)
+class FirstHitting:
+    """The masked process in continuous time, jump by jump: one masked site, any with equal probability, opens.
+
+    Use it with `event_steps(template, mask_id)`: as many denoiser calls as free sites, and no discretisation error for
+    a denoiser that does not look at the time. When the sites open is independent of all else: `opening_times`.
+    """
+
+    mask_id: int
+
+    def choose(self, x: Tensor, log_x0: Tensor, step: Step) -> Tensor | None:
+        return None
+
+    def remasks(self, step: Step) -> bool:
+        return False
+
+    def survival(self, step: Step) -> float:
+        return 1.0
+
+    def __call__(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None = None) -> OneSite:
+        masked, zeros = x == self.mask_id, torch.zeros_like(log_x0[..., 0])
+        log_each = -masked.sum(-1, keepdim=True).to(log_x0.dtype).log()
+        return OneSite(x, zeros, torch.where(masked, log_each, NEVER), log_x0, self.mask_id)
+
+
+@dataclass(frozen=True)
+class OneSite(Reveal):
+    """A jump: site l opens with token v at mass exp(log_move[l] + log_x0[l, v]), and all others stay (log_stay is 0).
+
+    Where no site may open, all stay. It does not factorise over sites: `dense` only covers it, and `support` lists it.
+    """
+
+    @property
+    def factorises(self) -> bool:
+        return False
+
+    @property
+    def moves(self) -> Tensor:
+        """Which particles have a site to open, (P,)."""
+        return (self.log_move > NEVER).any(-1)
+
+    def sample(self, generator: Generator | None) -> Tensor:
+        rows = self.moves.nonzero().squeeze(-1)
+        site = categorical(self.log_move[rows], generator)
+        token = categorical(self.log_x0[rows, site], generator)
+        y = self.x.clone()
+        # As in `Reveal`: only a law of NaNs lands on the mask, and `log_prob` then says NaN of any token.
+        y[rows, site] = torch.where(token == self.mask_id, (self.mask_id + 1) % self.log_x0.shape[-1], token)
+        return y
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        return torch.where((y != self.x).sum(-1) == self.moves, super().log_prob(y), NEVER)
+
+    def total(self) -> Tensor:
+        return torch.where(self.moves, (self.log_move + self.token_mass()).logsumexp(-1), 0.0)
+
+    def _normalise_outcomes(self) -> OneSite:
+        total = self.log_move.logsumexp(-1, keepdim=True)
+        return replace(self, log_move=self.log_move - torch.where(total == NEVER, 0.0, total))
+
+    def tilt(self, h: Tensor) -> Reveal:
+        """q ∝ m · exp(h): the jump to token v at site l gains h[l, v] - h[l, mask], as its rate would."""
+        here = h.gather(-1, self.x.unsqueeze(-1)).squeeze(-1)
+        return replace(self, log_move=self.log_move - here, log_x0=self.log_x0 + h).normalise()
+
+    def pin(self, fixed: Tensor) -> OneSite:
+        """Sites of a prompt never open."""
+        return replace(self, log_move=self.log_move.masked_fill(fixed, NEVER))._normalise_outcomes()
+
+    def support(self, limit: int) -> tuple[Tensor, Tensor]:
+        """Every sequence within one jump: `rows` (K,) in ascending order and `sequences` (K, L)."""
+        possible = self.masked.unsqueeze(-1) & (self.log_x0 > NEVER) & (self.log_move > NEVER).unsqueeze(-1)
+        if int(possible.sum()) > limit:
+            raise ValueError(
+                f"{int(possible.sum())} jumps are more than the limit of {limit}: use a smaller vocabulary"
+            )
+        rows, site, token = possible.nonzero(as_tuple=True)
+        y = self.x[rows]
+        y[torch.arange(len(rows), device=rows.device), site] = token
+        still = (~possible.flatten(1).any(-1)).nonzero().squeeze(-1)
+        order = torch.cat([rows, still]).argsort(stable=True)
+        return torch.cat([rows, still])[order], torch.cat([y, self.x[still]])[order]

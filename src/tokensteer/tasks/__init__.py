@@ -1,0 +1,1 @@
+"""The experiments: data, model, reward and metrics, one module each."""
