@@ -321,7 +321,11 @@ def support(log_p: Tensor, limit: int) -> tuple[Tensor, Tensor]:
 
 
 def same_rows(x: Tensor) -> Tensor:
-    """A number for each row of x, the same for equal rows and for them alone."""
+    """A number for each row of x >= 0, the same for equal rows and for them alone."""
+    base = int(x.max()) + 1 if x.numel() else 1
+    if base ** x.shape[1] < 2**62:  # one integer tells the whole row, and sorting integers is far quicker
+        key = (x * base ** torch.arange(x.shape[1], device=x.device)).sum(-1)
+        return torch.unique(key, return_inverse=True)[1]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
     return torch.unique(x, dim=0, return_inverse=True)[1]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
 

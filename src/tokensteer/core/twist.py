@@ -91,8 +91,10 @@ def mean(r: Tensor, log_v: Tensor, kl: float) -> Tensor:
     """E[r]."""
     v, centre = _weights_and_centre(r, log_v)
     total = v.detach().sum(0)
-    spread = torch.where(v > 0, r - centre, 0.0)
-    return (v * spread).sum(0) / total + centre * (v.sum(0) / total)
+    # -inf is kept out of the graph, where its gradient would be NaN, and put in again at the end.
+    spread = torch.where(r == NEVER, 0.0, r - centre)
+    average = (v * spread).sum(0) / total + centre * (v.sum(0) / total)
+    return torch.where(((r == NEVER) & (v > 0)).any(0), NEVER, average)
 
 
 def _weights_and_centre(r: Tensor, log_v: Tensor) -> tuple[Tensor, Tensor]:
@@ -262,7 +264,7 @@ class Tilt:
     estimator: Estimator = field(default_factory=Sampled)
     potential: Potential = difference
     differentiable: bool = False
-    hopeless: float = -10.0
+    hopeless: float = -2.0
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
