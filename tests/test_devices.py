@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from toys import Toy
 
 import tokensteer as ts
+from tokensteer import rewards
 from tokensteer.testing import TableDenoiser, enumerate_steering, score
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -65,3 +67,57 @@ def test_same_weights_as_on_the_cpu(device: str, sampler: str, proposal: str, pr
     records = list(ts.sweep(here, 8, generator=torch.Generator().manual_seed(0), when=ts.never))
     paths = torch.stack([r.x[0] for r in records], 1)
     assert (score(here, paths).log_increment - score(there, paths.to(device)).log_increment.cpu()).abs().max() < 1e-10
+
+
+def parts(device: str) -> dict[str, ts.Steering]:
+    """The other kernels, noises and constraints, one steering each."""
+    toy = Toy("B", torch.float32)
+    joint = toy.joint("p1").to(device)
+    canvas = ts.template(toy.length, toy.mask_id).to(device)
+    steps, tilt = ts.uniform_steps(3), ts.Tilt(lambda x: (x == 1).sum(-1).float(), draws=2)
+    remasking = ts.Ancestral(toy.mask_id, sigma=ts.Cap(0.3))
+    kernels = {
+        "margin": ts.Ranked(toy.mask_id, confidence=ts.margin),
+        "maskgit": ts.MaskGIT(toy.mask_id, temperature=1.0),
+        "extended": ts.MaskGITExtended(ts.MaskGIT(toy.mask_id)),
+        "blocks": ts.Blocks(ts.MaskGIT(toy.mask_id, temperature=1.0), 1, 3, 3),
+        "confidence": ts.ConfidenceRemask(remasking),
+        "leap": ts.TauLeap(toy.mask_id),
+        "events": ts.FirstHitting(toy.mask_id),
+    }
+    models = {name: ts.Diffusion(TableDenoiser(joint), kernel, steps, canvas) for name, kernel in kernels.items()}
+    flat = ts.from_logits(lambda x, t: torch.zeros(len(x), 3, 4, device=device), 99)
+    models["uniform"] = ts.Diffusion(flat, ts.uniform_noise(4), steps, torch.full_like(canvas, ts.NO_MASK))
+    plain = ts.Diffusion(TableDenoiser(joint), remasking, steps, canvas)
+    twos = rewards.contains([2], toy.tokens + 1)
+    return {
+        **{name: ts.Steering(model, tilt) for name, model in models.items()},
+        "constrained": rewards.constrain(plain, twos, tilt),
+        "templates": ts.Steering(replace(plain, template=canvas.repeat(2, 1)), tilt, ts.Gradient(clip=1.0)),
+    }
+
+
+@pytest.mark.parametrize("name", parts("cpu"))
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_part_runs_there(device: str, name: str) -> None:
+    path = parts(device)[name]
+    runs = [
+        ts.smc(path, 8, 4, when=ts.always, generator=torch.Generator(device=device).manual_seed(1)) for _ in range(2)
+    ]
+    assert runs[0].samples.device.type == device
+    assert torch.equal(runs[0].samples, runs[1].samples)
+    assert torch.equal(runs[0].log_w, runs[1].log_w)
+    assert runs[0].log_z.isfinite().all()
+    if name == "constrained":
+        assert (runs[0].samples == 2).any(-1).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_wrapped_paths_run_there(device: str) -> None:
+    generator = torch.Generator(device=device).manual_seed(0)
+    path = steering(device, "mdm", "optimal", torch.float32)
+    for wrapped in (ts.ResampleFirst(path), ts.AdaptiveRamp(steering(device, "mdm", "gradient", torch.float32))):
+        assert ts.smc(wrapped, 8, 4, generator=generator).log_z.isfinite().all()
+    for ancestor_sampling in (False, True):
+        chain = ts.particle_gibbs(path, 2, 4, 3, ancestor_sampling=ancestor_sampling, generator=generator)
+        assert chain.samples.device.type == device

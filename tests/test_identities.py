@@ -114,6 +114,20 @@ def test_i4_optimal_weights_depend_on_x_t_alone(sampler: str, target: str) -> No
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
+def test_enumeration_knows_proposals_and_where_they_lead(sampler: str) -> None:
+    toy = Toy("B")
+    exact = enumerate_steering(ts.Steering(toy.model(sampler), toy.tilt(sampler), ts.Enumerated()))
+    for index, moves in enumerate(exact.moves):
+        assert (exact.log_optimal(index) - moves.log_q).exp().sub(1).abs().max() < 1e-10
+    learned = ts.Steering(toy.model(sampler), toy.tilt(sampler), toy.amortised())
+    law = enumerate_steering(learned).log_proposed()[-1].exp()
+    result = ts.smc(learned, 20_000, when=ts.never, generator=seeded(5))
+    share = (result.samples[0].unsqueeze(1) == toy.states).all(-1).double().mean(0)
+    error = (law * (1 - law) / 20_000).sqrt()
+    assert ((share - law).abs() <= 4.5 * error + 1e-12).all()
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
 def test_i5_the_soft_value_as_twist_makes_all_weights_equal(sampler: str) -> None:
     toy = Toy("B")
     model = toy.model(sampler)

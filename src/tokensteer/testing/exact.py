@@ -99,6 +99,19 @@ class Enumeration:
         """The model's own law of clean sequences, lexicographically (a measure, for a product)."""
         return self.log_law[-1][self.clean].exp()
 
+    def log_optimal(self, index: int) -> Tensor:
+        """log q*(x_s | x_t) ∝ p(x_s | x_t) · exp(psi_s(x_s)) for each of the moves of step `index`."""
+        moves = self.moves[index]
+        log_q = moves.log_p + self.log_twist[index + 1][moves.column]
+        return log_q - _log_sum_by(log_q, moves.row, len(self.states))[moves.row]
+
+    def log_proposed(self) -> Tensor:
+        """The law of particles that the proposal moves without weights, (T + 1, S)."""
+        law = [self.log_law[0]]
+        for moves in self.moves:
+            law.append(_log_sum_by(law[-1][moves.row] + moves.log_q, moves.column, len(self.states)))
+        return torch.stack(law)
+
     def log_increment(self, index: int) -> Tensor:
         """The log-weight of each of the moves of step `index`."""
         moves = self.moves[index]
