@@ -144,8 +144,9 @@ def test_product_conventions(name: str) -> None:
     close(exact.target, out["terminal_target_clean"])
     for step in model.steps:
         t = str(len(model.steps) - step.index)
-        for start, key in (([2, 2], "allmask"), ([0, 2], "0m")):
-            x = torch.tensor([start])
+        for key in ("allmask", "0m"):
+            x = torch.full((1, toy.length), toy.mask_id)
+            x[0, 0] = 0 if key == "0m" else toy.mask_id
             measure = model.transition(x, model.predict(x, step.t), step, None)
             close(measure.dense().log_p[0].exp(), out[f"M_tokens_from_{key}"][t])
             if key == "0m":
@@ -245,11 +246,17 @@ class DifferentiableToy:
         tokens = numbers(self.inputs["c"]) + torch.einsum("lkvw,pkw->plv", numbers(self.inputs["A"]), x)
         return torch.cat([tokens, torch.zeros_like(tokens[..., :1])], -1)
 
+    @property
+    def mask_id(self) -> int:
+        return len(self.inputs["b"][0])
+
+    def one_hots(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.one_hot(x, self.mask_id + 1).double()
+
     def reward(self, x: Tensor) -> Tensor:
-        if not x.is_floating_point():
-            x = torch.nn.functional.one_hot(x, 4).double()
-        x, b, w = x[..., :3], numbers(self.inputs["b"]), numbers(self.inputs["W"])
-        upper = torch.ones(3, 3, dtype=torch.float64).triu(1)
+        x = x if x.is_floating_point() else self.one_hots(x)
+        x, b, w = x[..., : self.mask_id], numbers(self.inputs["b"]), numbers(self.inputs["W"])
+        upper = torch.ones(len(b), len(b), dtype=torch.float64).triu(1)
         return (b * x).sum((-1, -2)) + torch.einsum("plv,lkvw,lk,pkw->p", x, w, upper, x)
 
 
@@ -259,16 +266,16 @@ def test_gradients(index: int, carry: str, monkeypatch: pytest.MonkeyPatch) -> N
     toy, out = DifferentiableToy(), case(18)["outputs"][index][carry]
     ids = torch.tensor([case(18)["outputs"][index]["x"]])
     gumbel = torch.nn.functional.pad(numbers(toy.inputs["gumbel"]), (0, 1)).unsqueeze(1)
-    given = torch.where(ids == 3, torch.tensor(toy.inputs["x0_draws"]).unsqueeze(1), ids)
+    given = torch.where(ids == toy.mask_id, torch.tensor(toy.inputs["x0_draws"]).unsqueeze(1), ids)
     monkeypatch.setattr(twist, "_gumbel", lambda look, draws, generator: gumbel)
     monkeypatch.setattr(twist, "draw_clean", lambda look, draws, generator: given)
-    x = torch.nn.functional.one_hot(ids, 4).double().requires_grad_()
-    denoiser = ts.from_logits(toy.logits, 3, ignores_time=True)
+    x = toy.one_hots(ids).requires_grad_()
+    denoiser = ts.from_logits(toy.logits, toy.mask_id, ignores_time=True)
 
     def estimate(tilt: ts.Tilt) -> tuple[Tensor, Tensor]:
         # A constant x in the carry-over is the `where` convention: the direct effect of a token is lost.
-        look = ts.Look(x if carry == "soft" else x.detach(), denoiser(x, 0.5), 0.5, 3)
-        close(look.clean_law()[0, :, :3], out["mu"])
+        look = ts.Look(x if carry == "soft" else x.detach(), denoiser(x, 0.5), 0.5, toy.mask_id)
+        close(look.clean_law()[0, :, : toy.mask_id], out["mu"])
         value = tilt.estimate(look, None)
         return value, torch.autograd.grad(value.sum(), x)[0][0]
 
