@@ -361,6 +361,10 @@ class Scripted:
     def steps(self) -> tuple[ts.Step, ...]:
         return ts.uniform_steps(len(self.log_increments))
 
+    @property
+    def populations(self) -> int:
+        return 1
+
     def start(self, rows: int, generator: object) -> Tensor:
         return torch.zeros(rows, 1, dtype=torch.long)
 

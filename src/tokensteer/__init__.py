@@ -14,7 +14,7 @@ from tokensteer.core.continuous import (
     uniform_rate,
 )
 from tokensteer.core.events import FirstHitting, OneSite, TauLeap, event_steps, leap
-from tokensteer.core.gibbs import Chain, particle_gibbs
+from tokensteer.core.gibbs import Chain, particle_gibbs, pick
 from tokensteer.core.kernel import (
     NO_MASK,
     Ancestral,
@@ -217,6 +217,7 @@ __all__ = [
     "paper_powers",
     "partial",
     "particle_gibbs",
+    "pick",
     "pretrained",
     "product",
     "prop_grad",

@@ -74,6 +74,10 @@ class AdaptiveRamp:
         self.lambdas.clear()
         return self._full.start(rows, generator)
 
+    @property
+    def populations(self) -> int:
+        return self._full.populations
+
     def spent(self) -> Mapping[str, int]:
         return self._full.spent()
 

@@ -25,7 +25,8 @@ class ResampleFirst:
     are counted before the move. The target and log Z are the same."""
 
     path: Proposing
-    _ahead: Measure | None = field(default=None, init=False, repr=False)
+    _ahead: dict[int, Measure] = field(default_factory=dict[int, Measure], init=False, repr=False)
+    _looks: int = field(default=0, init=False, repr=False)
 
     @property
     def steps(self) -> Sequence[Step]:
@@ -33,6 +34,10 @@ class ResampleFirst:
 
     def start(self, rows: int, generator: Generator | None) -> Tensor:
         return self.path.start(rows, generator)
+
+    @property
+    def populations(self) -> int:
+        return self.path.populations
 
     def spent(self) -> Mapping[str, int]:
         return self.path.spent()
@@ -44,19 +49,22 @@ class ResampleFirst:
         if t == 0:
             return evaluation
         step = next(step for step in self.steps if step.t == t)
-        self._ahead = self.path.propose(x, evaluation, step)
-        if self._ahead.log_mass is None:
+        q = self.path.propose(x, evaluation, step)
+        if q.log_mass is None:
             raise ValueError(
                 "ResampleFirst needs a proposal whose weight depends on x_t alone: Enumerated(), or Optimal() for a "
                 "product without a tilt"
             )
-        # Each particle remembers its row, so that after resampling its measure is found and not computed again.
-        rows = torch.arange(len(x), device=x.device)
-        return replace(evaluation, log_twist=self._ahead.log_mass, carry=rows)
+        # Each particle remembers which look and which row its measure is from, so that after resampling it is found and
+        # not computed again, whatever other runs do in between.
+        self._looks += 1
+        self._ahead[self._looks] = q
+        tag = (self._looks << 32) + torch.arange(len(x), device=x.device)
+        return replace(evaluation, log_twist=q.log_mass, carry=tag)
 
     def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> tuple[Tensor, Tensor]:
-        assert self._ahead is not None
         assert evaluation.carry is not None, "particles are evaluated before they move"
-        q = self._ahead.take(evaluation.carry)
+        look = int(evaluation.carry[0]) >> 32
+        q = self._ahead.pop(look).take(evaluation.carry - (look << 32))
         y = q.sample(generator)
         return y, self.path.log_p(y, x, evaluation, step, q) - q.log_prob(y)

@@ -62,6 +62,10 @@ class Pinned:
     def steps(self) -> Sequence[Step]:
         return self.path.steps
 
+    @property
+    def populations(self) -> int:
+        return self.path.populations
+
     def spent(self) -> Mapping[str, int]:
         return self.path.spent()
 
@@ -129,9 +133,13 @@ def particle_gibbs(
     resample: Resampler = multinomial,
     when: Trigger = always,
     ancestor_sampling: bool = False,
+    reference: Tensor | None = None,
     generator: Generator | None = None,
 ) -> Chain:
-    """Run SMC once and then `sweeps` conditional sweeps, each around a trajectory picked from the one before."""
+    """`sweeps` conditional sweeps, each around a trajectory picked from the one before.
+
+    The first is `reference` (T + 1, B, L), from any run by `pick(list(sweep(...)), generator)`; else SMC is run once.
+    """
     if resample is not multinomial:
         raise ValueError(
             "particle Gibbs needs iid multinomial resampling: with a pinned particle, any scheme that draws the "
@@ -140,8 +148,11 @@ def particle_gibbs(
     if sweeps < 1 or num_particles < 2:
         raise ValueError(f"particle Gibbs needs at least one sweep and two particles, got {sweeps} and {num_particles}")
     before = path.spent()
-    records = list(sweep(path, num_particles, populations, resample=multinomial, when=when, generator=generator))
-    picked = [pick(records, generator)]
+    records: Sequence[Record] = []
+    if reference is None:
+        records = list(sweep(path, num_particles, populations, resample=multinomial, when=when, generator=generator))
+        reference = pick(records, generator)
+    picked = [reference]
     for _ in range(sweeps):
         pinned = Pinned(path, picked[-1], ancestor_sampling)
         records = list(

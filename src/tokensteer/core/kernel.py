@@ -30,7 +30,7 @@ Count = Callable[[Step, Tensor], Tensor]
 
 
 class Kernel(Protocol):
-    """p(x_s | x_t) as a measure that factorises over sites, given log p(x_0 | x_t) at each site (P, L, V)."""
+    """p(x_s | x_t) as a measure, most often one that factorises over sites, given log p(x_0 | x_t) (P, L, V)."""
 
     @property
     def mask_id(self) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
@@ -36,6 +36,7 @@ class Measure(Protocol):
         ...
 
 
+@runtime_checkable
 class SiteMeasure(Measure, Protocol):
     """A measure that is made site by site, possibly unnormalised.
 
@@ -116,7 +117,8 @@ class Table:
         return replace(self, log_mass=log_mass)
 
     def normalise(self) -> Table:
-        return replace(self, log_p=self.log_p.log_softmax(-1))
+        nothing = self.log_p.amax(-1, keepdim=True) == NEVER  # any law will do, for p gives no mass to what it draws
+        return replace(self, log_p=torch.where(nothing, 0.0, self.log_p).log_softmax(-1))
 
     def tilt(self, h: Tensor) -> Table:
         """q ∝ m · exp(h), site by site."""
@@ -214,12 +216,22 @@ class Reveal:
     def normalise_tokens(self, carry_mass: bool = False) -> Reveal:
         """Make the token law at masked sites sum to one; its old mass goes into `log_move`, or is dropped."""
         mass = self.token_mass()
-        log_x0 = self.log_x0 - mass.unsqueeze(-1)
+        empty = mass == NEVER
+        log_x0 = self.log_x0 - torch.where(empty, 0.0, mass).unsqueeze(-1)
+        if empty.any():  # no token is possible: any law will do, for p gives no mass to what it draws
+            tokens = torch.arange(log_x0.shape[-1], device=log_x0.device) != self.mask_id
+            anything = torch.where(tokens, -math.log(max(1, len(tokens) - 1)), NEVER).to(log_x0.dtype)
+            log_x0 = torch.where(empty.unsqueeze(-1), anything, log_x0)
         return replace(self, log_x0=log_x0, log_move=self.log_move + mass if carry_mass else self.log_move)
 
     def _normalise_outcomes(self) -> Reveal:
         total = torch.logaddexp(self.log_stay, self.log_move)
-        return replace(self, log_stay=self.log_stay - total, log_move=self.log_move - total)
+        nothing = total == NEVER  # neither staying nor moving is possible: move, and let p say so
+        return replace(
+            self,
+            log_stay=torch.where(nothing, NEVER, self.log_stay - total),
+            log_move=torch.where(nothing, 0.0, self.log_move - total),
+        )
 
     def tilt(self, h: Tensor) -> Reveal:
         """q ∝ m · exp(h) over all entries, the mask included (h: (P, L, V))."""

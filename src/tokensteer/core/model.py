@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.kernel import Kernel, MaskNoise, noise_of
+from tokensteer.core.kernel import NO_MASK, Interpolating, Kernel, MaskNoise, noise_of
 from tokensteer.core.measure import NEVER, SiteMeasure
 from tokensteer.core.schedule import Step
 
@@ -50,6 +50,11 @@ class Model(Protocol):
     @property
     def populations(self) -> int:
         """How many different templates there are; populations come in multiples of it."""
+        ...
+
+    @property
+    def base(self) -> Diffusion:
+        """The model itself, or the first of a product."""
         ...
 
     @property
@@ -137,61 +142,23 @@ class Diffusion:
     dtype: torch.dtype = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.template.is_floating_point() or self.template.dim() not in (1, 2) or not self.template.numel():
-            raise ValueError(f"template must be token ids of shape (L,) or (B, L), got {_describe(self.template)}")
+        is_tensor = isinstance(self.template, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_tensor or self.template.dtype != torch.int64 or self.template.dim() not in (1, 2):
+            raise ValueError(f"template must be a tensor of int64 ids, (L,) or (B, L), got {_describe(self.template)}")
         times = [step.t for step in self.steps] + [self.steps[-1].s] if self.steps else []
         joined = all(step.s == after.t for step, after in zip(self.steps, self.steps[1:], strict=False))
         if not times or not joined or times != sorted(times, reverse=True) or times[-1] != 0:
             raise ValueError("steps must run down to t = 0 without a gap: use uniform_steps(n) or cosine_steps(n)")
-        answer = self._probe()
+        if isinstance(self.kernel, Interpolating) and int(self.template.max()) >= len(self.kernel.prior):
+            raise ValueError(f"the template holds ids outside the prior, which is over {len(self.kernel.prior)} tokens")
+        answer = check_denoiser(self.denoiser, self)
+        if not (self.template == self.kernel.mask_id).any():
+            raise ValueError(
+                f"the template has no free site, none that holds {self.kernel.mask_id}: is mask_id right? A process "
+                "without a mask marks its free sites by NO_MASK"
+            )
         object.__setattr__(self, "vocab_size", answer.shape[-1])
         object.__setattr__(self, "dtype", answer.dtype)
-
-    def _probe(self) -> Tensor:
-        """What the denoiser says of the template, or an error with its mend."""
-        x = self.start(self.populations, torch.Generator(self.device).manual_seed(0))[:1]
-        length = x.shape[1]
-        try:
-            with torch.no_grad():
-                answer = self.denoiser(x, self.steps[0].t)
-        except Exception as error:
-            raise ValueError(
-                f"the denoiser fails on a template of length {length}: {error}. If the model is shorter than that, "
-                "shorten the template"
-            ) from error
-        if answer.dim() != 3 or tuple(answer.shape[:2]) != (1, length):
-            raise ValueError(
-                f"the denoiser must answer (1, {length}, V) for a template of length {length}, got "
-                f"{tuple(answer.shape)}: is the template longer than the model?"
-            )
-        vocab_size, mask_id = answer.shape[-1], self.kernel.mask_id
-        has_mask = isinstance(noise_of(self.kernel), MaskNoise)
-        if has_mask and not 0 <= mask_id < vocab_size:
-            raise ValueError(
-                f"mask_id {mask_id} is outside the vocabulary of {vocab_size}: the mask must be one of the denoiser's "
-                "entries; add a column for it"
-            )
-        if int(x.min()) < 0 or int(x.max()) >= vocab_size:
-            raise ValueError(f"the template holds ids outside 0..{vocab_size - 1}, the denoiser's vocabulary")
-        if answer.dtype not in (torch.float32, torch.float64):
-            raise ValueError(
-                f"the denoiser must answer in float32 or float64, got {answer.dtype}: wrap it in from_logits"
-            )
-        if has_mask:
-            answer = answer[x == mask_id]
-        if answer.isnan().any():
-            raise ValueError("the denoiser gives NaN at masked sites of the template: check its weights and inputs")
-        if has_mask and (answer[:, mask_id] > NEVER).any():
-            raise ValueError(
-                f"the denoiser gives mass to the mask token {mask_id}: its log-probability there must be -inf. Wrap "
-                "raw logits as from_logits(network, mask_id)"
-            )
-        if (answer.logsumexp(-1).abs() > 1e-3).any():
-            raise ValueError(
-                "the denoiser's probabilities do not sum to one: it must give log-probabilities. Wrap raw logits as "
-                "from_logits(network, mask_id)"
-            )
-        return answer
 
     @property
     def device(self) -> torch.device:
@@ -200,6 +167,10 @@ class Diffusion:
     @property
     def populations(self) -> int:
         return 1 if self.template.dim() == 1 else len(self.template)
+
+    @property
+    def base(self) -> Diffusion:
+        return self
 
     @property
     def denoiser_meters(self) -> Sequence[Meter]:
@@ -225,7 +196,13 @@ class Diffusion:
 
     def predict(self, x: Tensor, t: float) -> Tensor:
         self.meter.count(len(x))
-        return noise_of(self.kernel).believe(x.argmax(-1) if x.is_floating_point() else x, self.denoiser(x, t), t)
+        ids = x.argmax(-1) if x.is_floating_point() else x
+        log_x0 = noise_of(self.kernel).believe(ids, self.denoiser(x, t), t)
+        fixed = self.template != NO_MASK
+        if self.kernel.mask_id != NO_MASK or self.template.dim() > 1 or not fixed.any():
+            return log_x0
+        known = torch.full_like(log_x0, NEVER).scatter(-1, ids.unsqueeze(-1), 0.0)
+        return torch.where(fixed.unsqueeze(-1), known, log_x0)  # without a mask, a prompt is told by its place
 
     def clean(self, prediction: Tensor) -> Tensor:
         return prediction
@@ -234,7 +211,11 @@ class Diffusion:
         return prediction
 
     def step_with(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None) -> SiteMeasure:
-        return self.kernel(x, log_x0, step, sites).pin(self._rows(len(x)) != self.kernel.mask_id)
+        return self.pin(self.kernel(x, log_x0, step, sites), len(x))
+
+    def pin(self, measure: SiteMeasure, rows: int) -> SiteMeasure:
+        """Hold fixed what the template fixes."""
+        return measure.pin(self._rows(rows) != self.kernel.mask_id)
 
     def transition(self, x: Tensor, prediction: Tensor, step: Step, sites: Tensor | None) -> SiteMeasure:
         return self.step_with(x, prediction, step, sites)
@@ -243,5 +224,65 @@ class Diffusion:
         return self.transition(x, prediction, step, sites).log_prob(y)
 
 
-def _describe(x: Tensor) -> str:
+def check_denoiser(denoiser: Denoiser, model: Diffusion) -> Tensor:
+    """What a denoiser says of the model's start, or an error with its mend; looked at half-way too."""
+    x = model.start(model.populations, torch.Generator(model.device).manual_seed(0))[:1]
+    answer = _answer(denoiser, x, model.steps[0].t, model)
+    half_open = halfway(x, answer, model.kernel.mask_id)
+    _answer(denoiser, half_open, model.steps[len(model.steps) // 2].t, model)
+    return answer
+
+
+def halfway(x: Tensor, log_x0: Tensor, mask_id: int) -> Tensor:
+    """x with its likeliest tokens at every other masked site."""
+    every_other = torch.arange(x.shape[-1], device=x.device) % 2 == 0
+    return torch.where((x == mask_id) & every_other, log_x0.argmax(-1), x)
+
+
+def _answer(denoiser: Denoiser, x: Tensor, t: float, model: Diffusion) -> Tensor:
+    """log p(x_0 | x_t) for one row, held to the contract at the sites that are read."""
+    length, mask_id = x.shape[1], model.kernel.mask_id
+    try:
+        with torch.no_grad():
+            answer = denoiser(x, t)
+    except Exception as error:
+        raise ValueError(
+            f"the denoiser fails on a template of length {length}: {error}. If the model is shorter than that, "
+            "shorten the template; if it takes no time, wrap it as from_logits(network, mask_id, ignores_time=True)"
+        ) from error
+    if answer.dim() != 3 or tuple(answer.shape[:2]) != (1, length):
+        raise ValueError(
+            f"the denoiser must answer (1, {length}, V) for a template of length {length}, got "
+            f"{tuple(answer.shape)}: is the template longer than the model?"
+        )
+    vocab_size = answer.shape[-1]
+    has_mask = isinstance(noise_of(model.kernel), MaskNoise)
+    if has_mask and not 0 <= mask_id < vocab_size:
+        raise ValueError(
+            f"mask_id {mask_id} is outside the vocabulary of {vocab_size}: the mask must be one of the denoiser's "
+            "entries; add a column for it"
+        )
+    if int(model.template.max()) >= vocab_size or int(model.template.min()) < (0 if has_mask else NO_MASK):
+        raise ValueError(f"the template holds ids outside 0..{vocab_size - 1}, the denoiser's vocabulary")
+    if answer.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"the denoiser must answer in float32 or float64, got {answer.dtype}: wrap it in from_logits")
+    read = answer[x == mask_id] if has_mask else answer.flatten(0, 1)
+    if read.isnan().any():
+        raise ValueError("the denoiser gives NaN at masked sites of the template: check its weights and inputs")
+    if has_mask and (read[:, mask_id] > NEVER).any():
+        raise ValueError(
+            f"the denoiser gives mass to the mask token {mask_id}: its log-probability there must be -inf. Wrap raw "
+            "logits as from_logits(network, mask_id)"
+        )
+    if (read.logsumexp(-1).abs() > 1e-3).any():
+        raise ValueError(
+            "the denoiser's probabilities do not sum to one: it must give log-probabilities. Wrap raw logits as "
+            "from_logits(network, mask_id)"
+        )
+    return answer
+
+
+def _describe(x: object) -> str:
+    if not isinstance(x, Tensor):
+        return type(x).__name__
     return f"{str(x.dtype).removeprefix('torch.')} of shape {tuple(x.shape)}"

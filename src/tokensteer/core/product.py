@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.kernel import Kernel
+from tokensteer.core.kernel import Ancestral, Kernel, LowConfidence
 from tokensteer.core.measure import NEVER, Reveal, SiteMeasure, Table
 from tokensteer.core.model import Diffusion, Meter
 from tokensteer.core.schedule import Step
@@ -59,7 +59,8 @@ class Product:
     x_t and x_s, and each remasked site is divided by its c^l there. It costs one more denoiser call for particles that
     were remasked, and needs denoisers of full support (any softmax): a token that is impossible given x_t may be
     possible given less of it, and no proposal made at x_t would find it. Without it the target is the path measure of
-    the paper.
+    the paper. Where there is no mask (`Interpolating`) there is no schedule apart from the tokens, and whole kernels
+    are raised to their powers.
     """
 
     models: Sequence[Diffusion]
@@ -87,6 +88,11 @@ class Product:
                 )
         if self.powers[0] <= 0:
             raise ValueError(f"Product: the first power must be positive, got {self.powers[0]}; put such a model first")
+        if self.convention is not denoiser_powers and not isinstance(self.kernel, Ancestral | LowConfidence):
+            raise ValueError(
+                f"Product: kernel_powers and paper_powers are for Ancestral kernels, not {type(self.kernel).__name__}: "
+                "leave the convention at denoiser_powers"
+            )
         if (
             self.correct_remasking
             and self.convention is not denoiser_powers
@@ -119,6 +125,10 @@ class Product:
         return self.models[0].populations
 
     @property
+    def base(self) -> Diffusion:
+        return self.models[0]
+
+    @property
     def denoiser_meters(self) -> Sequence[Meter]:
         return tuple(model.meter for model in self.models)
 
@@ -146,11 +156,11 @@ class Product:
     def transition(self, x: Tensor, prediction: Tensor, step: Step, sites: Tensor | None) -> SiteMeasure:
         if sites is None:
             sites = self.kernel.choose(x, self.clean(prediction), step)
-        measure = self.step_with(x, self.combined(prediction), step, sites)
-        if isinstance(measure, Reveal):
-            return self.convention(measure, sum(self.powers), self.kernel.survival(step))
-        if not isinstance(measure, Table):  # tokens kept by rank: the exponents are on the denoiser alone
-            return measure
+        measure = self.kernel(x, self.combined(prediction), step, sites)
+        if isinstance(measure, Reveal):  # what is fixed is pinned last, so that no convention counts it
+            measure = self.convention(measure, sum(self.powers), self.kernel.survival(step))
+        if not isinstance(measure, Table):
+            return self.models[0].pin(measure, len(x))
         # Without a mask, opening is not apart from choosing a token: the kernels themselves are raised to their powers.
         kernels = [m.transition(x, prediction[:, k], step, sites).dense() for k, m in enumerate(self.models)]
         return Table(self.combined(torch.stack([kernel.log_p for kernel in kernels], 1)), sites, x=x)

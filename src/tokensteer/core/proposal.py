@@ -167,13 +167,25 @@ class Enumerated:
         first, row = distinct(torch.cat([x, (p.dense().log_p > NEVER).sum(-1)], -1))
         if evaluation.memory is not None:
             first = row = torch.arange(len(x), device=x.device)
-        owner, candidates = p.take(first).support(self.limit)
+        owner, candidates = _at_least_one(*p.take(first).support(self.limit), x[first], model.kernel.mask_id)
         log_q = p.take(first[owner]).log_prob(candidates)
         if twist is not None:
             once, which = distinct(candidates)
             log_q = log_q + log_twist(candidates[once], step.s, model, twist)[which]
-        mass = log_sum_runs(log_q, torch.bincount(owner, minlength=len(first)))
-        return Listed(candidates, log_q - mass[owner], owner, row, sites, mass[row])
+        lengths = torch.bincount(owner, minlength=len(first))
+        mass = log_sum_runs(log_q, lengths)
+        # Where nothing has a future any law will do: the weight is zero whatever is drawn.
+        hopeless = (mass == NEVER)[owner]
+        log_q = torch.where(hopeless, -lengths[owner].to(log_q.dtype).log(), log_q - mass[owner])
+        return Listed(candidates, log_q, owner, row, sites, mass[row])
+
+
+def _at_least_one(owner: Tensor, candidates: Tensor, x: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
+    """A list for every particle: one that can go nowhere gets a sequence that p gives no mass to, and dies of it."""
+    stuck = (torch.bincount(owner, minlength=len(x)) == 0).nonzero().squeeze(-1)
+    somewhere = x[stuck].masked_fill(x[stuck] == mask_id, 1 if mask_id == 0 else 0)
+    order = torch.cat([owner, stuck]).sort(stable=True)
+    return order.values, torch.cat([candidates, somewhere])[order.indices]
 
 
 def log_twist(x: Tensor, t: float, model: Model, twist: Tilt) -> Tensor:

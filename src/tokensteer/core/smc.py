@@ -52,6 +52,11 @@ class FeynmanKac(Protocol):
 
     @property
     def steps(self) -> Sequence[Step]: ...
+    @property
+    def populations(self) -> int:
+        """How many different starts there are, one after the other; populations come in multiples of it."""
+        ...
+
     def start(self, rows: int, generator: Generator | None) -> Tensor: ...
     def evaluate(
         self, x: Tensor, t: float, generator: Generator | None, parent: Evaluation | None = None
@@ -93,6 +98,11 @@ def sweep(
     """Run `populations` independent particle systems side by side; yields the start and then every step."""
     if num_particles < 1 or populations < 1:
         raise ValueError(f"need at least one particle and one population, got {num_particles} and {populations}")
+    if populations % path.populations:
+        raise ValueError(
+            f"the model has {path.populations} templates and {populations} populations were asked for: run one "
+            f"population for each template, populations={path.populations} or a multiple of it"
+        )
     x = path.start(populations * num_particles, generator)
     if generator is not None and generator.device.type != x.device.type:
         raise ValueError(
@@ -195,8 +205,12 @@ class Result:
 
     def best(self) -> Tensor:
         """The particle of highest reward of each population, (B, L); highest weight where there is no reward."""
-        score = self.log_w if self.reward is None else self.reward
+        score = self.log_w if self.reward is None else self._counted_reward(self.reward)
         return self._pick(score.argmax(-1, keepdim=True)).squeeze(1)
+
+    def _counted_reward(self, reward: Tensor) -> Tensor:
+        """The reward, -inf for particles of no weight: they are no samples of the target."""
+        return torch.where(self.log_w == -math.inf, -math.inf, reward)
 
     def _pick(self, index: Tensor) -> Tensor:
         return self.samples.gather(1, index.unsqueeze(-1).expand(-1, -1, self.samples.shape[-1]))
@@ -242,8 +256,8 @@ class Result:
         ]
         if self.reward is not None:
             counted = torch.where(self.weights > 0, self.reward, 0.0)
-            posterior = float((self.weights * counted).sum(-1).mean())
-            lines.append(f"  reward   {posterior:.4f} weighted mean, {float(self.reward.max()):.4f} best")
+            posterior, best = (self.weights * counted).sum(-1).mean(), self._counted_reward(self.reward).max()
+            lines.append(f"  reward   {float(posterior):.4f} weighted mean, {float(best):.4f} best")
         lines.append("  rows     " + ", ".join(f"{count:,} {name}" for name, count in self.rows.items()))
         return "\n".join(lines)
 

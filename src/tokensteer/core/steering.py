@@ -14,10 +14,10 @@ from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
 from tokensteer.core.kernel import Remembering
-from tokensteer.core.measure import Measure, Reveal, Table
-from tokensteer.core.model import Diffusion, Model
+from tokensteer.core.measure import Measure, Reveal, SiteMeasure, Table
+from tokensteer.core.model import Diffusion, Model, check_denoiser, halfway
 from tokensteer.core.product import Product, guided
-from tokensteer.core.proposal import FromModel, Gradient, Guided, Optimal, Proposal
+from tokensteer.core.proposal import Amortised, FromModel, Gradient, Guided, Optimal, Proposal
 from tokensteer.core.resample import (
     Resampler,
     Trigger,
@@ -49,30 +49,43 @@ class Steering:
     def __post_init__(self) -> None:
         if self.proposal.needs_gradient and self.twist is None:
             raise ValueError("the proposal follows a gradient and there is no reward to follow: give Steering a Tilt")
+        if isinstance(self.proposal, Amortised):
+            check_denoiser(self.proposal.denoiser, self.model.base)
         self._probe()
 
     def _probe(self) -> None:
-        """One step from the start: shapes fit, and q gives mass wherever p does."""
+        """Two steps, from the start and half-way: shapes fit, and q gives mass wherever p does."""
         generator = torch.Generator(device=self.model.device).manual_seed(0)
         x = self.model.start(self.model.populations, generator)
-        step = self.steps[0]
-        evaluation = self.evaluate(x, step.t, generator)
-        q = self.propose(x, evaluation, step)
-        p = self.model.transition(x, _known(evaluation.prediction), step, q.sites)
-        if isinstance(q, Reveal | Table) and not q.covers(p):
-            raise ValueError(
-                "the proposal gives no mass to states that the model can reach, so weights would miss them: give its "
-                "network full support (no top-k, nucleus or -inf logits that the model does not have)"
-            )
+        evaluation = self._probe_step(x, self.steps[0], generator)
+        open_half = halfway(x, self.model.clean(_known(evaluation.prediction)), self.model.kernel.mask_id)
+        self._probe_step(open_half, self.steps[len(self.steps) // 2], generator)
         if self.twist is not None:
             # Two rows, so that a reward that sums over the batch is told from one that does not.
             mask_id = self.model.kernel.mask_id
             clean = x[:1].masked_fill(x[:1] == mask_id, 1 if mask_id == 0 else 0)
             self.twist.exact(clean.repeat(2, 1))
 
+    def _probe_step(self, x: Tensor, step: Step, generator: Generator) -> Evaluation:
+        evaluation = self.evaluate(x, step.t, generator)
+        q = self.propose(x, evaluation, step)
+        p = self.model.transition(x, _known(evaluation.prediction), step, q.sites)
+        if isinstance(q, SiteMeasure) and not q.covers(p):
+            raise ValueError(
+                "the proposal gives no mass to states that the model can reach, so weights would miss them: give its "
+                "network full support (no top-k, nucleus or -inf logits that the model does not have)"
+            )
+        if isinstance(q, Reveal | Table) and not (q.total().abs() < 1e-3).all():
+            raise ValueError("the proposal does not sum to one: return measure.normalise(), or what tilt() gives")
+        return evaluation
+
     @property
     def steps(self) -> Sequence[Step]:
         return self.model.steps
+
+    @property
+    def populations(self) -> int:
+        return self.model.populations
 
     def start(self, rows: int, generator: Generator | None) -> Tensor:
         return self.model.start(rows, generator)
@@ -87,8 +100,12 @@ class Steering:
             seen = one_hot(x, self.model.vocab_size).to(self.model.dtype).requires_grad_() if wants_gradient else x
             prediction = self.model.predict(seen, t)
             memory = self._remember(x, generator, parent)
-            if self.twist is None or (self.twist.idle(t) and not wants_gradient):
-                return Evaluation(torch.zeros_like(x[:, 0], dtype=self.model.dtype), prediction, memory=memory)
+            nothing = torch.zeros_like(x[:, 0], dtype=self.model.dtype)
+            if self.twist is None:
+                return Evaluation(nothing, prediction, memory=memory)
+            if self.twist.idle(t) and not wants_gradient:
+                log_twist, carry = self.twist.rest(nothing, parent)
+                return Evaluation(log_twist, prediction, carry=carry, memory=memory)
             look = Look(seen, self.model.clean(prediction), t, self.model.kernel.mask_id)
             estimate = self.twist.estimate(look, generator)
             gradient = _gradient(estimate, seen) if wants_gradient else None
@@ -206,12 +223,13 @@ def nested_svdd(model: Model, tilt: Tilt, candidates: int = 4) -> Method:
 
 def fk_steering(model: Model, tilt: Tilt, potential: Potential = difference, interval: int = 1) -> Method:
     """Feynman-Kac steering: the reward in full, at every `interval`-th step, where it is resampled, and at the end."""
+    when = every(interval)
     counted = {step.t for step in model.steps if step.index and step.index % interval == 0} | {0.0}
 
     def ramp(t: float) -> float:
         return float(interval == 1 or t in counted)
 
-    return Method(Steering(model, replace(tilt, ramp=ramp, potential=potential)), multinomial, every(interval))
+    return Method(Steering(model, replace(tilt, ramp=ramp, potential=potential)), multinomial, when)
 
 
 def smc_base(model: Model, tilt: Tilt) -> Method:

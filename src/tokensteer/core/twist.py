@@ -268,6 +268,8 @@ class Tilt:
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if not callable(self.ramp):
+            raise ValueError(f"Tilt.ramp must be a function of t, got {self.ramp!r}; try linear_ramp")
         if not self.kl > 0:
             raise ValueError(f"Tilt.kl must be positive, got {self.kl}: it divides the reward")
         if self.draws < 1:
@@ -287,13 +289,21 @@ class Tilt:
         return (1.0 if t == 0 else self.ramp(t)) / self.kl
 
     def idle(self, t: float) -> bool:
-        """Whether no estimate is needed at time t."""
-        return self.scale(t) == 0 and self.potential is difference
+        """Whether no estimate is needed at time t: it counts for nothing there, and no potential of yours wants it."""
+        return self.scale(t) == 0 and self.potential in (difference, maximum, total)
+
+    def rest(self, like: Tensor, parent: Evaluation | None) -> tuple[Tensor, Tensor | None]:
+        """The log-twist and carry at an idle time: a potential with a memory stays where it was."""
+        if parent is None or self.potential is difference:
+            return torch.zeros_like(like), None
+        return parent.log_twist, parent.carry
 
     def exact(self, x0: Tensor) -> Tensor:
         """The reward of clean sequences, checked for shape."""
         self.meter.count(len(x0))
         r = self.reward(x0)
+        if not isinstance(r, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"the reward must return a tensor of shape ({len(x0)},), got {type(r).__name__}")
         if r.shape != (len(x0),):
             raise ValueError(
                 f"the reward must give one number for each of {len(x0)} sequences, shape ({len(x0)},), got "
@@ -304,4 +314,8 @@ class Tilt:
     def estimate(self, look: Look, generator: Generator | None) -> Tensor:
         """r_hat(x_t), (P,), never -inf."""
         r = self.estimator(self, look, generator)
+        if r.shape != (len(look.x),):
+            raise ValueError(
+                f"the estimate must give one number for each of {len(look.x)} sequences, got shape {tuple(r.shape)}"
+            )
         return torch.where(r == NEVER, self.hopeless * self.kl, r)
