@@ -134,8 +134,13 @@ def gumbel_softmax(look: Look, gumbel: Tensor, temperature: float) -> Tensor:
 
 
 def _gumbel(look: Look, draws: int, generator: Generator | None) -> Tensor:
-    u = uniforms((draws, *look.log_x0.shape), look.log_x0, generator)
-    return -(-u.log()).clamp(min=1e-300).log().to(look.log_x0.dtype)
+    """Gumbel noise (draws, P, L, V), drawn at hidden sites and 0 elsewhere. Draws are auxiliary, so the precision of
+    the prediction will do: no weight depends on their law."""
+    hidden, like = look.hidden, look.log_x0.detach()
+    noise = like.new_empty(draws, *like[hidden].shape).exponential_(generator=generator)
+    gumbel = like.new_zeros(draws, *like.shape)
+    gumbel[:, hidden] = -noise.clamp_(min=torch.finfo(noise.dtype).tiny).log()
+    return gumbel
 
 
 def draw_clean(look: Look, draws: int, generator: Generator | None) -> Tensor:
