@@ -169,6 +169,23 @@ def test_an_exact_denoiser_in_many_steps_finds_the_data() -> None:
     assert gaps[0] > 2.5 * gaps[1] > 6 * gaps[2]
 
 
+def test_tau_leaping_converges_at_first_order_and_is_unbiased() -> None:
+    """Many leaps lead where the exact kernel leads in many steps: to the data, for an exact denoiser."""
+    toy = Toy("A")
+    kernel = ts.UniformLeap((1 / toy.tokens,) * toy.tokens, SCHEDULE)
+    sizes, gaps = (16, 32, 64, 128), []
+    for num_steps in sizes:
+        leaps = replace(model(toy), kernel=kernel, steps=ts.uniform_steps(num_steps))
+        law = enumerate_steering(ts.Steering(leaps)).model_law
+        gaps.append(float((law - toy.joint("p1").flatten()).abs().sum() / 2))
+    order = (math.log(gaps[0]) - math.log(gaps[-1])) / (math.log(sizes[-1]) - math.log(sizes[0]))
+    assert order >= 0.9, gaps
+    leaps = replace(model(toy), kernel=kernel, steps=ts.uniform_steps(5))
+    check(ts.Steering(leaps, known_tilt(toy, kl=1.0), ts.Gradient(clip=0.5)))
+    with pytest.raises(ValueError, match="uniform noise"):
+        ts.UniformLeap((0.2, 0.8))
+
+
 def test_a_bad_prior_is_refused() -> None:
     with pytest.raises(ValueError, match="must be a law"):
         ts.Interpolating((0.5, 0.6))

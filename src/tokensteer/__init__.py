@@ -13,7 +13,7 @@ from tokensteer.core.continuous import (
     tilt_log_weight,
     uniform_rate,
 )
-from tokensteer.core.events import FirstHitting, OneSite, TauLeap, event_steps, leap
+from tokensteer.core.events import FirstHitting, OneSite, TauLeap, UniformLeap, event_steps, leap
 from tokensteer.core.gibbs import Chain, particle_gibbs, pick
 from tokensteer.core.kernel import (
     NO_MASK,
@@ -167,6 +167,7 @@ __all__ = [
     "Table",
     "TauLeap",
     "Tilt",
+    "UniformLeap",
     "Value",
     "Window",
     "adapted_ramp",

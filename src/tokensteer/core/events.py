@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.continuous import hazard
+from tokensteer.core.continuous import hazard, uniform_rate
+from tokensteer.core.kernel import Interpolating
 from tokensteer.core.measure import NEVER, Reveal, Table, categorical
 from tokensteer.core.schedule import Linear, Schedule, Step, uniform_steps
 
@@ -23,7 +24,7 @@ def leap(x: Tensor, rates: Tensor, span: float) -> Table:
     rates) and takes a token in proportion to its rate. Right to first order in the span."""
     total = rates.sum(-1, keepdim=True)
     log_leave = torch.where(total > 0, (-torch.expm1(-span * total)).log() - total.log(), NEVER)
-    return Table((rates.log() + log_leave).scatter(-1, x.unsqueeze(-1), -span * total))
+    return Table((rates.log() + log_leave).scatter(-1, x.unsqueeze(-1), -span * total), x=x)
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,21 @@ class TauLeap:
         masked, zeros = x == self.mask_id, torch.zeros_like(log_x0[..., 0])
         log_move = torch.full_like(zeros, NEVER).masked_fill(masked, math.log(opens) if opens > 0 else NEVER)
         return Reveal(x, zeros.masked_fill(masked, log_stay), log_move, log_x0, self.mask_id)
+
+
+@dataclass(frozen=True)
+class UniformLeap(Interpolating):
+    """Tau-leaping of uniform noise: `uniform_rate` at t is kept over the step. The first and the last step, where rates
+    are not finite, are those of `Interpolating`, exact."""
+
+    def __post_init__(self) -> None:
+        if max(self.prior) - min(self.prior) > 1e-12:
+            raise ValueError("UniformLeap is for uniform noise: make it as UniformLeap((1/V,) * V, schedule)")
+
+    def __call__(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None = None) -> Table:
+        if step.s == 0 or self.schedule.alpha(step.t) <= 0:
+            return super().__call__(x, log_x0, step, sites)
+        return leap(x, uniform_rate(x, log_x0, step.t, self.schedule), step.t - step.s)
 
 
 def event_steps(canvas: Tensor, mask_id: int) -> tuple[Step, ...]:
