@@ -11,7 +11,7 @@ from torch import Tensor
 from toys import Listed, Toy, multilinear
 
 import tokensteer as ts
-from tokensteer.testing import all_sequences, enumerate_steering
+from tokensteer.testing import enumerate_steering
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -189,4 +189,3 @@ def test_tau_leaping_converges_at_first_order_and_is_unbiased() -> None:
 def test_a_bad_prior_is_refused() -> None:
     with pytest.raises(ValueError, match="must be a law"):
         ts.Interpolating((0.5, 0.6))
-    assert all_sequences(2, 3).shape == (8, 3)
