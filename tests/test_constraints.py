@@ -251,13 +251,13 @@ def test_followed_gradient_is_exact():
     tilt = ts.Tilt(Satisfies(automaton), ramp=ts.constant_ramp, estimator=ahead)
     x = torch.tensor([[0, 3, 3, 3]])
     hot = torch.nn.functional.one_hot(x, 4).double().requires_grad_()
-    look = ts.Look(hot, model.predict(x, 0.5), 0.5, 3)
+    look = ts.Look(hot, model.clean(model.predict(x, 0.5)), 0.5, 3)
     chance = tilt.estimate(look, None).exp()
     (gradient,) = torch.autograd.grad(chance.sum(), hot)
     for site, token in itertools.product(range(4), range(4)):
         y = x.clone()
         y[0, site] = token
-        there = tilt.estimate(ts.Look(y, model.predict(y, 0.5), 0.5, 3), None).exp()
+        there = tilt.estimate(ts.Look(y, model.clean(model.predict(y, 0.5)), 0.5, 3), None).exp()
         change = gradient[0, site, token] - gradient[0, site, x[0, site]]
         assert float((there - chance).detach()) == pytest.approx(float(change), abs=1e-10)
     steering = ts.Steering(model, tilt, ts.Gradient())

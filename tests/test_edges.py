@@ -115,7 +115,7 @@ def test_prompts_without_a_mask_are_never_redrawn() -> None:
     canvas = torch.tensor([ts.NO_MASK, 1, ts.NO_MASK])
     model = ts.Diffusion(lambda x, t: flat.expand(len(x), 3, 3), kernel, ts.uniform_steps(4), canvas)
     x = model.start(50, seeded())
-    look = ts.Look(x, model.predict(x, 0.5), 0.5, ts.NO_MASK)
+    look = ts.Look(x, model.clean(model.predict(x, 0.5)), 0.5, ts.NO_MASK)
     clean = ts.core.twist.draw_clean(look, 20, seeded())
     assert (clean[..., 1] == 1).all()
 
@@ -137,4 +137,4 @@ def test_particle_gibbs_refines_a_run() -> None:
     reference = ts.pick(run, seeded(2))
     chain = ts.particle_gibbs(steering, 2, 4, 6, reference=reference, generator=seeded(3))
     assert torch.equal(chain.samples[0], reference[-1])
-    assert chain.result.rows["denoiser"] == 2 * 4 * 6 * len(steering.steps)
+    assert chain.result.rows["denoiser"] + chain.result.saved["denoiser"] == 2 * 4 * 6 * len(steering.steps)

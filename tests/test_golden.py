@@ -13,7 +13,7 @@ from toys import CASES, GOLDEN, Following, Toy, case, multilinear, numbers
 
 import tokensteer as ts
 from tokensteer.core import twist
-from tokensteer.core.measure import support
+from tokensteer.core.listing import support
 from tokensteer.testing import Enumeration, TableDenoiser, enumerate_steering, score
 
 TOLERANCE = 1e-6
@@ -68,7 +68,7 @@ def _log_visible(toy: Toy, joint: str) -> Tensor:
 def test_toys(name: str) -> None:
     toy = Toy(name)
     for joint, mu in (("p1", "mu1"), ("p2", "mu2")):
-        look = ts.Look(toy.states, toy.model("mdm", joint).predict(toy.states, 0.5), 0.5, toy.mask_id)
+        look = ts.Look(toy.states, toy.model("mdm", joint).predict(toy.states, 0.5).laws(), 0.5, toy.mask_id)
         close(look.clean_law()[..., :-1], toy.data[mu])
     close(toy.soft_reward, toy.data["rhat_lse"])
 
@@ -209,7 +209,7 @@ def test_moments_of_random_twists(kind: str) -> None:
 
     def moment(sign: float, t: int) -> Tensor:
         """E[exp(± psi_t)] at every state, over all M-tuples of clean completions."""
-        look = ts.Look(toy.states, model.predict(toy.states, 0.5), 0.5, toy.mask_id)
+        look = ts.Look(toy.states, model.predict(toy.states, 0.5).laws(), 0.5, toy.mask_id)
         law = look.clean_law()
         row, x0 = support(law.log(), 10**6)
         log_p = law.log()[row].gather(-1, x0.unsqueeze(-1)).squeeze(-1).sum(-1)
@@ -267,7 +267,7 @@ def test_gradients(index: int, carry: str, monkeypatch: pytest.MonkeyPatch) -> N
     ids = torch.tensor([case(18)["outputs"][index]["x"]])
     gumbel = torch.nn.functional.pad(numbers(toy.inputs["gumbel"]), (0, 1)).unsqueeze(1)
     given = torch.where(ids == toy.mask_id, torch.tensor(toy.inputs["x0_draws"]).unsqueeze(1), ids)
-    monkeypatch.setattr(twist, "_gumbel", lambda look, draws, generator: gumbel)
+    monkeypatch.setattr(twist, "_gumbel", lambda look, draws, generator: gumbel[:, look.hidden])
     monkeypatch.setattr(twist, "draw_clean", lambda look, draws, generator: given)
     x = toy.one_hots(ids).requires_grad_()
     denoiser = ts.from_logits(toy.logits, toy.mask_id, ignores_time=True)
@@ -368,7 +368,9 @@ class Scripted:
     def start(self, rows: int, generator: object) -> Tensor:
         return torch.zeros(rows, 1, dtype=torch.long)
 
-    def evaluate(self, x: Tensor, t: float, generator: object, parent: ts.Evaluation | None = None) -> ts.Evaluation:
+    def evaluate(
+        self, x: Tensor, t: float, generator: object, parent: ts.Evaluation | None = None, weighed: bool = True
+    ) -> ts.Evaluation:
         return ts.Evaluation(torch.zeros(len(x), dtype=torch.float64))
 
     def move(self, x: Tensor, evaluation: ts.Evaluation, step: ts.Step, generator: object) -> tuple[Tensor, Tensor]:
@@ -405,7 +407,7 @@ def test_schedule_edges() -> None:
     def tokens(t: int, x: list[int], sigma: Any) -> Tensor:
         step, state = model.steps[num_steps - t], torch.tensor([x])
         kernel = replace(toy.kernels["mdm"], sigma=sigma)
-        return kernel(state, model.predict(state, step.t), step).dense().log_p[0].exp()
+        return kernel(state, model.predict(state, step.t).laws(), step).dense().log_p[0].exp()
 
     m = toy.mask_id
     close(tokens(2, [0, m], ts.Rescale(1.0)), out["tokens_sigma_max_t2_from_0m"])

@@ -11,6 +11,8 @@ from torch import Tensor
 from toys import Toy, multilinear
 
 import tokensteer as ts
+from tokensteer.core.model import Prediction
+from tokensteer.core.tokens import Logs
 from tokensteer.testing import enumerate_steering
 
 SAMPLERS = ["mdm", "remdm", "lowconf"]
@@ -175,8 +177,8 @@ class Offset:
     meters: tuple[()] = ()
 
     def __call__(self, x: Tensor, evaluation: ts.Evaluation, step: ts.Step, model: ts.Model, twist: ts.Tilt | None):
-        assert evaluation.gradient is not None
-        moved = replace(evaluation, gradient=evaluation.gradient + self.offset.unsqueeze(-1))
+        slope = evaluation.gradient.laws().dense() + self.offset.unsqueeze(-1)
+        moved = replace(evaluation, gradient=Prediction(x, torch.arange(len(x)), (Logs(slope.flatten(0, 1)),)))
         return ts.Gradient(tokens_only=self.tokens_only)(x, moved, step, model, twist)
 
 
@@ -199,7 +201,7 @@ def test_i7_an_offset_of_the_gradient_leaves_q_alone(sampler: str, tokens_only: 
 def test_i8_clean_sequences_are_worth_their_reward(dtype, average, estimator, draws) -> None:
     toy = Toy("B", dtype)
     tilt = ts.Tilt(toy.reward, toy.kl, draws=draws, average=average, estimator=estimator)
-    log_x0 = toy.model("mdm").predict(toy.clean, 0.5)
+    log_x0 = toy.model("mdm").predict(toy.clean, 0.5).laws()
     estimate = tilt.estimate(ts.Look(toy.clean, log_x0, 0.5, toy.mask_id), seeded())
     assert torch.equal(estimate, toy.reward(toy.clean))
 

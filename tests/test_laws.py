@@ -188,7 +188,7 @@ def remade(cls: type[ts.Reveal], m: ts.Reveal) -> ts.Reveal:
 
 class Flat(Reveals):
     def sample(self, generator: torch.Generator | None) -> Tensor:
-        return replace(remade(ts.Reveal, self), log_x0=0.9 * self.log_x0).sample(generator)
+        return replace(remade(ts.Reveal, self), log_x0=self.log_x0.map(lambda law: 0.9 * law)).sample(generator)
 
 
 class Wild(Reveals):
@@ -353,7 +353,9 @@ class Mine:
 
 
 def forbid_token_0(q: ts.Reveal) -> ts.Reveal:
-    return replace(q, log_x0=q.log_x0.index_fill(-1, torch.tensor(0), -torch.inf)).normalise_tokens()
+    return replace(
+        q, log_x0=q.log_x0.map(lambda law: law.index_fill(-1, torch.tensor(0), -torch.inf))
+    ).normalise_tokens()
 
 
 def halve_a_list(q: ts.Listed, x: Tensor, step: ts.Step) -> ts.Listed:
@@ -367,7 +369,7 @@ def halve_a_list(q: ts.Listed, x: Tensor, step: ts.Step) -> ts.Listed:
 
 
 def flatter(q: ts.Reveal) -> ts.Reveal:
-    return replace(q, log_x0=0.9 * q.log_x0).normalise_tokens()
+    return replace(q, log_x0=q.log_x0.map(lambda law: 0.9 * law)).normalise_tokens()
 
 
 def test_a_measure_of_ones_own_passes():

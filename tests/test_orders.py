@@ -16,8 +16,8 @@ from toys import Toy, case
 import tokensteer as ts
 from tokensteer import testing
 from tokensteer.core import orders
+from tokensteer.core.listing import support
 from tokensteer.core.maskgit import MaskGIT, MaskGITExtended, RankedReveal
-from tokensteer.core.measure import support
 from tokensteer.core.orders import Blocks, ConfidenceRemask, Ranked, remdm_loop
 from tokensteer.testing import enumerate_steering
 
@@ -44,7 +44,7 @@ def check(path: ts.Steering, truth: Answer | None = None, **options: Any) -> Non
 def golden() -> tuple[dict[str, Any], Tensor, Tensor, Tensor]:
     """The case, the all-mask state, and the laws mu and mu_q there."""
     x = ts.template(B.length, M).unsqueeze(0)
-    return case(21)["outputs"], x, B.model("mdm").predict(x, 1.0), B.amortised().denoiser(x, 1.0)
+    return case(21)["outputs"], x, B.model("mdm").predict(x, 1.0).laws().dense(), B.amortised().denoiser(x, 1.0)
 
 
 STEP = ts.uniform_steps(2)[0]
@@ -181,12 +181,12 @@ def test_product_of_maskgit_by_hand() -> None:
     model = ts.Product((model_of(kernel), model_of(kernel, joint="p2")), POWERS)
     x = ts.template(B.length, M).unsqueeze(0)
     prediction = model.predict(x, 1.0)
-    combined = model.combined(prediction)
-    ranking = kernel.choose(x, prediction[:, 0], model.steps[0])
+    combined = model.combined(prediction).dense()
+    ranking = kernel.choose(x, prediction.laws(), model.steps[0])
     assert ranking is not None
     normalised = RankedReveal(x, combined.log_softmax(-1), ranking, torch.tensor([1]), M)
     states, rows = B.states, torch.zeros(len(B.states)).long()
-    log_p = model.log_prob(states, x[rows], prediction[rows], model.steps[0], ranking[rows])
+    log_p = model.log_prob(states, x[rows], prediction.take(rows), model.steps[0], ranking[rows])
     mass = combined.logsumexp(-1)[0]
     for y, ours in zip(states, log_p.exp(), strict=True):
         by_hand = brute_force(normalised, 0).get(tuple(y.tolist()), 0.0) * float(mass[y != M].sum().exp())
@@ -432,7 +432,7 @@ def test_block_law_is_that_of_its_blocks() -> None:
             log_way = torch.zeros(len(x)).double()
             for step, here, there in zip(grid, (start, middle), (middle, None), strict=True):
                 there = there if there is not None else torch.cat([x[:, : lo + 2], start[:, lo + 2 :]], -1)
-                measure = inner(here[:, lo : lo + 2], predict(here, 1.0)[:, lo : lo + 2], step)
+                measure = inner(here[:, lo : lo + 2], predict(here, 1.0).laws().columns(slice(lo, lo + 2)), step)
                 log_way = log_way + measure.log_prob(there[:, lo : lo + 2])
             ways.append(log_way)
         log_law = log_law + torch.stack(ways).logsumexp(0)
@@ -456,7 +456,7 @@ def test_block_errors() -> None:
 def test_confidence_remasking_by_hand() -> None:
     kernel = ConfidenceRemask(REMASKING, carried=False)
     x, step = torch.tensor([[0, M, 2]]), ts.uniform_steps(4)[1]
-    log_x0 = B.model("mdm").predict(x, step.t)
+    log_x0 = B.model("mdm").predict(x, step.t).laws().dense()
     psi = log_x0[0, [0, 2], [0, 2]].exp()
     sigma = REMASKING.remasking(step) * torch.softmax(-psi, 0)
     table = kernel(x, log_x0, step).dense().log_p[0].exp()
@@ -473,7 +473,7 @@ def carried_law(path: ts.Steering) -> Answer:
         rows = torch.tensor(list(law), dtype=torch.float64)
         weight = torch.tensor(list(law.values()), dtype=torch.float64)
         x, psi = rows[:, :3].long(), rows[:, 3:]
-        prediction = model.predict(x, step.t)
+        prediction = model.predict(x, step.t).laws().dense()
         p = model.step_with(x, prediction, step, model.kernel.recall(x, prediction, step, psi))
         row, y = support(p.dense().log_p, 10**6)
         mass = weight[row] * p.take(row).log_prob(y).exp()
@@ -503,14 +503,14 @@ def test_carried_confidence(proposal: str) -> None:
 def test_prompts_are_not_remembered_as_opened() -> None:
     start = torch.tensor([[1, M, M]])
     psi = orders.remember(start, M, None, None)
-    prediction = B.model("mdm").predict(start, 1.0)
+    prediction = B.model("mdm").predict(start, 1.0).laws().dense()
     kernel, step = ConfidenceRemask(REMASKING), ts.uniform_steps(4)[1]
     assert (kernel.recall(start, prediction, step, psi) == -torch.inf).all()
     psi = orders.remember(torch.tensor([[1, M, 2]]), M, psi, prediction)
     assert psi[0, 0] == torch.inf
     assert psi[0, 1].isnan()
     assert psi[0, 2] == prediction[0, 2, 2].exp()
-    later = B.model("mdm").predict(torch.tensor([[1, 0, 2]]), 0.5)
+    later = B.model("mdm").predict(torch.tensor([[1, 0, 2]]), 0.5).laws()
     assert orders.remember(torch.tensor([[1, 0, 2]]), M, psi, later)[0, 2] == psi[0, 2]
 
 

@@ -147,7 +147,7 @@ class Toy:
     def soft_reward(self) -> Tensor:
         """kl log E[exp(r/kl)] at every state, computed by the library."""
         tilt = ts.Tilt(self.reward, self.kl, estimator=ts.Exact())
-        log_x0 = self.model("mdm").predict(self.states, 0.5)
+        log_x0 = self.model("mdm").predict(self.states, 0.5).laws()
         return tilt.estimate(ts.Look(self.states, log_x0, 0.5, self.mask_id), None)
 
     def tilt(self, sampler: str, **options: Any) -> ts.Tilt:

@@ -29,7 +29,7 @@ from tokensteer.core.kernel import (
 )
 from tokensteer.core.maskgit import MaskGIT, MaskGITExtended, RankedReveal
 from tokensteer.core.measure import Listed, Measure, Reveal, Table
-from tokensteer.core.model import Denoiser, Diffusion, Model, carry_over, from_logits, template
+from tokensteer.core.model import Denoiser, Diffusion, Model, carry_over, from_hidden, from_logits, template
 from tokensteer.core.orders import (
     Blocks,
     ConfidenceRemask,
@@ -61,6 +61,7 @@ from tokensteer.core.resample import (
     ssp,
     stratified,
     systematic,
+    watching,
 )
 from tokensteer.core.schedule import (
     Cosine,
@@ -93,6 +94,7 @@ from tokensteer.core.steering import (
     smc_grad,
     svdd,
 )
+from tokensteer.core.tokens import Tokens, tokens_of
 from tokensteer.core.twist import (
     Exact,
     Look,
@@ -167,6 +169,7 @@ __all__ = [
     "Table",
     "TauLeap",
     "Tilt",
+    "Tokens",
     "UniformLeap",
     "Value",
     "Window",
@@ -193,6 +196,7 @@ __all__ = [
     "exponential_ramp",
     "fixed",
     "fk_steering",
+    "from_hidden",
     "from_logits",
     "guided",
     "hazard",
@@ -235,8 +239,10 @@ __all__ = [
     "systematic",
     "template",
     "tilt_log_weight",
+    "tokens_of",
     "total",
     "uniform_noise",
     "uniform_rate",
     "uniform_steps",
+    "watching",
 ]

@@ -78,14 +78,19 @@ class AdaptiveRamp:
     def populations(self) -> int:
         return self._full.populations
 
-    def spent(self) -> Mapping[str, int]:
+    def spent(self) -> Mapping[str, tuple[int, int]]:
         return self._full.spent()
 
     def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> tuple[Tensor, Tensor]:
         return self._full.move(x, evaluation, step, generator)
 
     def evaluate(
-        self, x: Tensor, t: float, generator: Generator | None, parent: Evaluation | None = None
+        self,
+        x: Tensor,
+        t: float,
+        generator: Generator | None,
+        parent: Evaluation | None = None,
+        weighed: bool = True,
     ) -> Evaluation:
         evaluation = self._full.evaluate(x, t, generator, parent)
         if t == 0:

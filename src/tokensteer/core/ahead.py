@@ -39,13 +39,18 @@ class ResampleFirst:
     def populations(self) -> int:
         return self.path.populations
 
-    def spent(self) -> Mapping[str, int]:
+    def spent(self) -> Mapping[str, tuple[int, int]]:
         return self.path.spent()
 
     def evaluate(
-        self, x: Tensor, t: float, generator: Generator | None, parent: Evaluation | None = None
+        self,
+        x: Tensor,
+        t: float,
+        generator: Generator | None,
+        parent: Evaluation | None = None,
+        weighed: bool = True,
     ) -> Evaluation:
-        evaluation = self.path.evaluate(x, t, generator, parent)
+        evaluation = self.path.evaluate(x, t, generator, parent, weighed)
         if t == 0:
             return evaluation
         step = next(step for step in self.steps if step.t == t)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.measure import categorical, uniforms
+from tokensteer.core.draws import categorical, uniforms
 from tokensteer.core.schedule import Schedule
 
 # From states (P, L) and times (P,): rates of changing a site to a token (P, L, V); log-densities (P,).

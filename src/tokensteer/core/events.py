@@ -14,9 +14,11 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.continuous import hazard, uniform_rate
+from tokensteer.core.draws import NEVER, categorical
 from tokensteer.core.kernel import Interpolating
-from tokensteer.core.measure import NEVER, Reveal, Table, categorical
+from tokensteer.core.measure import Reveal, Table
 from tokensteer.core.schedule import Linear, Schedule, Step, uniform_steps
+from tokensteer.core.tokens import Laws, dense_of, tokens_of
 
 
 def leap(x: Tensor, rates: Tensor, span: float) -> Table:
@@ -38,7 +40,7 @@ class TauLeap:
     mask_id: int
     schedule: Schedule = field(default_factory=Linear)
 
-    def choose(self, x: Tensor, log_x0: Tensor, step: Step) -> Tensor | None:
+    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
         return None
 
     def remasks(self, step: Step) -> bool:
@@ -47,12 +49,12 @@ class TauLeap:
     def survival(self, step: Step) -> float:
         return self.schedule.alpha(step.t) / (1.0 if step.s == 0 else self.schedule.alpha(step.s))
 
-    def __call__(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None = None) -> Reveal:
+    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> Reveal:
         log_stay = NEVER if step.s == 0 else -(step.t - step.s) * hazard(self.schedule, step.t)
         opens = -math.expm1(log_stay)
-        masked, zeros = x == self.mask_id, torch.zeros_like(log_x0[..., 0])
+        masked, zeros = x == self.mask_id, torch.zeros(x.shape, dtype=log_x0.dtype, device=x.device)
         log_move = torch.full_like(zeros, NEVER).masked_fill(masked, math.log(opens) if opens > 0 else NEVER)
-        return Reveal(x, zeros.masked_fill(masked, log_stay), log_move, log_x0, self.mask_id)
+        return Reveal(x, zeros.masked_fill(masked, log_stay), log_move, tokens_of(log_x0), self.mask_id)
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,10 @@ class UniformLeap(Interpolating):
         if max(self.prior) - min(self.prior) > 1e-12:
             raise ValueError("UniformLeap is for uniform noise: make it as UniformLeap((1/V,) * V, schedule)")
 
-    def __call__(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None = None) -> Table:
+    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> Table:
         if step.s == 0 or self.schedule.alpha(step.t) <= 0:
             return super().__call__(x, log_x0, step, sites)
-        return leap(x, uniform_rate(x, log_x0, step.t, self.schedule), step.t - step.s)
+        return leap(x, uniform_rate(x, dense_of(log_x0), step.t, self.schedule), step.t - step.s)
 
 
 def event_steps(canvas: Tensor, mask_id: int) -> tuple[Step, ...]:
@@ -85,7 +87,7 @@ class FirstHitting:
 
     mask_id: int
 
-    def choose(self, x: Tensor, log_x0: Tensor, step: Step) -> Tensor | None:
+    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
         return None
 
     def remasks(self, step: Step) -> bool:
@@ -94,10 +96,10 @@ class FirstHitting:
     def survival(self, step: Step) -> float:
         return 1.0
 
-    def __call__(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None = None) -> OneSite:
-        masked, zeros = x == self.mask_id, torch.zeros_like(log_x0[..., 0])
+    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> OneSite:
+        masked, zeros = x == self.mask_id, torch.zeros(x.shape, dtype=log_x0.dtype, device=x.device)
         log_each = -masked.sum(-1, keepdim=True).to(log_x0.dtype).log()
-        return OneSite(x, zeros, torch.where(masked, log_each, NEVER), log_x0, self.mask_id)
+        return OneSite(x, zeros, torch.where(masked, log_each, NEVER), tokens_of(log_x0), self.mask_id)
 
 
 @dataclass(frozen=True)
@@ -117,13 +119,11 @@ class OneSite(Reveal):
         return (self.log_move > NEVER).any(-1)
 
     def sample(self, generator: Generator | None) -> Tensor:
-        rows = self.moves.nonzero().squeeze(-1)
-        site = categorical(self.log_move[rows], generator)
-        token = categorical(self.log_x0[rows, site], generator)
-        y = self.x.clone()
-        # As in `Reveal`: only a law of NaNs lands on the mask, and `log_prob` then says NaN of any token.
-        y[rows, site] = torch.where(token == self.mask_id, (self.mask_id + 1) % self.log_x0.shape[-1], token)
-        return y
+        # Where no site may open any is drawn, and does not.
+        moves = self.moves.unsqueeze(-1)
+        site = categorical(torch.where(moves, self.log_move, 0.0), generator).unsqueeze(-1)
+        opens = moves & (torch.arange(self.x.shape[-1], device=self.x.device) == site)
+        return torch.where(opens, self._token(opens, generator), self.x)
 
     def log_prob(self, y: Tensor) -> Tensor:
         return torch.where((y != self.x).sum(-1) == self.moves, super().log_prob(y), NEVER)
@@ -135,10 +135,10 @@ class OneSite(Reveal):
         total = self.log_move.logsumexp(-1, keepdim=True)
         return replace(self, log_move=self.log_move - torch.where(total == NEVER, 0.0, total))
 
-    def tilt(self, h: Tensor) -> Reveal:
+    def tilt(self, h: Laws) -> Reveal:
         """q ∝ m · exp(h): the jump to token v at site l gains h[l, v] - h[l, mask], as its rate would."""
-        here = h.gather(-1, self.x.unsqueeze(-1)).squeeze(-1)
-        return replace(self, log_move=self.log_move - here, log_x0=self.log_x0 + h).normalise()
+        h = tokens_of(h)
+        return replace(self, log_move=self.log_move - h.entry(self.x, self.masked))._plus(h).normalise()
 
     def pin(self, fixed: Tensor) -> OneSite:
         """Sites of a prompt never open."""
@@ -146,7 +146,7 @@ class OneSite(Reveal):
 
     def support(self, limit: int) -> tuple[Tensor, Tensor]:
         """Every sequence within one jump: `rows` (K,) in ascending order and `sequences` (K, L)."""
-        possible = self.masked.unsqueeze(-1) & (self.log_x0 > NEVER) & (self.log_move > NEVER).unsqueeze(-1)
+        possible = self.masked.unsqueeze(-1) & (self.log_x0.dense() > NEVER) & (self.log_move > NEVER).unsqueeze(-1)
         if int(possible.sum()) > limit:
             raise ValueError(
                 f"{int(possible.sum())} jumps are more than the limit of {limit}: use a smaller vocabulary"

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.measure import Measure, inverse_cdf, uniforms
+from tokensteer.core.draws import inverse_cdf, uniforms
+from tokensteer.core.measure import Measure
 from tokensteer.core.resample import Resampler, Trigger, always, multinomial, weights
 from tokensteer.core.schedule import Step
-from tokensteer.core.smc import Evaluation, FeynmanKac, Record, Result, summarise, sweep
+from tokensteer.core.smc import Evaluation, FeynmanKac, Record, Result, summarise, sweep, with_rows
 
 
 class Proposing(FeynmanKac, Protocol):
@@ -66,7 +67,7 @@ class Pinned:
     def populations(self) -> int:
         return self.path.populations
 
-    def spent(self) -> Mapping[str, int]:
+    def spent(self) -> Mapping[str, tuple[int, int]]:
         return self.path.spent()
 
     def _time(self, t: float) -> int:
@@ -81,9 +82,14 @@ class Pinned:
         return self.path.start(rows, generator).index_copy(0, self._rows(rows), self.reference[0])
 
     def evaluate(
-        self, x: Tensor, t: float, generator: Generator | None, parent: Evaluation | None = None
+        self,
+        x: Tensor,
+        t: float,
+        generator: Generator | None,
+        parent: Evaluation | None = None,
+        weighed: bool = True,
     ) -> Evaluation:
-        evaluation = self.path.evaluate(x, t, generator, parent)
+        evaluation = self.path.evaluate(x, t, generator, parent, weighed)
         if evaluation.memory is not None:
             raise ValueError(
                 "particle Gibbs cannot pin a kernel with a memory: its noise would have to be drawn given the "
@@ -159,5 +165,5 @@ def particle_gibbs(
             sweep(pinned, num_particles, populations, resample=pinned.resample, when=when, generator=generator)
         )
         picked.append(pick(records, generator))
-    rows = {name: count - before.get(name, 0) for name, count in path.spent().items()}
-    return Chain(torch.stack([x[-1] for x in picked]), replace(summarise(records, generator), rows=rows))
+    result = with_rows(summarise(records, generator), before, path.spent())
+    return Chain(torch.stack([x[-1] for x in picked]), result)

@@ -20,8 +20,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.measure import NEVER, Reveal, SiteMeasure, Table, inverse_cdf, uniforms
+from tokensteer.core.draws import NEVER, inverse_cdf, uniforms
+from tokensteer.core.measure import Reveal, SiteMeasure, Table
 from tokensteer.core.schedule import Linear, Schedule, Step
+from tokensteer.core.tokens import Laws, dense_of, tokens_of
 
 NO_MASK = -1
 
@@ -30,15 +32,19 @@ Count = Callable[[Step, Tensor], Tensor]
 
 
 class Kernel(Protocol):
-    """p(x_s | x_t) as a measure, most often one that factorises over sites, given log p(x_0 | x_t) (P, L, V)."""
+    """p(x_s | x_t) as a measure, most often one that factorises over sites, given log p(x_0 | x_t).
+
+    The prediction comes as `Tokens`, which hold a law for each site and spell out only what is read, or as a plain
+    tensor (P, L, V); `tokens_of` makes the one of the other.
+    """
 
     @property
     def mask_id(self) -> int:
         """The token that stands for what is not known; NO_MASK where any site may still change."""
         ...
 
-    def choose(self, x: Tensor, log_x0: Tensor, step: Step) -> Tensor | None: ...
-    def __call__(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None = None) -> SiteMeasure: ...
+    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None: ...
+    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> SiteMeasure: ...
     def survival(self, step: Step) -> float:
         """alpha_t / alpha_s, the probability that the forward process leaves a token alone between s and t."""
         ...
@@ -57,9 +63,9 @@ class Remembering(Protocol):
     """
 
     def remember(
-        self, x: Tensor, before: Tensor | None, log_x0: Tensor | None, generator: Generator | None
+        self, x: Tensor, before: Tensor | None, log_x0: Laws | None, generator: Generator | None
     ) -> Tensor | None: ...
-    def recall(self, x: Tensor, log_x0: Tensor, step: Step, memory: Tensor) -> Tensor | None: ...
+    def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Tensor | None: ...
 
 
 class Noise(Protocol):
@@ -103,9 +109,9 @@ def _log(p: float) -> float:
     return math.log(p) if p > 0 else NEVER
 
 
-def _either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
+def _either(condition: Tensor, yes: float, no: float, like: Laws) -> Tensor:
     """where(condition, yes, no) in the precision of `like`: two bare numbers would be rounded to float32."""
-    return torch.where(condition, like.new_full((), yes), like.new_full((), no))
+    return torch.full(condition.shape, no, dtype=like.dtype, device=like.device).masked_fill(condition, yes)
 
 
 def no_remasking(step: Step, bound: float) -> float:
@@ -182,17 +188,17 @@ class Ancestral:
         alpha_t, alpha_s = self._alphas(step)
         return alpha_t / alpha_s
 
-    def choose(self, x: Tensor, log_x0: Tensor, step: Step) -> Tensor | None:
+    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
         return None
 
-    def __call__(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None = None) -> Reveal:
+    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> Reveal:
         alpha_t, alpha_s = self._alphas(step)
         sigma = self.remasking(step)
         opens = min(1.0, (alpha_s - (1.0 - sigma) * alpha_t) / (1.0 - alpha_t))
         masked = x == self.mask_id
         log_stay = _either(masked, _log(1.0 - opens), _log(1.0 - sigma), log_x0)
         log_move = _either(masked, _log(opens), _log(sigma), log_x0)
-        return Reveal(x, log_stay, log_move, log_x0, self.mask_id)
+        return Reveal(x, log_stay, log_move, tokens_of(log_x0), self.mask_id)
 
 
 def evenly(step: Step, masked: Tensor) -> Tensor:
@@ -211,9 +217,9 @@ class LowConfidence:
     mask_id: int
     count: Count = evenly
 
-    def choose(self, x: Tensor, log_x0: Tensor, step: Step) -> Tensor | None:
+    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
         masked = x == self.mask_id
-        confidence = log_x0.amax(-1).masked_fill(~masked, NEVER)
+        confidence = tokens_of(log_x0).each(lambda law: law.amax(-1), masked)
         order = confidence.sort(dim=-1, descending=True, stable=True).indices
         places = torch.arange(x.shape[-1], device=x.device).expand(x.shape)
         rank = torch.empty_like(order).scatter_(-1, order, places)
@@ -225,13 +231,13 @@ class LowConfidence:
     def survival(self, step: Step) -> float:
         return 1.0
 
-    def __call__(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None = None) -> Reveal:
+    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> Reveal:
         if sites is None:
             sites = self.choose(x, log_x0, step)
         assert sites is not None
         log_stay = _either(sites, NEVER, 0.0, log_x0)
         log_move = _either(sites, 0.0, NEVER, log_x0)
-        return Reveal(x, log_stay, log_move, log_x0, self.mask_id, sites)
+        return Reveal(x, log_stay, log_move, tokens_of(log_x0), self.mask_id, sites)
 
 
 @dataclass(frozen=True)
@@ -264,7 +270,7 @@ class Interpolating:
         fixed = _either(x == canvas, 0.0, NEVER, like)
         return torch.where(canvas == NO_MASK, self.law(like).log()[x], fixed).sum(-1)
 
-    def choose(self, x: Tensor, log_x0: Tensor, step: Step) -> Tensor | None:
+    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
         return None
 
     def remasks(self, step: Step) -> bool:
@@ -281,7 +287,8 @@ class Interpolating:
         only = torch.full_like(log_x0, NEVER).scatter(-1, x.unsqueeze(-1), 0.0)
         return torch.where(self.law(log_x0)[x].unsqueeze(-1) > 0, log_x0, only)
 
-    def __call__(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None = None) -> Table:
+    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> Table:
+        log_x0 = dense_of(log_x0)
         alpha_s, survival, v = self._alpha_s(step), self.survival(step), self.law(log_x0)
         mu = self.believe(x, log_x0, step.t).exp()
         here = torch.nn.functional.one_hot(x, log_x0.shape[-1]).to(log_x0.dtype)

@@ -18,10 +18,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.core.draws import NEVER, categorical, uniforms
 from tokensteer.core.kernel import Count
-from tokensteer.core.measure import NEVER, SiteMeasure, Table, categorical, support, uniforms
+from tokensteer.core.listing import support
+from tokensteer.core.measure import SiteMeasure, Table
 from tokensteer.core.orders import best_sites, cosine_count, entry_at, possible
 from tokensteer.core.schedule import Step
+from tokensteer.core.tokens import Laws, dense_of
 
 
 @dataclass(frozen=True)
@@ -103,11 +106,11 @@ class RankedReveal:
         """No mass to be known before the move: `normalise` does not divide by it."""
         return self
 
-    def tilt(self, h: Tensor) -> RankedReveal:
+    def tilt(self, h: Laws) -> RankedReveal:
         """Tilt the token laws by exp(h) (P, L, V); the ranking stays, and with it what p and q share."""
-        return replace(self, log_x0=self.log_x0 + h).normalise()
+        return replace(self, log_x0=self.log_x0 + dense_of(h)).normalise()
 
-    def tilt_tokens(self, h: Tensor) -> RankedReveal:
+    def tilt_tokens(self, h: Laws) -> RankedReveal:
         return self.tilt(h)
 
     def pin(self, fixed: Tensor) -> RankedReveal:
@@ -170,10 +173,10 @@ class ExtendedReveal:
     def with_mass(self, log_mass: Tensor | None) -> ExtendedReveal:
         return self
 
-    def tilt(self, h: Tensor) -> ExtendedReveal:
+    def tilt(self, h: Laws) -> ExtendedReveal:
         return replace(self, ranked=self.ranked.tilt(h))
 
-    def tilt_tokens(self, h: Tensor) -> ExtendedReveal:
+    def tilt_tokens(self, h: Laws) -> ExtendedReveal:
         return self.tilt(h)
 
     def pin(self, fixed: Tensor) -> ExtendedReveal:
@@ -202,18 +205,19 @@ class MaskGIT:
     temperature: float = 0.0
 
     def remember(
-        self, x: Tensor, before: Tensor | None, log_x0: Tensor | None, generator: Generator | None
+        self, x: Tensor, before: Tensor | None, log_x0: Laws | None, generator: Generator | None
     ) -> Tensor | None:
         """Gumbel noise for each site, (P, L)."""
         if self.temperature == 0:
             return None
         return -(-uniforms(tuple(x.shape), x, generator).log()).clamp(min=1e-300).log()
 
-    def recall(self, x: Tensor, log_x0: Tensor, step: Step, memory: Tensor) -> Tensor | None:
+    def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Tensor | None:
+        log_x0 = dense_of(log_x0)
         scores = log_x0 + (self.temperature * step.s * memory).to(log_x0.dtype).unsqueeze(-1)
         return possible(scores).masked_fill((x != self.mask_id).unsqueeze(-1), NEVER)
 
-    def choose(self, x: Tensor, log_x0: Tensor, step: Step) -> Tensor | None:
+    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
         return self.recall(x, log_x0, step, torch.zeros_like(x, dtype=log_x0.dtype))
 
     def remasks(self, step: Step) -> bool:
@@ -222,11 +226,11 @@ class MaskGIT:
     def survival(self, step: Step) -> float:
         return 1.0
 
-    def __call__(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None = None) -> RankedReveal:
+    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> RankedReveal:
         ranking = self.choose(x, log_x0, step) if sites is None else sites
         assert ranking is not None
         count = self.count(step, (ranking[..., 0] != NEVER).sum(-1))
-        return RankedReveal(x, log_x0, ranking, count, self.mask_id)
+        return RankedReveal(x, dense_of(log_x0), ranking, count, self.mask_id)
 
 
 @dataclass(frozen=True)
@@ -243,14 +247,14 @@ class MaskGITExtended:
         return self.marginal.mask_id
 
     def remember(
-        self, x: Tensor, before: Tensor | None, log_x0: Tensor | None, generator: Generator | None
+        self, x: Tensor, before: Tensor | None, log_x0: Laws | None, generator: Generator | None
     ) -> Tensor | None:
         return self.marginal.remember(x, before, log_x0, generator)
 
-    def recall(self, x: Tensor, log_x0: Tensor, step: Step, memory: Tensor) -> Tensor | None:
+    def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Tensor | None:
         return self.marginal.recall(x, log_x0, step, memory)
 
-    def choose(self, x: Tensor, log_x0: Tensor, step: Step) -> Tensor | None:
+    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
         return self.marginal.choose(x, log_x0, step)
 
     def remasks(self, step: Step) -> bool:
@@ -259,9 +263,9 @@ class MaskGITExtended:
     def survival(self, step: Step) -> float:
         return 1.0
 
-    def __call__(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None = None) -> ExtendedReveal:
+    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> ExtendedReveal:
         if sites is None or sites.is_floating_point():
             return ExtendedReveal(self.marginal(x, log_x0, step, sites))
         idle = (sites == self.mask_id) | (x != self.mask_id)
-        ranking = torch.zeros_like(log_x0[..., :1]).masked_fill(idle.unsqueeze(-1), NEVER)
+        ranking = torch.zeros(*x.shape, 1, dtype=log_x0.dtype, device=x.device).masked_fill(idle.unsqueeze(-1), NEVER)
         return ExtendedReveal(self.marginal(x, log_x0, step, ranking), sites)

@@ -18,7 +18,9 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Generator, Tensor
 
-NEVER = -math.inf
+from tokensteer.core.draws import NEVER, categorical, uniforms
+from tokensteer.core.listing import same_rows, support
+from tokensteer.core.tokens import Laws, Tokens, at_sites, dense_of, tokens_of
 
 
 class Measure(Protocol):
@@ -58,30 +60,13 @@ class SiteMeasure(Measure, Protocol):
 
     def normalise(self) -> SiteMeasure: ...
     def with_mass(self, log_mass: Tensor | None) -> SiteMeasure: ...
-    def tilt(self, h: Tensor) -> SiteMeasure: ...
-    def tilt_tokens(self, h: Tensor) -> SiteMeasure: ...
+    def tilt(self, h: Laws) -> SiteMeasure: ...
+    def tilt_tokens(self, h: Laws) -> SiteMeasure: ...
     def pin(self, fixed: Tensor) -> SiteMeasure: ...
     def dense(self) -> Table: ...
     def support(self, limit: int) -> tuple[Tensor, Tensor]:
         """Every sequence in reach of each particle, as `support` lists them; it may list some of no mass."""
         ...
-
-
-def uniforms(shape: tuple[int, ...], like: Tensor, generator: Generator | None) -> Tensor:
-    """Uniforms on (0, 1] in double precision: never 0, so that inverting a CDF never lands on an empty cell."""
-    return 1.0 - torch.rand(shape, generator=generator, device=like.device, dtype=torch.float64)
-
-
-def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
-    """The smallest j with cdf_j >= u. `weights` (..., K) need not be normalised; u is (..., M) in (0, 1]."""
-    cdf = weights.double().cumsum(-1)
-    return torch.searchsorted(cdf / cdf[..., -1:], u.contiguous()).clamp_(max=weights.shape[-1] - 1)
-
-
-def categorical(log_p: Tensor, generator: Generator | None) -> Tensor:
-    """One draw from each row of (..., K) log-weights."""
-    weights = (log_p - log_p.amax(-1, keepdim=True)).exp()
-    return inverse_cdf(weights, uniforms((*log_p.shape[:-1], 1), log_p, generator)).squeeze(-1)
 
 
 def _rows(value: Tensor | None, rows: Tensor) -> Tensor | None:
@@ -120,11 +105,11 @@ class Table:
         nothing = self.log_p.amax(-1, keepdim=True) == NEVER  # any law will do, for p gives no mass to what it draws
         return replace(self, log_p=torch.where(nothing, 0.0, self.log_p).log_softmax(-1))
 
-    def tilt(self, h: Tensor) -> Table:
+    def tilt(self, h: Laws) -> Table:
         """q ∝ m · exp(h), site by site."""
-        return replace(self, log_p=self.log_p + h).normalise()
+        return replace(self, log_p=self.log_p + dense_of(h)).normalise()
 
-    def tilt_tokens(self, h: Tensor) -> Table:
+    def tilt_tokens(self, h: Laws) -> Table:
         """A table does not tell opening from choosing a token: the same as `tilt`."""
         return self.tilt(h)
 
@@ -149,13 +134,13 @@ class Reveal:
     """One step of a masked process: every site stays with mass exp(log_stay) or moves with mass exp(log_move).
 
     A masked site that moves opens, with token v at mass exp(log_x0[v]); an open site that moves is masked again.
-    x, log_stay, log_move are (P, L); log_x0 is (P, L, V), read at masked sites only and need not be normalised.
+    x, log_stay, log_move are (P, L); the token laws log_x0 are read at masked sites only and need not be normalised.
     """
 
     x: Tensor
     log_stay: Tensor
     log_move: Tensor
-    log_x0: Tensor
+    log_x0: Tokens
     mask_id: int
     sites: Tensor | None = None
     log_mass: Tensor | None = None
@@ -170,10 +155,7 @@ class Reveal:
 
     def token_mass(self) -> Tensor:
         """log sum_v exp(log_x0[v]) at masked sites, 0 elsewhere: (P, L)."""
-        masked = self.masked
-        mass = torch.zeros_like(self.log_stay)
-        mass[masked] = self.log_x0[masked].logsumexp(-1)
-        return mass
+        return self.log_x0.mass(self.masked)
 
     def sample(self, generator: Generator | None) -> Tensor:
         """A draw; the measure must be normalised, as every proposal is. Tokens are drawn where sites open."""
@@ -182,16 +164,19 @@ class Reveal:
         moves = u < self.log_move.double().exp()
         y = self.x.masked_fill(moves & ~masked, self.mask_id)
         opens = moves & masked
-        token = categorical(self.log_x0[opens], generator)
+        return torch.where(opens, self._token(opens, generator), y)
+
+    def _token(self, opens: Tensor, generator: Generator | None) -> Tensor:
         # The mask has no mass, so only a law of NaNs lands on it; any token will do, for `log_prob` then says NaN.
-        y[opens] = torch.where(token == self.mask_id, (self.mask_id + 1) % self.log_x0.shape[-1], token)
-        return y
+        token = self.log_x0.draw(opens, 1, generator)[0]
+        return torch.where(token == self.mask_id, (self.mask_id + 1) % self.log_x0.vocab_size, token)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        token = self.log_x0.gather(-1, y.unsqueeze(-1)).squeeze(-1)
-        remasked = torch.where(y == self.mask_id, 0.0, NEVER).to(token.dtype)
-        moved = self.log_move + torch.where(self.masked, token, remasked)
-        return torch.where(y == self.x, self.log_stay, moved).sum(-1)
+        masked, still = self.masked, y == self.x
+        opened = masked & ~still
+        token = self.log_x0.entry(y, opened)
+        moved = self.log_move + token.masked_fill(~(masked | (y == self.mask_id)), NEVER)
+        return torch.where(still, self.log_stay, moved).sum(-1)
 
     def take(self, rows: Tensor) -> Reveal:
         return replace(
@@ -199,7 +184,7 @@ class Reveal:
             x=self.x[rows],
             log_stay=self.log_stay[rows],
             log_move=self.log_move[rows],
-            log_x0=self.log_x0[rows],
+            log_x0=self.log_x0.take(rows),
             sites=_rows(self.sites, rows),
             log_mass=_rows(self.log_mass, rows),
         )
@@ -215,14 +200,17 @@ class Reveal:
 
     def normalise_tokens(self, carry_mass: bool = False) -> Reveal:
         """Make the token law at masked sites sum to one; its old mass goes into `log_move`, or is dropped."""
-        mass = self.token_mass()
-        empty = mass == NEVER
-        log_x0 = self.log_x0 - torch.where(empty, 0.0, mass).unsqueeze(-1)
-        if empty.any():  # no token is possible: any law will do, for p gives no mass to what it draws
-            tokens = torch.arange(log_x0.shape[-1], device=log_x0.device) != self.mask_id
-            anything = torch.where(tokens, -math.log(max(1, len(tokens) - 1)), NEVER).to(log_x0.dtype)
-            log_x0 = torch.where(empty.unsqueeze(-1), anything, log_x0)
-        return replace(self, log_x0=log_x0, log_move=self.log_move + mass if carry_mass else self.log_move)
+        masked = self.masked
+        log_x0 = self.log_x0.at(masked)
+        mass = log_x0.logsumexp(-1, keepdim=True)
+        # Where no token is possible any law will do, for p gives no mass to what it draws.
+        tokens = torch.arange(log_x0.shape[-1], device=log_x0.device) != self.mask_id
+        anything = torch.where(tokens, -math.log(max(1, len(tokens) - 1)), NEVER).to(log_x0.dtype)
+        normal = torch.where(mass == NEVER, anything, log_x0 - mass.masked_fill(mass == NEVER, 0.0))
+        log_move = self.log_move
+        if carry_mass:
+            log_move = log_move + torch.zeros_like(log_move).masked_scatter(masked, mass)
+        return replace(self, log_x0=at_sites(masked, normal), log_move=log_move)
 
     def _normalise_outcomes(self) -> Reveal:
         total = torch.logaddexp(self.log_stay, self.log_move)
@@ -233,19 +221,21 @@ class Reveal:
             log_move=torch.where(nothing, 0.0, self.log_move - total),
         )
 
-    def tilt(self, h: Tensor) -> Reveal:
+    def tilt(self, h: Laws) -> Reveal:
         """q ∝ m · exp(h) over all entries, the mask included (h: (P, L, V))."""
-        stay = h.gather(-1, self.x.unsqueeze(-1)).squeeze(-1)
-        move = torch.where(self.masked, 0.0, h[..., self.mask_id])
-        tilted = replace(self, log_stay=self.log_stay + stay, log_move=self.log_move + move, log_x0=self.log_x0 + h)
-        return tilted.normalise()
+        h, masked = tokens_of(h), self.masked
+        stay = h.entry(self.x, torch.ones_like(masked))
+        move = h.entry(torch.full_like(self.x, self.mask_id), ~masked)
+        tilted = replace(self, log_stay=self.log_stay + stay, log_move=self.log_move + move)
+        return tilted._plus(h).normalise()
 
-    def tilt_tokens(self, h: Tensor) -> Reveal:
+    def tilt_tokens(self, h: Laws) -> Reveal:
         """Tilt the token given that a site opens, and leave alone which sites open."""
-        return self.normalise()._with_tokens(self.log_x0 + h)
+        return self.normalise()._plus(tokens_of(h)).normalise_tokens()
 
-    def _with_tokens(self, log_x0: Tensor) -> Reveal:
-        return replace(self, log_x0=log_x0).normalise_tokens()
+    def _plus(self, h: Tokens) -> Reveal:
+        masked = self.masked
+        return replace(self, log_x0=at_sites(masked, self.log_x0.at(masked) + h.at(masked)))
 
     def pin(self, fixed: Tensor) -> Reveal:
         """Sites of a prompt never move, whatever the kernel says."""
@@ -258,15 +248,14 @@ class Reveal:
         stay = (self.log_stay > NEVER) | (other.log_stay == NEVER)
         move = (self.log_move > NEVER) | (other.log_move == NEVER)
         opens = self.masked & (other.log_move > NEVER)
-        tokens = (self.log_x0[opens] > NEVER) | (other.log_x0[opens] == NEVER)
+        tokens = (self.log_x0.at(opens) > NEVER) | (other.log_x0.at(opens) == NEVER)
         return bool(stay.all() and move.all() and tokens.all())
 
     def dense(self) -> Table:
-        masked = self.masked.unsqueeze(-1)
-        never = torch.full_like(self.log_x0, NEVER)
-        remask = never.clone()
+        masked, log_x0 = self.masked.unsqueeze(-1), self.log_x0.dense()
+        remask = torch.full_like(log_x0, NEVER)
         remask[..., self.mask_id] = self.log_move
-        log_p = torch.where(masked, self.log_x0 + self.log_move.unsqueeze(-1), remask)
+        log_p = torch.where(masked, log_x0 + self.log_move.unsqueeze(-1), remask)
         return Table(log_p.scatter(-1, self.x.unsqueeze(-1), self.log_stay.unsqueeze(-1)), self.sites)
 
     def support(self, limit: int) -> tuple[Tensor, Tensor]:
@@ -308,50 +297,3 @@ class Listed:
     def take(self, rows: Tensor) -> Listed:
         sites, log_mass = _rows(self.sites, rows), _rows(self.log_mass, rows)
         return replace(self, row=self.row[rows], sites=sites, log_mass=log_mass)
-
-
-def support(log_p: Tensor, limit: int) -> tuple[Tensor, Tensor]:
-    """Every sequence to which a (P, L, V) table of logs gives mass: `rows` (K,) and `sequences` (K, L).
-
-    Row by row, the last site running fastest. Raises when there are more than `limit`.
-    """
-    possible = log_p > NEVER
-    count = possible.sum(-1)
-    total = count.double().prod(-1)
-    if total.sum() > limit:
-        raise ValueError(
-            f"enumeration needs {total.sum():.3g} sequences and the limit is {limit}: open fewer sites at a time, "
-            "use a smaller vocabulary, or sample instead of enumerating"
-        )
-    total = total.long()
-    rows = torch.arange(len(log_p), device=log_p.device).repeat_interleave(total)
-    rank = torch.arange(len(rows), device=log_p.device) - (total.cumsum(0) - total)[rows]
-    stride = total.unsqueeze(-1) // count.cumprod(-1).clamp(min=1)
-    digit = (rank.unsqueeze(-1) // stride[rows]) % count[rows]
-    tokens = possible.int().sort(dim=-1, descending=True, stable=True).indices
-    return rows, tokens[rows.unsqueeze(-1), torch.arange(log_p.shape[1], device=log_p.device), digit]
-
-
-def same_rows(x: Tensor) -> Tensor:
-    """A number for each row of x >= 0, the same for equal rows and for them alone."""
-    base = int(x.max()) + 1 if x.numel() else 1
-    if base ** x.shape[1] < 2**62:  # one integer tells the whole row, and sorting integers is far quicker
-        key = (x * base ** torch.arange(x.shape[1], device=x.device)).sum(-1)
-        return torch.unique(key, return_inverse=True)[1]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    return torch.unique(x, dim=0, return_inverse=True)[1]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-
-
-def log_sum_runs(log_mass: Tensor, lengths: Tensor) -> Tensor:
-    """log of the sums of exp(log_mass) (K,) over consecutive runs of the given lengths, in a fixed order."""
-    highest = torch.segment_reduce(log_mass, "max", lengths=lengths)
-    shift = torch.where(highest == NEVER, 0.0, highest)
-    mass = (log_mass - shift.repeat_interleave(lengths)).exp()
-    return torch.segment_reduce(mass, "sum", lengths=lengths).log() + shift
-
-
-def distinct(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`first` (D,) picks one particle of each distinct row of x, `row` (P,) says which of them each particle is."""
-    row = same_rows(x)
-    positions = torch.arange(len(x), device=x.device)
-    first = torch.full((int(row.max()) + 1,), len(x), device=x.device).scatter_reduce(0, row, positions, "amin")
-    return first, row

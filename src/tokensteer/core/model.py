@@ -10,28 +10,95 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
+from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK, Interpolating, Kernel, MaskNoise, noise_of
-from tokensteer.core.measure import NEVER, SiteMeasure
+from tokensteer.core.listing import distinct
+from tokensteer.core.measure import SiteMeasure
 from tokensteer.core.schedule import Step
+from tokensteer.core.tokens import Headed, Laws, Logits, Logs, Store, Tokens, log_law
 
 Denoiser = Callable[[Tensor, float], Tensor]
 
 
 @dataclass
 class Meter:
-    """Counts rows given to a network. It is read by `Result` and never by a sampler."""
+    """Counts rows given to a network, and rows asked for that need not be. Read by `Result` and never by a sampler."""
 
     rows: int = 0
+    saved: int = 0
     calls: int = 0
 
-    def count(self, rows: int) -> None:
+    def count(self, rows: int, asked: int | None = None) -> None:
         self.rows += rows
-        self.calls += 1
+        self.calls += rows > 0
+        self.saved += 0 if asked is None else asked - rows
+
+
+@runtime_checkable
+class Timeless(Protocol):
+    """A denoiser that says whether it ignores the time; if so, a particle that has not moved keeps its prediction."""
+
+    @property
+    def ignores_time(self) -> bool: ...
+
+
+@runtime_checkable
+class Structured(Protocol):
+    """A denoiser that can keep its answer in the form the network gave it, (P·L) laws, instead of (P, L, V) logs."""
+
+    def __call__(self, x: Tensor, t: float) -> Tensor: ...
+    def laws(self, x: Tensor, t: float) -> Store: ...
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the networks said at the states x (P, L): one store of laws for each model, with L laws a row, and the row
+    of each particle (P,). Twins share a row, so that taking particles copies integers."""
+
+    x: Tensor
+    row: Tensor
+    stores: tuple[Store, ...]
+
+    def take(self, index: Tensor) -> Prediction:
+        return Prediction(self.x[index], self.row[index], self.stores)
+
+    def laws(self, model: int = 0) -> Tokens:
+        return Tokens(self.stores[model], _sites(self.row, self.x.shape[1]))
+
+
+def _sites(row: Tensor, length: int) -> Tensor:
+    """The laws of whole rows, (P, L)."""
+    return row.unsqueeze(-1) * length + torch.arange(length, device=row.device)
+
+
+def changed(x: Tensor, before: Prediction | None) -> Tensor:
+    """The particles about which `before` says nothing, (n,)."""
+    if before is None:
+        return torch.arange(len(x), device=x.device)
+    return (x != before.x).any(-1).nonzero().squeeze(-1)
+
+
+def updated(x: Tensor, new: Tensor, which: Tensor, stores: tuple[Store, ...], before: Prediction | None) -> Prediction:
+    """`before` with fresh answers for the particles `new` (n,): rows `which` (n,) of the stores."""
+    if before is None or len(new) == len(x):
+        return Prediction(x, which, stores)
+    if not len(new):
+        return Prediction(x, before.row, before.stores)
+    old = torch.ones_like(x[:, 0], dtype=torch.bool).index_fill(0, new, False).nonzero().squeeze(-1)
+    kept, row = _unique(before.row[old])
+    sites = _sites(kept, x.shape[1]).flatten()
+    rows = torch.empty_like(before.row).index_copy(0, old, row).index_copy(0, new, len(kept) + which)
+    joined = tuple(a.select(sites).join(b) for a, b in zip(before.stores, stores, strict=True))
+    return Prediction(x, rows, joined)
+
+
+def _unique(values: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.unique(values, return_inverse=True)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
 
 class Model(Protocol):
@@ -64,44 +131,96 @@ class Model(Protocol):
         """The log-probability of starting at x, (P,), for a single template."""
         ...
 
-    def predict(self, x: Tensor, t: float) -> Tensor:
-        """Everything the networks say at (x, t); x are ids (P, L) or one-hots (P, L, V)."""
+    def predict(self, x: Tensor, t: float, before: Prediction | None = None) -> Prediction:
+        """Everything the networks say at (x, t), x ids (P, L); `before` is what they said of the particles' parents."""
         ...
 
-    def clean(self, prediction: Tensor) -> Tensor:
-        """log p(x_0 | x_t), (P, L, V): what clean samples are drawn from, and whose order low confidence follows."""
+    @property
+    def ignores_time(self) -> bool:
+        """Whether what was said of a state holds at any time."""
         ...
 
-    def combined(self, prediction: Tensor) -> Tensor:
-        """The token law of the target at masked sites, perhaps unnormalised, (P, L, V)."""
+    def relaxed(self, x: Tensor, t: float) -> Tensor:
+        """log p(x_0 | x_t), (P, L, V), from one-hots x (P, L, V), differentiable in them."""
         ...
 
-    def step_with(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None) -> SiteMeasure:
+    def differentiated(self, x: Tensor, t: float, new: Tensor, log_x0: Tensor, before: Prediction | None) -> Prediction:
+        """The prediction at x where `relaxed` has just said log_x0 (n, L, V) of the particles `new` (n,)."""
+        ...
+
+    def clean(self, prediction: Prediction) -> Tokens:
+        """log p(x_0 | x_t): what clean samples are drawn from, and whose order low confidence follows."""
+        ...
+
+    def combined(self, prediction: Prediction) -> Tokens:
+        """The token law of the target at masked sites, perhaps unnormalised."""
+        ...
+
+    def step_with(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None) -> SiteMeasure:
         """The kernel with any token law, the template's sites pinned."""
         ...
 
-    def transition(self, x: Tensor, prediction: Tensor, step: Step, sites: Tensor | None) -> SiteMeasure:
+    def transition(self, x: Tensor, prediction: Prediction, step: Step, sites: Tensor | None) -> SiteMeasure:
         """The reference p(· | x_t), perhaps unnormalised."""
         ...
 
-    def log_prob(self, y: Tensor, x: Tensor, prediction: Tensor, step: Step, sites: Tensor | None) -> Tensor:
+    def log_prob(self, y: Tensor, x: Tensor, prediction: Prediction, step: Step, sites: Tensor | None) -> Tensor:
         """log p(y | x_t), (P,), as it stands in the weight."""
         ...
 
 
-def from_logits(network: Callable[..., Tensor], mask_id: int, *, ignores_time: bool = False) -> Denoiser:
+@dataclass(frozen=True)
+class FromLogits:
+    """A denoiser from a network's raw logits: see `from_logits`."""
+
+    network: Callable[..., Tensor]
+    mask_id: int
+    ignores_time: bool
+
+    def _ask(self, x: Tensor, t: float) -> Tensor:
+        return self.network(x) if self.ignores_time else self.network(x, t)
+
+    def __call__(self, x: Tensor, t: float) -> Tensor:
+        return log_law(self._ask(x, t), self.mask_id)
+
+    def laws(self, x: Tensor, t: float) -> Logits:
+        return Logits(self._ask(x, t).flatten(0, 1).contiguous(), self.mask_id)
+
+
+def from_logits(network: Callable[..., Tensor], mask_id: int, *, ignores_time: bool = False) -> FromLogits:
     """A denoiser from a network's raw logits: the mask is forbidden and the rest normalised, in float32 at least.
 
-    The network is called as network(x, t), or network(x) if it ignores time.
+    The network is called as network(x, t), or network(x) if it ignores time. Say so if it does: particles that have not
+    moved are then not asked about again.
     """
+    return FromLogits(network, mask_id, ignores_time)
 
-    def denoise(x: Tensor, t: float) -> Tensor:
-        logits = network(x) if ignores_time else network(x, t)
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        mask = torch.arange(logits.shape[-1], device=logits.device) == mask_id
-        return logits.masked_fill(mask, NEVER).log_softmax(-1)
 
-    return denoise
+@dataclass(frozen=True)
+class FromHidden:
+    """A denoiser from a network and its head: see `from_hidden`."""
+
+    trunk: Callable[..., Tensor]
+    head: nn.Linear
+    mask_id: int
+    ignores_time: bool
+
+    def _ask(self, x: Tensor, t: float) -> Tensor:
+        return self.trunk(x) if self.ignores_time else self.trunk(x, t)
+
+    def __call__(self, x: Tensor, t: float) -> Tensor:
+        return log_law(self.head(self._ask(x, t)), self.mask_id)
+
+    def laws(self, x: Tensor, t: float) -> Headed:
+        return Headed(self._ask(x, t).flatten(0, 1), self.head, self.mask_id)
+
+
+def from_hidden(
+    trunk: Callable[..., Tensor], head: nn.Linear, mask_id: int, *, ignores_time: bool = False
+) -> FromHidden:
+    """`from_logits` for a network whose logits are head(trunk(x, t)): the head is applied only where tokens are asked
+    for, so that logits over a large vocabulary are never stored."""
+    return FromHidden(trunk, head, mask_id, ignores_time)
 
 
 def carry_over(x: Tensor, log_x0: Tensor, mask_id: int) -> Tensor:
@@ -194,34 +313,66 @@ class Diffusion:
         like = torch.empty((), dtype=self.dtype, device=self.device)
         return noise_of(self.kernel).log_begin(x, self._rows(len(x)), like)
 
-    def predict(self, x: Tensor, t: float) -> Tensor:
-        self.meter.count(len(x))
-        ids = x.argmax(-1) if x.is_floating_point() else x
-        log_x0 = noise_of(self.kernel).believe(ids, self.denoiser(x, t), t)
+    @property
+    def ignores_time(self) -> bool:
+        return isinstance(self.denoiser, Timeless) and self.denoiser.ignores_time
+
+    def predict(self, x: Tensor, t: float, before: Prediction | None = None) -> Prediction:
+        return predict_all((self,), x, t, before if self.ignores_time else None)
+
+    def differentiated(self, x: Tensor, t: float, new: Tensor, log_x0: Tensor, before: Prediction | None) -> Prediction:
+        self.meter.count(len(new), len(x))
+        row = torch.arange(len(new), device=x.device)
+        return updated(x, new, row, (Logs(log_x0.flatten(0, 1)),), before)
+
+    def laws(self, x: Tensor, t: float, before: Prediction | None = None) -> Store:
+        """The network's answer for rows x (D, L), D·L laws, in a form that can be joined with what it said before."""
+        dense = before is not None and isinstance(before.stores[0], Logs)
+        if isinstance(self.denoiser, Structured) and self.kernel.mask_id != NO_MASK and not dense:
+            return self.denoiser.laws(x, t)
+        return Logs(self._known(x, self.denoiser(x, t), t).flatten(0, 1).contiguous())
+
+    def relaxed(self, x: Tensor, t: float) -> Tensor:
+        return self._known(x.argmax(-1), self.denoiser(x, t), t)
+
+    def _known(self, ids: Tensor, log_x0: Tensor, t: float) -> Tensor:
+        """The network's answer made to agree with what x shows, where no mask tells what is known."""
+        log_x0 = noise_of(self.kernel).believe(ids, log_x0, t)
         fixed = self.template != NO_MASK
         if self.kernel.mask_id != NO_MASK or self.template.dim() > 1 or not fixed.any():
             return log_x0
         known = torch.full_like(log_x0, NEVER).scatter(-1, ids.unsqueeze(-1), 0.0)
         return torch.where(fixed.unsqueeze(-1), known, log_x0)  # without a mask, a prompt is told by its place
 
-    def clean(self, prediction: Tensor) -> Tensor:
-        return prediction
+    def clean(self, prediction: Prediction) -> Tokens:
+        return prediction.laws()
 
-    def combined(self, prediction: Tensor) -> Tensor:
-        return prediction
+    def combined(self, prediction: Prediction) -> Tokens:
+        return prediction.laws()
 
-    def step_with(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None) -> SiteMeasure:
+    def step_with(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None) -> SiteMeasure:
         return self.pin(self.kernel(x, log_x0, step, sites), len(x))
 
     def pin(self, measure: SiteMeasure, rows: int) -> SiteMeasure:
         """Hold fixed what the template fixes."""
         return measure.pin(self._rows(rows) != self.kernel.mask_id)
 
-    def transition(self, x: Tensor, prediction: Tensor, step: Step, sites: Tensor | None) -> SiteMeasure:
-        return self.step_with(x, prediction, step, sites)
+    def transition(self, x: Tensor, prediction: Prediction, step: Step, sites: Tensor | None) -> SiteMeasure:
+        return self.step_with(x, prediction.laws(), step, sites)
 
-    def log_prob(self, y: Tensor, x: Tensor, prediction: Tensor, step: Step, sites: Tensor | None) -> Tensor:
+    def log_prob(self, y: Tensor, x: Tensor, prediction: Prediction, step: Step, sites: Tensor | None) -> Tensor:
         return self.transition(x, prediction, step, sites).log_prob(y)
+
+
+def predict_all(models: Sequence[Diffusion], x: Tensor, t: float, before: Prediction | None) -> Prediction:
+    """What several models say at the same states, asked about distinct rows only and about none that has not changed
+    since `before`. Finding them costs a look at the device."""
+    new = changed(x, before)
+    first, which = distinct(x[new]) if len(new) else (new, new)
+    asked = x[new[first]]
+    for model in models:
+        model.meter.count(len(asked), len(x))
+    return updated(x, new, which, tuple(model.laws(asked, t, before) for model in models) if len(new) else (), before)
 
 
 def check_denoiser(denoiser: Denoiser, model: Diffusion) -> Tensor:

@@ -16,9 +16,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import Ancestral, Count, Kernel, LowConfidence, Remembering, Sigma, evenly, no_remasking
-from tokensteer.core.measure import NEVER, Reveal, SiteMeasure
+from tokensteer.core.measure import Reveal, SiteMeasure
 from tokensteer.core.schedule import Step, uniform_steps
+from tokensteer.core.tokens import Laws, tokens_of
 
 Confidence = Callable[[Tensor], Tensor]
 
@@ -57,7 +59,7 @@ def cosine_count(step: Step, masked: Tensor) -> Tensor:
     return (masked - (masked * left + 1e-9).floor().long()).clamp(min=1)
 
 
-# ---- confidences: from log mu (P, L, V) to (P, L), higher is surer
+# ---- confidences: from log mu (K, V) to (K,), higher is surer
 
 
 def max_probability(log_x0: Tensor) -> Tensor:
@@ -85,8 +87,9 @@ class Ranked:
     confidence: Confidence = max_probability
     threshold: float = math.inf
 
-    def choose(self, x: Tensor, log_x0: Tensor, step: Step) -> Tensor | None:
-        masked, scores = x == self.mask_id, self.confidence(log_x0)
+    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
+        masked = x == self.mask_id
+        scores = tokens_of(log_x0).each(self.confidence, masked)
         best = best_sites(scores, masked, self.count(step, masked.sum(-1)))
         return best | (masked & (scores >= self.threshold))
 
@@ -96,7 +99,7 @@ class Ranked:
     def survival(self, step: Step) -> float:
         return 1.0
 
-    def __call__(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None = None) -> Reveal:
+    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> Reveal:
         sites = self.choose(x, log_x0, step) if sites is None else sites
         return LowConfidence(self.mask_id)(x, log_x0, step, sites)
 
@@ -146,19 +149,21 @@ class Blocks:
         start = step.index // each * self.size
         return slice(start, start + self.size), self.grid(each)[step.index % each]
 
-    def choose(self, x: Tensor, log_x0: Tensor, step: Step) -> Tensor | None:
+    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
         block, inner = self.within(step)
-        return self._spread(self.kernel.choose(x[:, block], log_x0[:, block], inner), x, block)
+        return self._spread(self.kernel.choose(x[:, block], tokens_of(log_x0).columns(block), inner), x, block)
 
     def remember(
-        self, x: Tensor, before: Tensor | None, log_x0: Tensor | None, generator: Generator | None
+        self, x: Tensor, before: Tensor | None, log_x0: Laws | None, generator: Generator | None
     ) -> Tensor | None:
         return self.kernel.remember(x, before, log_x0, generator) if isinstance(self.kernel, Remembering) else None
 
-    def recall(self, x: Tensor, log_x0: Tensor, step: Step, memory: Tensor) -> Tensor | None:
+    def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Tensor | None:
         assert isinstance(self.kernel, Remembering), "there is no memory without a kernel that remembers"
         block, inner = self.within(step)
-        return self._spread(self.kernel.recall(x[:, block], log_x0[:, block], inner, memory[:, block]), x, block)
+        return self._spread(
+            self.kernel.recall(x[:, block], tokens_of(log_x0).columns(block), inner, memory[:, block]), x, block
+        )
 
     def _spread(self, part: Tensor | None, x: Tensor, block: slice) -> Tensor | None:
         """What was chosen inside the block, on the whole canvas."""
@@ -175,7 +180,7 @@ class Blocks:
     def survival(self, step: Step) -> float:
         return 1.0
 
-    def __call__(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None = None) -> SiteMeasure:
+    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> SiteMeasure:
         if x.shape[-1] != self.length:
             raise ValueError(f"Blocks was made for sequences of length {self.length}, got {x.shape[-1]}")
         block, inner = self.within(step)
@@ -231,9 +236,9 @@ def remdm_loop(mask_id: int, t_on: float, t_off: float, alpha_on: float, sigma: 
     return Ancestral(mask_id, Loop(t_on, t_off, alpha_on), Window(sigma, t_on, t_off))
 
 
-def now_confidence(x: Tensor, log_x0: Tensor) -> Tensor:
-    """mu^l(x^l | x_t), what the prediction says now of the token that stands there, (P, L)."""
-    return entry_at(log_x0, x).exp()
+def now_confidence(x: Tensor, log_x0: Laws, mask_id: int) -> Tensor:
+    """mu^l(x^l | x_t), what the prediction says now of the token that stands there, (P, L); 1 at masked sites."""
+    return tokens_of(log_x0).entry(x, x != mask_id).exp()
 
 
 @dataclass(frozen=True)
@@ -262,19 +267,19 @@ class ConfidenceRemask:
         return self.base.survival(step)
 
     def remember(
-        self, x: Tensor, before: Tensor | None, log_x0: Tensor | None, generator: Generator | None
+        self, x: Tensor, before: Tensor | None, log_x0: Laws | None, generator: Generator | None
     ) -> Tensor | None:
         return remember(x, self.mask_id, before, log_x0) if self.carried else None
 
-    def recall(self, x: Tensor, log_x0: Tensor, step: Step, memory: Tensor) -> Tensor | None:
+    def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Tensor | None:
         sigma, stays = self.base.remasking(step), (x == self.mask_id) | (memory == math.inf)
         log_share = (-self.sharpness * memory).masked_fill(stays, NEVER).log_softmax(-1)
         return (log_share + (math.log(sigma) if sigma > 0 else NEVER)).masked_fill(stays, NEVER).to(log_x0.dtype)
 
-    def choose(self, x: Tensor, log_x0: Tensor, step: Step) -> Tensor | None:
-        return self.recall(x, log_x0, step, now_confidence(x, log_x0))
+    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
+        return self.recall(x, log_x0, step, now_confidence(x, log_x0, self.mask_id))
 
-    def __call__(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None = None) -> Reveal:
+    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> Reveal:
         log_sigma = self.choose(x, log_x0, step) if sites is None else sites
         assert log_sigma is not None
         plain = replace(self.base, sigma=no_remasking)(x, log_x0, step)
@@ -286,7 +291,7 @@ class ConfidenceRemask:
         )
 
 
-def remember(x: Tensor, mask_id: int, before: Tensor | None, prediction: Tensor | None) -> Tensor:
+def remember(x: Tensor, mask_id: int, before: Tensor | None, prediction: Laws | None) -> Tensor:
     """psi carried with the particle: the probability each token had when it was last opened, (P, L).
 
     NaN at masked sites, +inf (never remasked) for the tokens of a prompt. `before` and `prediction` are the parent's.
@@ -295,5 +300,5 @@ def remember(x: Tensor, mask_id: int, before: Tensor | None, prediction: Tensor 
     if before is None or prediction is None:
         psi = torch.full_like(x, math.inf, dtype=torch.get_default_dtype())
         return psi.masked_fill(masked, math.nan)
-    psi = torch.where(before.isnan(), now_confidence(x, prediction), before.to(prediction.dtype))
+    psi = torch.where(before.isnan(), now_confidence(x, prediction, mask_id), before.to(prediction.dtype))
     return psi.masked_fill(masked, math.nan)

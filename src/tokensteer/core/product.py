@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.kernel import Ancestral, Kernel, LowConfidence
-from tokensteer.core.measure import NEVER, Reveal, SiteMeasure, Table
-from tokensteer.core.model import Diffusion, Meter
+from tokensteer.core.draws import NEVER
+from tokensteer.core.kernel import NO_MASK, Ancestral, Kernel, LowConfidence
+from tokensteer.core.measure import Reveal, SiteMeasure, Table
+from tokensteer.core.model import Diffusion, Meter, Prediction, predict_all, updated
 from tokensteer.core.schedule import Step
+from tokensteer.core.tokens import Laws, Logs, Tokens, at_sites
 
 Convention = Callable[[Reveal, float, float], Reveal]
 
@@ -135,25 +137,47 @@ class Product:
     def start(self, rows: int, generator: Generator | None) -> Tensor:
         return self.models[0].start(rows, generator)
 
-    def predict(self, x: Tensor, t: float) -> Tensor:
-        return torch.stack([model.predict(x, t) for model in self.models], 1)
+    def predict(self, x: Tensor, t: float, before: Prediction | None = None) -> Prediction:
+        return predict_all(self.models, x, t, before if self.ignores_time else None)
 
-    def clean(self, prediction: Tensor) -> Tensor:
-        return prediction[:, 0]
+    @property
+    def ignores_time(self) -> bool:
+        return all(model.ignores_time for model in self.models)
 
-    def combined(self, prediction: Tensor) -> Tensor:
-        powers = torch.tensor(self.powers, dtype=prediction.dtype, device=prediction.device).view(-1, 1, 1)
-        forbidden = ((prediction == NEVER) & (powers > 0)).any(1)
-        weighted = torch.where(powers == 0, 0.0, powers * prediction)
-        return weighted.sum(1).masked_fill(forbidden, NEVER)
+    def differentiated(self, x: Tensor, t: float, new: Tensor, log_x0: Tensor, before: Prediction | None) -> Prediction:
+        first, *others = (
+            model.laws(x[new], t, before) if k else Logs(log_x0.flatten(0, 1)) for k, model in enumerate(self.models)
+        )
+        for model in self.models:
+            model.meter.saved += len(x) - len(new)
+        row = torch.arange(len(new), device=x.device)
+        return updated(x, new, row, (first, *others), before)
+
+    def relaxed(self, x: Tensor, t: float) -> Tensor:
+        return self.models[0].relaxed(x, t)
+
+    def clean(self, prediction: Prediction) -> Tokens:
+        return prediction.laws()
+
+    def combined(self, prediction: Prediction) -> Tokens:
+        mask_id = self.kernel.mask_id
+        read = torch.ones_like(prediction.x, dtype=torch.bool) if mask_id == NO_MASK else prediction.x == mask_id
+        laws = torch.stack([prediction.laws(k).at(read) for k in range(len(self.models))])
+        return at_sites(read, self._powers(laws))
+
+    def _powers(self, logs: Tensor) -> Tensor:
+        """log prod_k m_k^a_k of measures (K, ...), where no mass of a model with a positive power stays no mass."""
+        powers = torch.tensor(self.powers, dtype=logs.dtype, device=logs.device).view(-1, *(1,) * (logs.dim() - 1))
+        forbidden = ((logs == NEVER) & (powers > 0)).any(0)
+        return torch.where(powers == 0, 0.0, powers * logs).sum(0).masked_fill(forbidden, NEVER)
 
     def log_start(self, x: Tensor) -> Tensor:
         return self.models[0].log_start(x)
 
-    def step_with(self, x: Tensor, log_x0: Tensor, step: Step, sites: Tensor | None) -> SiteMeasure:
+    def step_with(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None) -> SiteMeasure:
         return self.models[0].step_with(x, log_x0, step, sites)
 
-    def transition(self, x: Tensor, prediction: Tensor, step: Step, sites: Tensor | None) -> SiteMeasure:
+    def transition(self, x: Tensor, prediction: Prediction, step: Step, sites: Tensor | None) -> SiteMeasure:
         if sites is None:
             sites = self.kernel.choose(x, self.clean(prediction), step)
         measure = self.kernel(x, self.combined(prediction), step, sites)
@@ -162,18 +186,17 @@ class Product:
         if not isinstance(measure, Table):
             return self.models[0].pin(measure, len(x))
         # Without a mask, opening is not apart from choosing a token: the kernels themselves are raised to their powers.
-        kernels = [m.transition(x, prediction[:, k], step, sites).dense() for k, m in enumerate(self.models)]
-        return Table(self.combined(torch.stack([kernel.log_p for kernel in kernels], 1)), sites, x=x)
+        kernels = [m.step_with(x, prediction.laws(k), step, sites).dense() for k, m in enumerate(self.models)]
+        return Table(self._powers(torch.stack([kernel.log_p for kernel in kernels])), sites, x=x)
 
-    def log_prob(self, y: Tensor, x: Tensor, prediction: Tensor, step: Step, sites: Tensor | None) -> Tensor:
+    def log_prob(self, y: Tensor, x: Tensor, prediction: Prediction, step: Step, sites: Tensor | None) -> Tensor:
         if not (self.correct_remasking and self.kernel.remasks(step)):
             return self.transition(x, prediction, step, sites).log_prob(y)
         remasked = (x != self.kernel.mask_id) & (y == self.kernel.mask_id)
         common = x.masked_fill(remasked, self.kernel.mask_id)
-        changed = remasked.any(-1)
-        prediction = prediction.clone()
-        if changed.any():
-            prediction[changed] = self.predict(common[changed], step.t)
+        prediction = predict_all(
+            self.models, common, step.t, prediction
+        )  # the same time, so what has not changed still holds
         log_c = _opened(self.transition(common, prediction, step, sites)).token_mass()
         log_p = self.transition(x, prediction, step, sites).log_prob(y)
         return log_p - torch.where(remasked, log_c, 0.0).sum(-1)

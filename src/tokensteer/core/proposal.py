@@ -13,11 +13,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tokensteer.core.kernel import Remembering
-from tokensteer.core.measure import NEVER, Listed, Measure, Reveal, SiteMeasure, distinct, log_sum_runs
-from tokensteer.core.model import Denoiser, Meter, Model
+from tokensteer.core.draws import NEVER
+from tokensteer.core.kernel import NO_MASK, Remembering
+from tokensteer.core.listing import distinct, log_sum_runs
+from tokensteer.core.measure import Listed, Measure, Reveal, SiteMeasure
+from tokensteer.core.model import Denoiser, Meter, Model, Prediction
 from tokensteer.core.schedule import Step
 from tokensteer.core.smc import Evaluation
+from tokensteer.core.tokens import Laws, at_sites
 from tokensteer.core.twist import Look, Tilt, difference
 
 
@@ -39,13 +42,13 @@ class SiteProposal(Proposal, Protocol):
     ) -> SiteMeasure: ...
 
 
-def _prediction(evaluation: Evaluation) -> Tensor:
-    if evaluation.prediction is None:
+def _prediction(evaluation: Evaluation) -> Prediction:
+    if not isinstance(evaluation.prediction, Prediction):
         raise ValueError("a proposal was asked to move particles that have not been evaluated")
     return evaluation.prediction
 
 
-def chosen(x: Tensor, log_x0: Tensor, evaluation: Evaluation, step: Step, model: Model) -> Tensor | None:
+def chosen(x: Tensor, log_x0: Laws, evaluation: Evaluation, step: Step, model: Model) -> Tensor | None:
     """The sites that the kernel opens, by the order of log_x0 and what it remembers of the particles."""
     if evaluation.memory is not None and isinstance(model.kernel, Remembering):
         return model.kernel.recall(x, log_x0, step, evaluation.memory)
@@ -77,9 +80,9 @@ class Guided:
         combined = model.combined(prediction)
         q = model.step_with(x, combined, step, sites)
         # Only masked sites are read by a masked kernel, so the vocabulary is normalised there alone.
-        return (
-            q.normalise_tokens() if isinstance(q, Reveal) else model.step_with(x, combined.log_softmax(-1), step, sites)
-        )
+        if isinstance(q, Reveal):
+            return q.normalise_tokens()
+        return model.step_with(x, combined.dense().log_softmax(-1), step, sites)
 
 
 @dataclass(frozen=True)
@@ -114,14 +117,18 @@ class Gradient:
         return self.base.meters
 
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
-        if twist is None or evaluation.gradient is None:
+        if twist is None or not isinstance(evaluation.gradient, Prediction):
             raise ValueError("Gradient needs a reward to follow: give Steering a Tilt, or use Optimal() or Guided()")
-        here = evaluation.gradient.gather(-1, x.unsqueeze(-1))
-        h = twist.scale(step.s) * (evaluation.gradient - here)
+        # What cannot move needs no tilt.
+        mask_id = model.kernel.mask_id
+        movable = (x == mask_id) | (mask_id == NO_MASK or model.kernel.remasks(step))
+        slope = evaluation.gradient.laws()
+        here = slope.entry(x, movable)[movable].unsqueeze(-1)
+        h = twist.scale(step.s) * (slope.at(movable) - here)
         if self.clip is not None:
             h = h.clamp(-self.clip, self.clip)
-        q = self.base(x, evaluation, step, model, twist)
-        return q.tilt_tokens(h) if self.tokens_only else q.tilt(h)
+        q, tilt = self.base(x, evaluation, step, model, twist), at_sites(movable, h)
+        return q.tilt_tokens(tilt) if self.tokens_only else q.tilt(tilt)
 
 
 @dataclass(frozen=True)

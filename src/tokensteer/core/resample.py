@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import reduce
 
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.measure import inverse_cdf, uniforms
+from tokensteer.core.draws import inverse_cdf, uniforms
 from tokensteer.core.schedule import Step
 
 Resampler = Callable[[Tensor, Generator | None], tuple[Tensor, Tensor]]
@@ -158,18 +159,40 @@ def partial(resampler: Resampler, fraction: float = 0.5) -> Resampler:
 
 
 def always(log_w: Tensor, step: Step) -> Tensor:
+    """At every step."""
     return torch.ones(log_w.shape[:-1], dtype=torch.bool, device=log_w.device)
 
 
-def never(log_w: Tensor, step: Step) -> Tensor:
+def watching(log_w: Tensor, step: Step) -> Tensor:
+    """Never, but look at the weights at every step, so that they are known there."""
     return torch.zeros(log_w.shape[:-1], dtype=torch.bool, device=log_w.device)
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A trigger that looks at the weights only at the steps `at`. Nobody needs them in between, so lazy twists are not
+    evaluated there. Any other trigger is taken to look at every step."""
+
+    trigger: Trigger
+    at: Callable[[Step], bool]
+
+    def __call__(self, log_w: Tensor, step: Step) -> Tensor:
+        return (self.trigger if self.at(step) else watching)(log_w, step)
+
+
+def looks(when: Trigger, step: Step) -> bool:
+    """Whether a trigger may look at the weights before this step."""
+    return when.at(step) if isinstance(when, Scheduled) else True
+
+
+never = Scheduled(always, lambda step: False)
 
 
 def every(k: int) -> Trigger:
     """After each k moves."""
     if k < 1:
         raise ValueError(f"every: k must be at least 1, got {k}")
-    return lambda log_w, step: (always if step.index and step.index % k == 0 else never)(log_w, step)
+    return Scheduled(always, lambda step: step.index > 0 and step.index % k == 0)
 
 
 def ess_below(fraction: float) -> Trigger:
@@ -181,9 +204,15 @@ def ess_below(fraction: float) -> Trigger:
 
 def all_of(*triggers: Trigger) -> Trigger:
     """Where every one of the triggers fires."""
-    return lambda log_w, step: reduce(torch.logical_and, (trigger(log_w, step) for trigger in triggers))
+    return Scheduled(
+        lambda log_w, step: reduce(torch.logical_and, (trigger(log_w, step) for trigger in triggers)),
+        lambda step: all(looks(trigger, step) for trigger in triggers),
+    )
 
 
 def any_of(*triggers: Trigger) -> Trigger:
     """Where at least one of the triggers fires."""
-    return lambda log_w, step: reduce(torch.logical_or, (trigger(log_w, step) for trigger in triggers))
+    return Scheduled(
+        lambda log_w, step: reduce(torch.logical_or, (trigger(log_w, step) for trigger in triggers)),
+        lambda step: any(looks(trigger, step) for trigger in triggers),
+    )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -21,30 +21,40 @@ import torch
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Generator, Tensor
 
-from tokensteer.core.measure import inverse_cdf, uniforms
-from tokensteer.core.resample import Resampler, Trigger, ess, ess_below, log_mean_weight, systematic, weights
+from tokensteer.core.draws import inverse_cdf, uniforms
+from tokensteer.core.resample import Resampler, Trigger, ess, ess_below, log_mean_weight, looks, systematic, weights
 from tokensteer.core.schedule import Step
+
+
+class Rows(Protocol):
+    """Something large that is known of each particle, kept so that taking particles copies little."""
+
+    def take(self, index: Tensor) -> Rows: ...
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """All that one look at (x_t, t) taught us; it travels with its particle and is never computed again.
 
-    log_twist, reward and carry are (P,); prediction, gradient and a kernel's memory are (P, ...). `pending` (B, N) is
-    filled in by the loop for the one who evaluates the children: the log-weight of each before its new twist counts.
+    log_twist, reward and carry are (P,), a kernel's memory (P, ...). `pending` (B, N) is filled in by the loop for the
+    one who evaluates the children: the log-weight of each before its new twist counts.
     """
 
     log_twist: Tensor
-    prediction: Tensor | None = None
+    prediction: Rows | None = None
     reward: Tensor | None = None
-    gradient: Tensor | None = None
+    gradient: Rows | None = None
     carry: Tensor | None = None
     memory: Tensor | None = None
     pending: Tensor | None = None
 
     def take(self, index: Tensor) -> Evaluation:
         kept = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{name: value[index] for name, value in kept.items() if value is not None})
+        return replace(self, **{name: _take(value, index) for name, value in kept.items() if value is not None})
+
+
+def _take(value: Tensor | Rows, index: Tensor) -> Tensor | Rows:
+    return value[index] if isinstance(value, Tensor) else value.take(index)
 
 
 class FeynmanKac(Protocol):
@@ -59,14 +69,23 @@ class FeynmanKac(Protocol):
 
     def start(self, rows: int, generator: Generator | None) -> Tensor: ...
     def evaluate(
-        self, x: Tensor, t: float, generator: Generator | None, parent: Evaluation | None = None
-    ) -> Evaluation: ...
+        self,
+        x: Tensor,
+        t: float,
+        generator: Generator | None,
+        parent: Evaluation | None = None,
+        weighed: bool = True,
+    ) -> Evaluation:
+        """What is known at (x_t, t). Unless it is to be `weighed`, nobody will look at the weights there, and any
+        log-twist will do as long as it stays with its particle."""
+        ...
+
     def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> tuple[Tensor, Tensor]:
         """x_s and log p(x_s | x_t) - log q(x_s | x_t)."""
         ...
 
-    def spent(self) -> Mapping[str, int]:
-        """Network rows computed so far, by network."""
+    def spent(self) -> Mapping[str, tuple[int, int]]:
+        """Network rows computed and saved so far, by network."""
         ...
 
 
@@ -113,23 +132,27 @@ def sweep(
     here = torch.arange(num_particles, device=x.device).expand(shape)
     first_row = num_particles * torch.arange(populations, device=x.device).unsqueeze(-1)
 
-    evaluation = path.evaluate(x, path.steps[0].t, generator)
+    looked_at = [looks(when, step) for step in path.steps] + [True]
+    evaluation = path.evaluate(x, path.steps[0].t, generator, weighed=looked_at[0])
     log_w = evaluation.log_twist.double().view(shape)
     _check(log_w, None, evaluation.log_twist, torch.zeros_like(log_w))
     yield Record(None, x.view(*shape, -1), log_w, log_w, here, evaluation)
     for step in path.steps:
-        now = when(log_w, step).unsqueeze(-1)
-        parents, resampled_log_w = resample(log_w, generator)
-        ancestors = torch.where(now, parents, here)
-        log_w = torch.where(now, resampled_log_w, log_w)
-        rows = (ancestors + first_row).flatten()
-        x, evaluation = x[rows], evaluation.take(rows)
+        ancestors = here
+        if looked_at[step.index]:
+            now = when(log_w, step).unsqueeze(-1)
+            parents, resampled_log_w = resample(log_w, generator)
+            ancestors = torch.where(now, parents, here)
+            log_w = torch.where(now, resampled_log_w, log_w)
+            rows = (ancestors + first_row).flatten()
+            x, evaluation = x[rows], evaluation.take(rows)
 
         x_s, log_ratio = path.move(x, evaluation, step, generator)
         change = log_ratio.double() - evaluation.log_twist.double()
         # A dead particle stays dead: its own twist may be -inf, and the difference is then without meaning.
         pending = torch.where(log_w == -math.inf, log_w, log_w + change.view(shape))
-        evaluation_s = path.evaluate(x_s, step.s, generator, parent=replace(evaluation, pending=pending))
+        parent = replace(evaluation, pending=pending)
+        evaluation_s = path.evaluate(x_s, step.s, generator, parent, weighed=looked_at[step.index + 1])
         log_w = torch.where(pending == -math.inf, pending, pending + evaluation_s.log_twist.double().view(shape))
         _check(log_w, step, evaluation_s.log_twist, log_ratio)
         x, evaluation = x_s, evaluation_s
@@ -162,7 +185,8 @@ class Result:
     """Weighted samples and what it took to get them.
 
     samples (B, N, L), log_w and reward (B, N), log_z (B,); ess and mean_reward (T + 1, B), NaN at times when no
-    reward was asked for; ancestors (T + 1, B, N); `rows` counts the network rows spent.
+    reward was asked for; ancestors (T + 1, B, N); `rows` counts the network rows computed, `saved` those asked
+    for that were known already.
     `sample` draws from the target; `best` picks by reward and is no posterior draw.
     """
 
@@ -173,6 +197,7 @@ class Result:
     mean_reward: Tensor | None
     ancestors: Tensor
     rows: Mapping[str, int]
+    saved: Mapping[str, int] = field(default_factory=dict[str, int])
     generator: Generator | None = None
 
     @property
@@ -215,6 +240,10 @@ class Result:
     def _pick(self, index: Tensor) -> Tensor:
         return self.samples.gather(1, index.unsqueeze(-1).expand(-1, -1, self.samples.shape[-1]))
 
+    def _rows_of(self, name: str) -> str:
+        saved = self.saved.get(name, 0)
+        return f"{self.rows[name]:,} {name}" + (f" ({saved:,} saved)" if saved else "")
+
     def lineages(self) -> Tensor:
         """Index at every time of the ancestor of each final particle, (T + 1, B, N)."""
         line = [torch.arange(self.log_w.shape[1], device=self.log_w.device).expand(self.log_w.shape)]
@@ -226,8 +255,9 @@ class Result:
         """Write all but the generator to one safetensors file; `Result.load` reads it back."""
         named = {f.name: getattr(self, f.name) for f in fields(self)}
         tensors = {name: value.contiguous() for name, value in named.items() if isinstance(value, Tensor)}
-        rows = {f"rows.{name}": torch.tensor(count) for name, count in self.rows.items()}
-        save_file({**tensors, **rows}, str(file))
+        counts = {"rows": self.rows, "saved": self.saved}
+        counted = {f"{of}.{name}": torch.tensor(n) for of, rows in counts.items() for name, n in rows.items()}
+        save_file({**tensors, **counted}, str(file))
 
     @classmethod
     def load(cls, file: str | Path) -> Result:
@@ -243,6 +273,7 @@ class Result:
             mean_reward=stored.get("mean_reward"),
             ancestors=stored["ancestors"],
             rows={name.removeprefix("rows."): int(n) for name, n in stored.items() if name.startswith("rows.")},
+            saved={name.removeprefix("saved."): int(n) for name, n in stored.items() if name.startswith("saved.")},
         )
 
     def __repr__(self) -> str:
@@ -258,7 +289,7 @@ class Result:
             counted = torch.where(self.weights > 0, self.reward, 0.0)
             posterior, best = (self.weights * counted).sum(-1).mean(), self._counted_reward(self.reward).max()
             lines.append(f"  reward   {float(posterior):.4f} weighted mean, {float(best):.4f} best")
-        lines.append("  rows     " + ", ".join(f"{count:,} {name}" for name, count in self.rows.items()))
+        lines.append("  rows     " + ", ".join(self._rows_of(name) for name in self.rows))
         return "\n".join(lines)
 
 
@@ -276,7 +307,14 @@ def smc(
     before = path.spent()
     records = sweep(path, num_particles, populations, resample=resample, when=when, generator=generator)
     result = summarise(_bar(records, len(path.steps) + 1) if progress else records, generator)
-    return replace(result, rows={name: count - before.get(name, 0) for name, count in path.spent().items()})
+    return with_rows(result, before, path.spent())
+
+
+def with_rows(result: Result, before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> Result:
+    """The result with the network rows computed and saved since `before`."""
+    since = {name: (n - before[name][0], saved - before[name][1]) for name, (n, saved) in after.items()}
+    rows, saved = ({name: counts[k] for name, counts in since.items()} for k in (0, 1))
+    return replace(result, rows=rows, saved={name: n for name, n in saved.items() if n})
 
 
 def summarise(records: Iterable[Record], generator: Generator | None = None) -> Result:

@@ -15,7 +15,7 @@ from torch.nn.functional import one_hot
 
 from tokensteer.core.kernel import Remembering
 from tokensteer.core.measure import Measure, Reveal, SiteMeasure, Table
-from tokensteer.core.model import Diffusion, Model, check_denoiser, halfway
+from tokensteer.core.model import Diffusion, Model, Prediction, Timeless, changed, check_denoiser, halfway, updated
 from tokensteer.core.product import Product, guided
 from tokensteer.core.proposal import Amortised, FromModel, Gradient, Guided, Optimal, Proposal
 from tokensteer.core.resample import (
@@ -32,6 +32,7 @@ from tokensteer.core.resample import (
 )
 from tokensteer.core.schedule import Step, end_ramp
 from tokensteer.core.smc import Evaluation, Result, smc
+from tokensteer.core.tokens import Logs
 from tokensteer.core.twist import Look, Potential, Tilt, difference
 
 
@@ -58,7 +59,8 @@ class Steering:
         generator = torch.Generator(device=self.model.device).manual_seed(0)
         x = self.model.start(self.model.populations, generator)
         evaluation = self._probe_step(x, self.steps[0], generator)
-        open_half = halfway(x, self.model.clean(_known(evaluation.prediction)), self.model.kernel.mask_id)
+        log_x0 = self.model.clean(_known(evaluation)).dense()
+        open_half = halfway(x, log_x0, self.model.kernel.mask_id)
         self._probe_step(open_half, self.steps[len(self.steps) // 2], generator)
         if self.twist is not None:
             # Two rows, so that a reward that sums over the batch is told from one that does not.
@@ -69,7 +71,7 @@ class Steering:
     def _probe_step(self, x: Tensor, step: Step, generator: Generator) -> Evaluation:
         evaluation = self.evaluate(x, step.t, generator)
         q = self.propose(x, evaluation, step)
-        p = self.model.transition(x, _known(evaluation.prediction), step, q.sites)
+        p = self.model.transition(x, _known(evaluation), step, q.sites)
         if isinstance(q, SiteMeasure) and not q.covers(p):
             raise ValueError(
                 "the proposal gives no mass to states that the model can reach, so weights would miss them: give its "
@@ -91,36 +93,90 @@ class Steering:
         return self.model.start(rows, generator)
 
     def evaluate(
-        self, x: Tensor, t: float, generator: Generator | None, parent: Evaluation | None = None
+        self,
+        x: Tensor,
+        t: float,
+        generator: Generator | None,
+        parent: Evaluation | None = None,
+        weighed: bool = True,
     ) -> Evaluation:
         if t == 0:
             return self._judge(x)
-        wants_gradient = self.proposal.needs_gradient
-        with torch.set_grad_enabled(wants_gradient):
-            seen = one_hot(x, self.model.vocab_size).to(self.model.dtype).requires_grad_() if wants_gradient else x
-            prediction = self.model.predict(seen, t)
+        with torch.no_grad():
             memory = self._remember(x, generator, parent)
-            nothing = torch.zeros_like(x[:, 0], dtype=self.model.dtype)
-            if self.twist is None:
-                return Evaluation(nothing, prediction, memory=memory)
-            if self.twist.idle(t) and not wants_gradient:
-                log_twist, carry = self.twist.rest(nothing, parent)
-                return Evaluation(log_twist, prediction, carry=carry, memory=memory)
-            look = Look(seen, self.model.clean(prediction), t, self.model.kernel.mask_id)
-            estimate = self.twist.estimate(look, generator)
-            gradient = _gradient(estimate, seen) if wants_gradient else None
-        reward = estimate.detach()
+            if self.proposal.needs_gradient:
+                return replace(self._follow(x, t, generator, parent), memory=memory)
+            prediction = self.model.predict(x, t, _prediction(parent))
+            log_twist, reward, carry = self._value(x, prediction, t, generator, parent, weighed)
+        return Evaluation(log_twist, prediction, reward, carry=carry, memory=memory)
+
+    def _value(
+        self,
+        x: Tensor,
+        prediction: Prediction,
+        t: float,
+        generator: Generator | None,
+        parent: Evaluation | None,
+        weighed: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The log-twist, the estimate of the reward if there is one, and what a potential carries on."""
+        nothing = torch.zeros_like(x[:, 0], dtype=self.model.dtype)
+        if self.twist is None:
+            return nothing, None, None
+        if self.twist.idle(t):
+            return *self.twist.rest(nothing, parent), None
+        if not weighed and parent is not None and self.twist.potential is difference:
+            return parent.log_twist, None, None  # any will do: the twists telescope
+        keeps = self._keeps(parent)
+        new = changed(x, _prediction(keeps))
+        reward = None if keeps is None else keeps.reward
+        if reward is None or len(new):
+            look = Look(x[new], self.model.clean(prediction).take(new), t, self.model.kernel.mask_id)
+            reward = _renewed(reward, new, self.twist.estimate(look, generator))
         log_twist, carry = self.twist.potential(self.twist.scale(t), reward, parent)
-        return Evaluation(log_twist, prediction.detach(), reward, gradient, carry, memory)
+        return log_twist, reward, carry
+
+    def _keeps(self, parent: Evaluation | None) -> Evaluation | None:
+        """The parent, if what was estimated of it holds for a child in the same state."""
+        estimator = None if self.twist is None else self.twist.estimator
+        timeless = isinstance(estimator, Timeless) and estimator.ignores_time and self.model.ignores_time
+        return parent if timeless and parent is not None and parent.reward is not None else None
+
+    def _follow(self, x: Tensor, t: float, generator: Generator | None, parent: Evaluation | None) -> Evaluation:
+        """One pass forward and one back for the particles that have changed: prediction, estimate and its gradient."""
+        assert self.twist is not None, "only a reward is followed"
+        keeps = self._keeps(parent)
+        new = changed(x, _prediction(keeps))
+        known = self._differentiate(x, t, new, generator, keeps) if keeps is None or len(new) else keeps
+        assert known.reward is not None
+        log_twist, carry = self.twist.potential(self.twist.scale(t), known.reward, parent)
+        return Evaluation(log_twist, known.prediction, known.reward, known.gradient, carry)
+
+    def _differentiate(
+        self, x: Tensor, t: float, new: Tensor, generator: Generator | None, keeps: Evaluation | None
+    ) -> Evaluation:
+        assert self.twist is not None
+        with torch.enable_grad():
+            seen = one_hot(x[new], self.model.vocab_size).to(self.model.dtype).requires_grad_()
+            log_x0 = self.model.relaxed(seen, t)
+            estimate = self.twist.estimate(Look(seen, log_x0, t, self.model.kernel.mask_id), generator)
+            slope = _gradient(estimate, seen)
+        prediction = self.model.differentiated(x, t, new, log_x0.detach(), _prediction(keeps))
+        reward = _renewed(None if keeps is None else keeps.reward, new, estimate.detach())
+        before = keeps.gradient if keeps is not None and isinstance(keeps.gradient, Prediction) else None
+        row = torch.arange(len(new), device=x.device)
+        gradient = updated(x, new, row, (Logs(slope.flatten(0, 1)),), before)
+        return Evaluation(reward, prediction, reward, gradient)
 
     def _remember(self, x: Tensor, generator: Generator | None, parent: Evaluation | None) -> Tensor | None:
         """What the kernel wants kept of this state, if it has a memory."""
         kernel = self.model.kernel
         if not isinstance(kernel, Remembering):
             return None
-        if parent is None or parent.prediction is None:
+        before = _prediction(parent)
+        if parent is None or before is None:
             return kernel.remember(x, None, None, generator)
-        return kernel.remember(x, parent.memory, self.model.clean(parent.prediction), generator)
+        return kernel.remember(x, parent.memory, self.model.clean(before), generator)
 
     def _judge(self, x: Tensor) -> Evaluation:
         """The end: the reward itself, whatever the potentials before it."""
@@ -140,7 +196,7 @@ class Steering:
     @torch.no_grad()
     def log_p(self, y: Tensor, x: Tensor, evaluation: Evaluation, step: Step, q: Measure) -> Tensor:
         """log p(y | x_t) over the sites that q shares, (P,)."""
-        return self.model.log_prob(y, x, _known(evaluation.prediction), step, q.sites)
+        return self.model.log_prob(y, x, _known(evaluation), step, q.sites)
 
     def log_ratio(self, y: Tensor, x: Tensor, evaluation: Evaluation, step: Step, q: Measure) -> Tensor:
         """log p(y | x_t) - log q(y | x_t), (P,)."""
@@ -151,18 +207,29 @@ class Steering:
         y = q.sample(generator)
         return y, self.log_ratio(y, x, evaluation, step, q)
 
-    def spent(self) -> Mapping[str, int]:
-        rows = {"denoiser": sum(meter.rows for meter in self.model.denoiser_meters)}
-        if self.twist is not None:
-            rows["reward"] = self.twist.meter.rows
-        if self.proposal.meters:
-            rows["proposal"] = sum(meter.rows for meter in self.proposal.meters)
-        return rows
+    def spent(self) -> Mapping[str, tuple[int, int]]:
+        meters = {
+            "denoiser": self.model.denoiser_meters,
+            "reward": () if self.twist is None else (self.twist.meter,),
+            "proposal": self.proposal.meters,
+        }
+        return {name: (sum(m.rows for m in of), sum(m.saved for m in of)) for name, of in meters.items() if of}
 
 
-def _known(prediction: Tensor | None) -> Tensor:
+def _prediction(evaluation: Evaluation | None) -> Prediction | None:
+    known = None if evaluation is None else evaluation.prediction
+    return known if isinstance(known, Prediction) else None
+
+
+def _known(evaluation: Evaluation) -> Prediction:
+    prediction = _prediction(evaluation)
     assert prediction is not None, "particles are evaluated before they move"
     return prediction
+
+
+def _renewed(values: Tensor | None, new: Tensor, fresh: Tensor) -> Tensor:
+    """values (P,) with fresh ones for the particles `new`."""
+    return fresh if values is None else values.index_copy(0, new, fresh.to(values.dtype))
 
 
 def _gradient(estimate: Tensor, x: Tensor) -> Tensor:

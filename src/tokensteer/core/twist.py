@@ -19,11 +19,13 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
+from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK
-from tokensteer.core.measure import NEVER, distinct, inverse_cdf, support, uniforms
+from tokensteer.core.listing import distinct, support
 from tokensteer.core.model import Meter, carry_over
 from tokensteer.core.schedule import Ramp, linear_ramp
 from tokensteer.core.smc import Evaluation
+from tokensteer.core.tokens import Laws, Tokens, dense_of, tokens_of
 
 Reward = Callable[[Tensor], Tensor]
 Average = Callable[[Tensor, Tensor, float], Tensor]
@@ -34,7 +36,7 @@ class Look(NamedTuple):
     """What an estimate may see: x_t as ids (P, L), or as one-hots (P, L, V) when gradients are wanted."""
 
     x: Tensor
-    log_x0: Tensor
+    log_x0: Laws
     t: float
     mask_id: int
 
@@ -43,12 +45,16 @@ class Look(NamedTuple):
         return self.x.is_floating_point()
 
     @property
+    def tokens(self) -> Tokens:
+        return tokens_of(self.log_x0)
+
+    @property
     def ids(self) -> Tensor:
         return self.x.argmax(-1) if self.relaxed else self.x
 
     @property
     def one_hots(self) -> Tensor:
-        return self.x if self.relaxed else one_hot(self.x, self.log_x0.shape[-1]).to(self.log_x0.dtype)
+        return self.x if self.relaxed else one_hot(self.x, self.tokens.vocab_size).to(self.log_x0.dtype)
 
     @property
     def hidden(self) -> Tensor:
@@ -58,13 +64,19 @@ class Look(NamedTuple):
 
     def clean_law(self) -> Tensor:
         """p(x_0 | x_t) with what is visible carried over, (P, L, V), differentiable in x."""
-        if self.mask_id == NO_MASK:
-            return self.log_x0.exp()
-        return carry_over(self.one_hots, self.log_x0, self.mask_id)
+        log_x0 = dense_of(self.log_x0)
+        return log_x0.exp() if self.mask_id == NO_MASK else carry_over(self.one_hots, log_x0, self.mask_id)
+
+    def zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(*shape, dtype=self.log_x0.dtype, device=self.x.device)
+
+    def take(self, rows: Tensor) -> Look:
+        return self._replace(x=self.x[rows], log_x0=self.tokens.take(rows))
 
 
 class Estimator(Protocol):
-    """r_hat(x_t), (P,), for a tilt. `random` estimates need a generator."""
+    """r_hat(x_t), (P,), for a tilt. `random` estimates need a generator. One that is `Timeless` depends on x_t and the
+    prediction alone: a particle that has not moved then keeps it, noise and all."""
 
     @property
     def random(self) -> bool: ...
@@ -117,40 +129,44 @@ def _score(look: Look, x0: Tensor) -> Tensor:
 
     Gathering from an expanded tensor keeps the gradient's sums in a fixed order, so that a seed gives the same run.
     """
-    law = look.clean_law() if look.relaxed else look.log_x0.exp()
+    law = look.clean_law() if look.relaxed else dense_of(look.log_x0).exp()
     mu = law.expand(len(x0), *law.shape).gather(-1, x0.unsqueeze(-1)).squeeze(-1)
     # Sites that are seen do not count; a 1 there, since the gradient of log 0 would be NaN.
     return torch.where(look.hidden, mu, 1.0).log().sum(-1)
 
 
-def gumbel_softmax(look: Look, gumbel: Tensor, temperature: float) -> Tensor:
-    """softmax((log mu + gumbel)/temperature) at masked sites, carry-over elsewhere; gumbel (..., P, L, V)."""
-    mu = look.clean_law()
+def gumbel_softmax(look: Look, noise: Tensor, temperature: float) -> Tensor:
+    """softmax((log mu + noise)/temperature) at the K hidden sites, noise (M, K, V): the softmaxes (M, K, V)."""
+    mu = look.clean_law()[look.hidden]
     log_mu = torch.where(mu > 0, mu, 1.0).log().masked_fill(mu == 0, NEVER)
-    masked = look.hidden.unsqueeze(-1)
-    # At open sites the softmax is not used; equal logits there keep its gradient finite.
-    soft = (torch.where(masked, log_mu + gumbel, 0.0) / temperature).softmax(-1)
-    return torch.where(masked, soft, mu)
+    return ((log_mu + noise) / temperature).softmax(-1)
 
 
 def _gumbel(look: Look, draws: int, generator: Generator | None) -> Tensor:
-    """Gumbel noise (draws, P, L, V), drawn at hidden sites and 0 elsewhere. Draws are auxiliary, so the precision of
-    the prediction will do: no weight depends on their law."""
-    hidden, like = look.hidden, look.log_x0.detach()
-    noise = like.new_empty(draws, *like[hidden].shape).exponential_(generator=generator)
-    gumbel = like.new_zeros(draws, *like.shape)
-    gumbel[:, hidden] = -noise.clamp_(min=torch.finfo(noise.dtype).tiny).log()
-    return gumbel
+    """Gumbel noise for the K hidden sites, (draws, K, V). Draws are auxiliary, so the precision of the prediction will
+    do: no weight depends on their law."""
+    noise = look.zeros(draws, int(look.hidden.sum()), look.tokens.vocab_size).exponential_(generator=generator)
+    return noise.clamp_(min=torch.finfo(noise.dtype).tiny).log_().neg_()
+
+
+def _completed(look: Look, drawn: Tensor) -> Tensor:
+    """Clean sequences (M, P, L, V): what is drawn (M, K, V) at the hidden sites, carry-over elsewhere."""
+    seen = look.clean_law()
+    row, site = look.hidden.nonzero(as_tuple=True)
+    draw = torch.arange(len(drawn), device=row.device).unsqueeze(-1)
+    return seen.repeat(len(drawn), 1, 1, 1).index_put((draw, row, site), drawn)
+
+
+def _straight_through(soft: Tensor) -> Tensor:
+    """The corner of the simplex nearest to each softmax, with the gradient of the softmax."""
+    hard = torch.zeros_like(soft).scatter_(-1, soft.detach().argmax(-1, keepdim=True), 1.0)
+    return hard + (soft - soft.detach())
 
 
 def draw_clean(look: Look, draws: int, generator: Generator | None) -> Tensor:
-    """M clean sequences for each row from one cumulative sum, drawn at masked sites only, (M, P, L) ids."""
-    masked = look.hidden
-    clean = look.ids.repeat(draws, 1, 1)
-    log_x0 = look.log_x0.detach()[masked]
-    u = uniforms((len(log_x0), draws), log_x0, generator)
-    clean[:, masked] = inverse_cdf((log_x0 - log_x0.amax(-1, keepdim=True)).exp(), u).T
-    return clean
+    """M clean sequences for each row from one pass over their laws, drawn at masked sites only, (M, P, L) ids."""
+    hidden = look.hidden
+    return torch.where(hidden, look.tokens.draw(hidden, draws, generator), look.ids)
 
 
 @dataclass(frozen=True)
@@ -160,13 +176,13 @@ class Sampled:
 
     temperature: float = 1.0
     random: bool = field(default=True, init=False, repr=False)
+    ignores_time: bool = field(default=True, init=False, repr=False)
 
     def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
-        log_v = look.log_x0.new_zeros(tilt.draws, len(look.x))
+        log_v = look.zeros(tilt.draws, len(look.x))
         if look.relaxed and tilt.differentiable:
             soft = gumbel_softmax(look, _gumbel(look, tilt.draws, generator), self.temperature)
-            hard = one_hot(soft.argmax(-1), soft.shape[-1]).to(soft.dtype)
-            return _average_draws(tilt, hard + (soft - soft.detach()), log_v)
+            return _average_draws(tilt, _completed(look, _straight_through(soft)), log_v)
         x0 = draw_clean(look, tilt.draws, generator)
         if look.relaxed:
             score = _score(look, x0)
@@ -180,10 +196,11 @@ class Relaxed:
 
     temperature: float = 1.0
     random: bool = field(default=True, init=False, repr=False)
+    ignores_time: bool = field(default=True, init=False, repr=False)
 
     def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
         soft = gumbel_softmax(look, _gumbel(look, tilt.draws, generator), self.temperature)
-        return _average_draws(tilt, soft, look.log_x0.new_zeros(soft.shape[:2]))
+        return _average_draws(tilt, _completed(look, soft), look.zeros(tilt.draws, len(look.x)))
 
 
 @dataclass(frozen=True)
@@ -191,6 +208,7 @@ class SoftInput:
     """r(mu(x_t)): the reward of the posterior mean; for differentiable rewards."""
 
     random: bool = field(default=False, init=False, repr=False)
+    ignores_time: bool = field(default=True, init=False, repr=False)
 
     def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
         return tilt.exact(look.clean_law())
@@ -202,11 +220,12 @@ class Exact:
 
     limit: int = 1_000_000
     random: bool = field(default=False, init=False, repr=False)
+    ignores_time: bool = field(default=True, init=False, repr=False)
 
     def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
         if not look.relaxed:  # twins share their estimate; with gradients each needs its own
             first, row = distinct(look.x)
-            return self._estimate(tilt, look._replace(x=look.x[first], log_x0=look.log_x0[first]))[row]
+            return self._estimate(tilt, look.take(first))[row]
         return self._estimate(tilt, look)
 
     def _estimate(self, tilt: Tilt, look: Look) -> Tensor:

@@ -22,7 +22,8 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
-from tokensteer.core.measure import NEVER, categorical, distinct, inverse_cdf, same_rows, uniforms
+from tokensteer.core.draws import NEVER, categorical, inverse_cdf, uniforms
+from tokensteer.core.listing import distinct, same_rows
 
 LOW = -1e30  # stands for log 0 inside the dynamic programme, where the gradient of -inf would be NaN
 MOST_STATES = 20_000

@@ -22,13 +22,15 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK
-from tokensteer.core.measure import NEVER, Measure, Reveal, SiteMeasure
+from tokensteer.core.measure import Measure, Reveal, SiteMeasure
 from tokensteer.core.model import Meter, Model
 from tokensteer.core.proposal import FromModel, SiteProposal
 from tokensteer.core.schedule import Ramp, Step, constant_ramp
 from tokensteer.core.smc import Evaluation
 from tokensteer.core.steering import Steering
+from tokensteer.core.tokens import Tokens
 from tokensteer.core.twist import Look, Reward, Tilt
 from tokensteer.rewards.automaton import LOW, Automaton, safe_log
 
@@ -103,10 +105,10 @@ def _spoken(automaton: Automaton, log_x0: Tensor, mask_id: int, masked: Tensor) 
     return log_mass - log_mass.logsumexp(-1, keepdim=True)
 
 
-def _law(automaton: Automaton, log_x0: Tensor, mask_id: int, masked: Tensor, read: Tensor) -> Tensor:
+def _law(automaton: Automaton, log_x0: Tokens, mask_id: int, masked: Tensor, read: Tensor) -> Tensor:
     """log mu by classes, (P, L, C), at the sites to be read (P, L)."""
     law = torch.zeros(*read.shape, automaton.step.shape[1], dtype=torch.float64, device=read.device)
-    law[read] = _spoken(automaton, log_x0[read], mask_id, masked[read])
+    law[read] = _spoken(automaton, log_x0.at(read).detach(), mask_id, masked[read])
     return law
 
 
@@ -151,7 +153,7 @@ class LookAhead:
 
     def _soft(self, tilt: Tilt, ramp: float, look: Look, generator: Generator | None) -> Tensor:
         if self.soft is None or (ramp <= ASLEEP and not look.relaxed):
-            return look.log_x0.new_zeros(len(look.x))
+            return look.zeros(len(look.x))
         before = self.soft.meter.rows
         r = self.soft.estimate(look, generator)
         tilt.meter.count(self.soft.meter.rows - before)
@@ -161,7 +163,7 @@ class LookAhead:
         """log V_t(x_t), (P,), -inf where there is no hope."""
         ids, rho = look.ids, self.kept.at(look.t, len(look.x))
         masked = ids == look.mask_id
-        log_mu = _law(self.automaton, look.log_x0.detach(), look.mask_id, masked, masked | (rho < 1))
+        log_mu = _law(self.automaton, look.tokens, look.mask_id, masked, masked | (rho < 1))
         if not (look.relaxed and self.follow):
             return self.automaton.log_chance(_final(self.automaton, log_mu, ids, look.mask_id, rho))
         rho = torch.where(masked, 1.0, rho).unsqueeze(-1)
@@ -211,7 +213,7 @@ class Conditioned:
     def _open(self, y: Tensor, c: Tensor, u: Tensor, generator: Generator | None) -> Tensor:
         """At sites that the base opens, the token of x_0 if it is to stay, else any."""
         opens = self.base.masked & (y != self.base.mask_id) & (u < self.rho)
-        tokens = self.automaton.token_of(c[opens], self.base.log_x0[opens], generator)
+        tokens = self.automaton.token_of(c[opens], self.base.log_x0.at(opens), generator)
         y = y.clone()
         # As in `Reveal`: only a law of NaNs lands on the mask, and `log_prob` then says NaN.
         y[opens] = torch.where(tokens == self.base.mask_id, y[opens], tokens)

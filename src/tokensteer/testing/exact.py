@@ -8,13 +8,15 @@ exact denoiser of a distribution given as a table.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK
-from tokensteer.core.measure import NEVER, support
+from tokensteer.core.listing import support
+from tokensteer.core.model import Prediction
 from tokensteer.core.proposal import log_twist
 from tokensteer.core.schedule import Step
 from tokensteer.core.steering import Steering
@@ -30,6 +32,7 @@ class TableDenoiser:
     """
 
     joint: Tensor
+    ignores_time: bool = field(default=True, init=False, repr=False)
 
     def __call__(self, x: Tensor, t: float) -> Tensor:
         length, tokens = self.joint.dim(), self.joint.shape[0]
@@ -161,7 +164,7 @@ def _moves(steering: Steering, states: Tensor, step: Step, limit: int) -> tuple[
         raise ValueError("the kernel has a memory, so x_t alone is not the whole state: it cannot be enumerated")
     q = steering.propose(states, evaluation, step)
     prediction = evaluation.prediction
-    assert prediction is not None
+    assert isinstance(prediction, Prediction), "particles are evaluated before they move"
     # Every token at every site that may open: a corrected product can reach what its transition at x_t rules out.
     anything = torch.zeros(*states.shape, model.vocab_size, dtype=model.dtype, device=states.device)
     if model.kernel.mask_id != NO_MASK:
@@ -169,7 +172,7 @@ def _moves(steering: Steering, states: Tensor, step: Step, limit: int) -> tuple[
     row, y = support(model.step_with(states, anything, step, q.sites).dense().log_p, limit)
     sites = None if q.sites is None else q.sites[row]
     place = model.vocab_size ** torch.arange(states.shape[1] - 1, -1, -1, device=states.device)
-    log_p = model.log_prob(y, states[row], prediction[row], step, sites)
+    log_p = model.log_prob(y, states[row], prediction.take(row), step, sites)
     log_q = q.take(row).log_prob(y)
     some = (log_p > NEVER) | (log_q > NEVER)
     return evaluation.log_twist, Moves(row[some], (y * place).sum(-1)[some], log_p[some], log_q[some])

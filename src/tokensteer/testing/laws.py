@@ -14,9 +14,11 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
+from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import Kernel
-from tokensteer.core.measure import NEVER, Listed, Measure, Reveal, SiteMeasure, Table, distinct, support
-from tokensteer.core.model import Diffusion
+from tokensteer.core.listing import distinct, support
+from tokensteer.core.measure import Listed, Measure, Reveal, SiteMeasure, Table
+from tokensteer.core.model import Diffusion, Prediction
 from tokensteer.core.schedule import Step, uniform_steps
 from tokensteer.core.smc import Evaluation, sweep
 from tokensteer.core.steering import Steering
@@ -333,9 +335,10 @@ def assert_proposal(steering: Steering, *, rows: int = 16, seed: int = 0) -> Non
 @torch.no_grad()
 def _assert_move(steering: Steering, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator) -> None:
     model, what = steering.model, f"the proposal at step {step.index}"
-    assert evaluation.prediction is not None, "particles are evaluated before they move"
+    prediction = evaluation.prediction
+    assert isinstance(prediction, Prediction), "particles are evaluated before they move"
     q = steering.propose(x, evaluation, step)
-    p = model.transition(x, evaluation.prediction, step, q.sites)
+    p = model.transition(x, prediction, step, q.sites)
     log_p = p.dense().log_p
     normalise = "Return measure.normalise(), or what tilt() gives, and keep NaN out of it"
     cover = "Give q mass wherever p has some: no top-k, nucleus or -inf that p does not have, and the sites of p"
@@ -361,7 +364,7 @@ def _assert_move(steering: Steering, x: Tensor, evaluation: Evaluation, step: St
     log_q = q.take(owner).log_prob(y).double()
     log_ratio = steering.log_ratio(y, x[owner], evaluation.take(owner), step, q.take(owner)).double()
     sites = None if q.sites is None else q.sites[owner]
-    mass_p = model.log_prob(y, x[owner], evaluation.prediction[owner], step, sites).double().exp()
+    mass_p = model.log_prob(y, x[owner], prediction.take(owner), step, sites).double().exp()
     lost = (torch.where(log_q > NEVER, (log_q + log_ratio).exp(), 0.0) - mass_p).abs()
     totals = torch.zeros(len(few), 3, dtype=torch.float64, device=x.device)
     total_q, total_p, total_lost = totals.index_add(0, row, torch.stack([log_q.exp(), mass_p, lost], -1)).unbind(-1)

@@ -1,0 +1,27 @@
+"""Draws from finite laws by inverting their cumulative sums."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Generator, Tensor
+
+NEVER = -math.inf
+
+
+def uniforms(shape: tuple[int, ...], like: Tensor, generator: Generator | None) -> Tensor:
+    """Uniforms on (0, 1] in double precision: never 0, so that inverting a CDF never lands on an empty cell."""
+    return 1.0 - torch.rand(shape, generator=generator, device=like.device, dtype=torch.float64)
+
+
+def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
+    """The smallest j with cdf_j >= u. `weights` (..., K) need not be normalised; u is (..., M) in (0, 1]."""
+    cdf = weights.double().cumsum(-1)
+    return torch.searchsorted(cdf / cdf[..., -1:], u.contiguous()).clamp_(max=weights.shape[-1] - 1)
+
+
+def categorical(log_p: Tensor, generator: Generator | None) -> Tensor:
+    """One draw from each row of (..., K) log-weights."""
+    weights = (log_p - log_p.amax(-1, keepdim=True)).exp()
+    return inverse_cdf(weights, uniforms((*log_p.shape[:-1], 1), log_p, generator)).squeeze(-1)

@@ -1,0 +1,256 @@
+"""Laws of the clean token, one for each site of each particle.
+
+A prediction is large: particles × sites × vocabulary. Most of it is never read: twins and particles that have not moved
+share theirs, open sites keep their tokens, and a step asks for tokens only where sites open. So the numbers lie in a
+`Store` of K laws, in whatever form the network gave them, and `Tokens` says which of them belongs to which site. Taking
+particles copies integers; a softmax is computed where a law is read and nowhere else. What is drawn and what is
+evaluated are the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
+
+import torch
+from torch import Generator, Tensor, nn
+
+from tokensteer.core.draws import NEVER, uniforms
+from tokensteer.core.fused import draw_from_head, draw_from_logits, log_prob_from_head, log_prob_from_logits
+
+
+class Store(Protocol):
+    """K laws over the vocabulary as logs, perhaps unnormalised. An index of -1 asks for nothing and gets 0."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the law, float32 or float64, whatever its form of keeping."""
+        ...
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Whole laws, (k, V)."""
+        ...
+
+    def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
+        """The log-mass of one token of each, (k,)."""
+        ...
+
+    def draw(self, index: Tensor, u: Tensor) -> Tensor:
+        """Tokens (k, M) from uniforms u (k, M) in (0, 1], each law normalised by its own mass."""
+        ...
+
+    def select(self, index: Tensor) -> Self: ...
+    def join(self, other: Self) -> Self:
+        """These laws and the others after them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Logs:
+    """Laws as they are: log-masses (K, V). Also any other numbers on the vocabulary, such as a gradient."""
+
+    values: Tensor
+
+    @property
+    def vocab_size(self) -> int:
+        return self.values.shape[-1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    def rows(self, index: Tensor) -> Tensor:
+        return self.values[index]
+
+    def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
+        return self.values[index, tokens]
+
+    def draw(self, index: Tensor, u: Tensor) -> Tensor:
+        return draw_from_logits(self.values, index, u, None)[0]
+
+    def select(self, index: Tensor) -> Logs:
+        return Logs(self.values[index])
+
+    def join(self, other: Logs) -> Logs:
+        return Logs(torch.cat([self.values, other.values]))
+
+
+@dataclass(frozen=True)
+class Logits:
+    """A network's raw answers (K, V) in its own precision: the law is their softmax in float32, the mask forbidden."""
+
+    values: Tensor
+    mask_id: int
+
+    @property
+    def vocab_size(self) -> int:
+        return self.values.shape[-1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.promote_types(self.values.dtype, torch.float32)
+
+    def rows(self, index: Tensor) -> Tensor:
+        return log_law(self.values[index], self.mask_id)
+
+    def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
+        return log_prob_from_logits(self.values, index, tokens, self.mask_id)
+
+    def draw(self, index: Tensor, u: Tensor) -> Tensor:
+        return draw_from_logits(self.values, index, u, self.mask_id)[0]
+
+    def select(self, index: Tensor) -> Logits:
+        return replace(self, values=self.values[index])
+
+    def join(self, other: Logits) -> Logits:
+        return replace(self, values=torch.cat([self.values, other.values]))
+
+
+@dataclass(frozen=True)
+class Headed:
+    """A network's last hidden states (K, H) and its linear head, which is applied to the sites that are read."""
+
+    states: Tensor
+    head: nn.Linear
+    mask_id: int
+
+    @property
+    def vocab_size(self) -> int:
+        return self.head.out_features
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.promote_types(self.states.dtype, torch.float32)
+
+    def rows(self, index: Tensor) -> Tensor:
+        return log_law(self.head(self.states[index]), self.mask_id)
+
+    def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
+        weight, bias = self.head.weight, self.head.bias
+        return log_prob_from_head(self.states, weight, bias, index, tokens, self.mask_id)
+
+    def draw(self, index: Tensor, u: Tensor) -> Tensor:
+        return draw_from_head(self.states, self.head.weight, self.head.bias, index, u, self.mask_id)[0]
+
+    def select(self, index: Tensor) -> Headed:
+        return replace(self, states=self.states[index])
+
+    def join(self, other: Headed) -> Headed:
+        return replace(self, states=torch.cat([self.states, other.states]))
+
+
+def log_law(logits: Tensor, mask_id: int) -> Tensor:
+    """log-softmax in float32 at least, the mask forbidden."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    mask = torch.arange(logits.shape[-1], device=logits.device) == mask_id
+    return logits.masked_fill(mask, NEVER).log_softmax(-1)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Which law of a store is whose: index (P, L), -1 at sites that have none because nobody reads them."""
+
+    store: Store
+    index: Tensor
+
+    @property
+    def vocab_size(self) -> int:
+        return self.store.vocab_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.store.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.index.device
+
+    def take(self, rows: Tensor) -> Tokens:
+        """The laws of a selection of particles."""
+        return replace(self, index=self.index[rows])
+
+    def columns(self, sites: slice) -> Tokens:
+        """The laws of a stretch of sites."""
+        return replace(self, index=self.index[:, sites])
+
+    def at(self, where: Tensor) -> Tensor:
+        """Whole laws at the sites `where` (P, L), (k, V)."""
+        return self.store.rows(self.index[where])
+
+    def entry(self, y: Tensor, where: Tensor) -> Tensor:
+        """The log-mass of the tokens y (P, L) at the sites `where`, 0 elsewhere."""
+        return self._read(where, lambda index, sites: self.store.entries(index, y[sites]), self.dtype)
+
+    def draw(self, where: Tensor, draws: int, generator: Generator | None) -> Tensor:
+        """`draws` tokens for each of the sites `where`, (draws, P, L), 0 elsewhere."""
+
+        def one_uniform_each(index: Tensor, sites: tuple[Tensor, ...]) -> Tensor:
+            return self.store.draw(index, uniforms((len(index), draws), index, generator))
+
+        return self._read(where, one_uniform_each, torch.int64, draws).movedim(-1, 0)
+
+    def _read(
+        self,
+        where: Tensor,
+        read: Callable[[Tensor, tuple[Tensor, ...]], Tensor],
+        dtype: torch.dtype,
+        *more: int,
+    ) -> Tensor:
+        """read(index (k,), sites) at the sites `where`, and 0 elsewhere, (P, L, ...)."""
+        where = where & (self.index >= 0)
+        answer = torch.zeros(*where.shape, *more, dtype=dtype, device=where.device)
+        if where.is_cuda:  # the number of sites is not known to the host, and asking for it would make it wait
+            index = torch.where(where, self.index, -1).flatten()
+            row, site = (torch.arange(n, device=where.device) for n in where.shape)
+            sites = row.repeat_interleave(len(site)), site.repeat(len(row))
+            there = where.view(*where.shape, *(1 for _ in more))
+            return torch.where(there, read(index, sites).view_as(answer), answer)
+        sites = where.nonzero(as_tuple=True)
+        return answer.index_put(sites, read(self.index[sites], sites))
+
+    def mass(self, where: Tensor) -> Tensor:
+        """log sum_v of the laws at the sites `where`, 0 elsewhere, (P, L): softmaxes have none to speak of."""
+        answer = torch.zeros(where.shape, dtype=self.dtype, device=where.device)
+        return answer.masked_scatter(where, self.at(where).logsumexp(-1)) if isinstance(self.store, Logs) else answer
+
+    def each(self, score: Callable[[Tensor], Tensor], where: Tensor) -> Tensor:
+        """A score of the laws (k, V) -> (k,) at the sites `where`, -inf elsewhere, (P, L)."""
+        answer = torch.full(where.shape, NEVER, dtype=self.dtype, device=where.device)
+        return answer.masked_scatter(where, score(self.at(where)))
+
+    def dense(self) -> Tensor:
+        """All laws, (P, L, V), 0 where there is none: for small vocabularies and processes without a mask."""
+        known = self.index >= 0
+        answer = torch.zeros(*self.index.shape, self.vocab_size, dtype=self.dtype, device=self.device)
+        return answer.index_put(known.nonzero(as_tuple=True), self.at(known))
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Tokens:
+        """The laws changed, (k, V) -> (k, V)."""
+        known = self.index >= 0
+        return at_sites(known, change(self.at(known)))
+
+
+Laws = Tensor | Tokens
+
+
+def tokens_of(laws: Laws) -> Tokens:
+    """Logs (P, L, V) as they are, or laws already kept."""
+    if isinstance(laws, Tokens):
+        return laws
+    rows, length, vocab_size = laws.shape
+    index = torch.arange(rows * length, device=laws.device).view(rows, length)
+    return Tokens(Logs(laws.reshape(-1, vocab_size).contiguous()), index)
+
+
+def dense_of(laws: Laws) -> Tensor:
+    """Logs (P, L, V)."""
+    return laws.dense() if isinstance(laws, Tokens) else laws
+
+
+def at_sites(where: Tensor, values: Tensor) -> Tokens:
+    """Logs (k, V) for the sites `where` (P, L) alone."""
+    rank = where.flatten().cumsum(0).view_as(where) - 1
+    return Tokens(Logs(values), torch.where(where, rank, -1))
