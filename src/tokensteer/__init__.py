@@ -1,6 +1,6 @@
 """tokensteer steers discrete diffusion models at inference time with Sequential Monte Carlo."""
 
-from tokensteer.core.adaptive import AdaptiveRamp, adapted_ramp
+from tokensteer.core.adaptive import Adaptive
 from tokensteer.core.ahead import ResampleFirst
 from tokensteer.core.continuous import (
     JumpPaths,
@@ -43,6 +43,7 @@ from tokensteer.core.orders import (
     negative_entropy,
     remdm_loop,
 )
+from tokensteer.core.pilot import adapted_ramp
 from tokensteer.core.product import Product, denoiser_powers, guided, kernel_powers, paper_powers
 from tokensteer.core.proposal import Amortised, Enumerated, FromModel, Gradient, Guided, Optimal, Proposal
 from tokensteer.core.resample import (
@@ -113,7 +114,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "NO_MASK",
-    "AdaptiveRamp",
+    "Adaptive",
     "Amortised",
     "Ancestral",
     "Blocks",

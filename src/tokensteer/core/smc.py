@@ -30,8 +30,9 @@ from tokensteer.core.schedule import Step
 class Evaluation:
     """All that one look at (x_t, t) taught us; it travels with its particle and is never computed again.
 
-    log_twist, reward and carry are (P,); prediction, gradient and a kernel's memory are (P, ...). `pending` (B, N) is
-    filled in by the loop for the one who evaluates the children: the log-weight of each before its new twist counts.
+    log_twist, reward and carry are (P,); prediction, gradient and a kernel's memory are (P, ...). `ramp` (P,) is the
+    lambda chosen where a ramp adapts. `pending` (B, N) is filled in by the loop for the one who evaluates the children:
+    the log-weight of each before its new twist counts.
     """
 
     log_twist: Tensor
@@ -40,6 +41,7 @@ class Evaluation:
     gradient: Tensor | None = None
     carry: Tensor | None = None
     memory: Tensor | None = None
+    ramp: Tensor | None = None
     pending: Tensor | None = None
 
     def take(self, index: Tensor) -> Evaluation:
@@ -162,7 +164,8 @@ class Result:
     """Weighted samples and what it took to get them.
 
     samples (B, N, L), log_w and reward (B, N), log_z (B,); ess and mean_reward (T + 1, B), NaN at times when no
-    reward was asked for; ancestors (T + 1, B, N); `rows` counts the network rows spent.
+    reward was asked for; ancestors (T + 1, B, N); `ramp` (T + 1, B), the lambdas that an adaptive ramp chose; `rows`
+    counts the network rows spent.
     `sample` draws from the target; `best` picks by reward and is no posterior draw.
     """
 
@@ -174,6 +177,7 @@ class Result:
     ancestors: Tensor
     rows: Mapping[str, int]
     generator: Generator | None = None
+    ramp: Tensor | None = None
 
     @property
     def log_z(self) -> Tensor:
@@ -243,6 +247,7 @@ class Result:
             mean_reward=stored.get("mean_reward"),
             ancestors=stored["ancestors"],
             rows={name.removeprefix("rows."): int(n) for name, n in stored.items() if name.startswith("rows.")},
+            ramp=stored.get("ramp"),
         )
 
     def __repr__(self) -> str:
@@ -284,6 +289,7 @@ def summarise(records: Iterable[Record], generator: Generator | None = None) -> 
     sizes: list[Tensor] = []
     rewards: list[Tensor] = []
     ancestors: list[Tensor] = []
+    ramps: list[Tensor] = []
     last: Record | None = None
     for record in records:
         last = record
@@ -292,6 +298,8 @@ def summarise(records: Iterable[Record], generator: Generator | None = None) -> 
         reward = record.evaluation.reward
         unknown = torch.full_like(sizes[-1], math.nan)
         rewards.append(unknown if reward is None else reward.view_as(record.log_w).double().mean(-1))
+        ramp = record.evaluation.ramp
+        ramps.append(torch.zeros_like(unknown) if ramp is None else ramp.view_as(record.log_w)[:, 0].double())
     assert last is not None, "a sweep yields at least its start"
     reward = last.evaluation.reward
     return Result(
@@ -303,6 +311,7 @@ def summarise(records: Iterable[Record], generator: Generator | None = None) -> 
         ancestors=torch.stack(ancestors),
         rows={},
         generator=generator,
+        ramp=None if last.evaluation.ramp is None else torch.stack(ramps),
     )
 
 

@@ -103,15 +103,16 @@ class Steering:
             nothing = torch.zeros_like(x[:, 0], dtype=self.model.dtype)
             if self.twist is None:
                 return Evaluation(nothing, prediction, memory=memory)
-            if self.twist.idle(t) and not wants_gradient:
+            if self.twist.idle(t, parent) and not wants_gradient:
                 log_twist, carry = self.twist.rest(nothing, parent)
                 return Evaluation(log_twist, prediction, carry=carry, memory=memory)
             look = Look(seen, self.model.clean(prediction), t, self.model.kernel.mask_id)
             estimate = self.twist.estimate(look, generator)
             gradient = _gradient(estimate, seen) if wants_gradient else None
         reward = estimate.detach()
-        log_twist, carry = self.twist.potential(self.twist.scale(t), reward, parent)
-        return Evaluation(log_twist, prediction.detach(), reward, gradient, carry, memory)
+        ramp = self.twist.adapt(t, reward, parent)
+        log_twist, carry = self.twist.potential(self.twist.scale(t, ramp), reward, parent)
+        return Evaluation(log_twist, prediction.detach(), reward, gradient, carry, memory, ramp)
 
     def _remember(self, x: Tensor, generator: Generator | None, parent: Evaluation | None) -> Tensor | None:
         """What the kernel wants kept of this state, if it has a memory."""
@@ -130,7 +131,7 @@ class Steering:
             return Evaluation(torch.zeros_like(x[:, 0], dtype=self.model.dtype))
         with torch.no_grad():
             reward = self.twist.exact(x)
-        return Evaluation(self.twist.scale(0.0) * reward, reward=reward)
+        return Evaluation(self.twist.scale(0.0) * reward, reward=reward, ramp=self.twist.adapt(0.0, reward, None))
 
     @torch.no_grad()
     def propose(self, x: Tensor, evaluation: Evaluation, step: Step) -> Measure:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tokensteer.core.kernel import NO_MASK
 from tokensteer.core.measure import NEVER, support
-from tokensteer.core.proposal import log_twist
+from tokensteer.core.proposal import reward_ahead
 from tokensteer.core.schedule import Step
 from tokensteer.core.steering import Steering
 from tokensteer.core.twist import Exact, difference
@@ -141,7 +141,8 @@ def enumerate_steering(steering: Steering, limit: int = 2_000_000) -> Enumeratio
         log_twists.append(psi)
         moves.append(listed)
     zeros = torch.zeros(len(states), dtype=model.dtype, device=states.device)
-    log_twists.append(zeros if steering.twist is None else log_twist(states, 0.0, model, steering.twist))
+    end = steering.twist
+    log_twists.append(zeros if end is None else end.scale(0.0) * reward_ahead(states, 0.0, model, end))
 
     log_law = [model.log_start(states)]
     for listed in moves:
