@@ -8,12 +8,13 @@ from tokensteer.core.continuous import (
     hazard,
     jump_paths,
     masked_rate,
+    next_opening,
     opening_times,
     reversed_rate,
     tilt_log_weight,
     uniform_rate,
 )
-from tokensteer.core.events import FirstHitting, OneSite, TauLeap, UniformLeap, event_steps, leap
+from tokensteer.core.events import FirstHitting, OneSite, TauLeap, TimedFirstHitting, UniformLeap, event_steps, leap
 from tokensteer.core.gibbs import Chain, particle_gibbs, pick
 from tokensteer.core.kernel import (
     NO_MASK,
@@ -168,6 +169,7 @@ __all__ = [
     "Table",
     "TauLeap",
     "Tilt",
+    "TimedFirstHitting",
     "UniformLeap",
     "Value",
     "Window",
@@ -213,6 +215,7 @@ __all__ = [
     "nested",
     "nested_svdd",
     "never",
+    "next_opening",
     "no_remasking",
     "one_survivor",
     "opening_times",

@@ -62,6 +62,15 @@ class Remembering(Protocol):
     def recall(self, x: Tensor, log_x0: Tensor, step: Step, memory: Tensor) -> Tensor | None: ...
 
 
+@runtime_checkable
+class Ticking(Remembering, Protocol):
+    """A kernel whose particles have clocks of their own, kept in their memory: the denoiser is asked at these times."""
+
+    def times(self, memory: Tensor) -> Tensor:
+        """When each particle moves, (P,)."""
+        ...
+
+
 class Noise(Protocol):
     """What hides the data: where a canvas starts from, and what its visible tokens give away.
 
@@ -73,7 +82,7 @@ class Noise(Protocol):
         """The log-probability of beginning at x, (P,), in the precision of `like`."""
         ...
 
-    def believe(self, x: Tensor, log_x0: Tensor, t: float) -> Tensor:
+    def believe(self, x: Tensor, log_x0: Tensor, t: float | Tensor) -> Tensor:
         """The prediction made to agree with what x_t shows."""
         ...
 
@@ -90,7 +99,7 @@ class MaskNoise:
     def log_begin(self, x: Tensor, canvas: Tensor, like: Tensor) -> Tensor:
         return _either((x == canvas).all(-1), 0.0, NEVER, like)
 
-    def believe(self, x: Tensor, log_x0: Tensor, t: float) -> Tensor:
+    def believe(self, x: Tensor, log_x0: Tensor, t: float | Tensor) -> Tensor:
         return log_x0
 
 
@@ -276,7 +285,7 @@ class Interpolating:
     def _alpha_s(self, step: Step) -> float:
         return 1.0 if step.s == 0 else self.schedule.alpha(step.s)
 
-    def believe(self, x: Tensor, log_x0: Tensor, t: float) -> Tensor:
+    def believe(self, x: Tensor, log_x0: Tensor, t: float | Tensor) -> Tensor:
         """A token that noise never makes must be the clean one."""
         only = torch.full_like(log_x0, NEVER).scatter(-1, x.unsqueeze(-1), 0.0)
         return torch.where(self.law(log_x0)[x].unsqueeze(-1) > 0, log_x0, only)

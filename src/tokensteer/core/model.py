@@ -3,23 +3,24 @@
 A denoiser gives log p(x_0 | x_t) at each site, (P, L, V), -inf at the mask. Only its answers at masked sites are read:
 what is visible is carried over by this library, never by the network. For gradients it is called with one-hots instead
 of ids, and carry-over must then be differentiable,  mu(x) = x[tokens] + x[mask] · exp(log_x0),  so that the effect of
-a token on its own site is felt (`carry_over`).
+a token on its own site is felt (`carry_over`). The time t is a number; kernels whose particles have clocks of their own
+(`TimedFirstHitting`) call it with a tensor (P,) instead, one time for each row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.kernel import NO_MASK, Interpolating, Kernel, MaskNoise, noise_of
+from tokensteer.core.kernel import NO_MASK, Interpolating, Kernel, MaskNoise, Ticking, noise_of
 from tokensteer.core.measure import NEVER, SiteMeasure
 from tokensteer.core.schedule import Step
 
-Denoiser = Callable[[Tensor, float], Tensor]
+Denoiser = Callable[[Tensor, Any], Tensor]  # t is a float, or (P,) where particles have clocks of their own
 
 
 @dataclass
@@ -64,8 +65,8 @@ class Model(Protocol):
         """The log-probability of starting at x, (P,), for a single template."""
         ...
 
-    def predict(self, x: Tensor, t: float) -> Tensor:
-        """Everything the networks say at (x, t); x are ids (P, L) or one-hots (P, L, V)."""
+    def predict(self, x: Tensor, t: float | Tensor) -> Tensor:
+        """Everything the networks say at (x, t); x are ids (P, L) or one-hots (P, L, V), t one for all or (P,)."""
         ...
 
     def clean(self, prediction: Tensor) -> Tensor:
@@ -95,13 +96,19 @@ def from_logits(network: Callable[..., Tensor], mask_id: int, *, ignores_time: b
     The network is called as network(x, t), or network(x) if it ignores time.
     """
 
-    def denoise(x: Tensor, t: float) -> Tensor:
+    def denoise(x: Tensor, t: float | Tensor) -> Tensor:
         logits = network(x) if ignores_time else network(x, t)
         logits = logits if logits.dtype == torch.float64 else logits.float()
         mask = torch.arange(logits.shape[-1], device=logits.device) == mask_id
         return logits.masked_fill(mask, NEVER).log_softmax(-1)
 
     return denoise
+
+
+def clock(model: Model, memory: Tensor | None, t: float) -> float | Tensor:
+    """The time at which a denoiser is asked: t, that of the step, or that of each particle where they have clocks."""
+    kernel = model.kernel
+    return kernel.times(memory).to(model.dtype) if memory is not None and isinstance(kernel, Ticking) else t
 
 
 def carry_over(x: Tensor, log_x0: Tensor, mask_id: int) -> Tensor:
@@ -194,7 +201,7 @@ class Diffusion:
         like = torch.empty((), dtype=self.dtype, device=self.device)
         return noise_of(self.kernel).log_begin(x, self._rows(len(x)), like)
 
-    def predict(self, x: Tensor, t: float) -> Tensor:
+    def predict(self, x: Tensor, t: float | Tensor) -> Tensor:
         self.meter.count(len(x))
         ids = x.argmax(-1) if x.is_floating_point() else x
         log_x0 = noise_of(self.kernel).believe(ids, self.denoiser(x, t), t)
@@ -230,7 +237,28 @@ def check_denoiser(denoiser: Denoiser, model: Diffusion) -> Tensor:
     answer = _answer(denoiser, x, model.steps[0].t, model)
     half_open = halfway(x, answer, model.kernel.mask_id)
     _answer(denoiser, half_open, model.steps[len(model.steps) // 2].t, model)
+    if isinstance(model.kernel, Ticking):
+        _check_times(denoiser, half_open, answer.dtype)
     return answer
+
+
+def _check_times(denoiser: Denoiser, x: Tensor, dtype: torch.dtype) -> None:
+    """Two rows at two times must be answered as they are one by one."""
+    times = (0.75, 0.25)
+    with torch.no_grad():
+        apart = torch.cat([denoiser(x, t) for t in times])
+        try:
+            together = denoiser(x.repeat(2, 1), torch.tensor(times, dtype=dtype, device=x.device))
+        except Exception as error:
+            raise ValueError(
+                f"the denoiser fails with a time for each row, t of shape (P,): {error}. Particles have clocks of "
+                "their own here: let it take such a t, or use a kernel with one time for all, such as Ancestral"
+            ) from error
+    if together.shape != apart.shape or not torch.allclose(together.exp(), apart.exp(), atol=1e-3):
+        raise ValueError(
+            "the denoiser answers wrongly with a time for each row, t of shape (P,): row i must be answered as at t[i] "
+            "alone. Is t broadcast along the wrong axis? Use t.view(-1, 1, 1)"
+        )
 
 
 def halfway(x: Tensor, log_x0: Tensor, mask_id: int) -> Tensor:

@@ -143,7 +143,7 @@ class Product:
     def start(self, rows: int, generator: Generator | None) -> Tensor:
         return self.models[0].start(rows, generator)
 
-    def predict(self, x: Tensor, t: float) -> Tensor:
+    def predict(self, x: Tensor, t: float | Tensor) -> Tensor:
         return torch.stack([model.predict(x, t) for model in self.models], 1)
 
     def clean(self, prediction: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tokensteer.core.kernel import Remembering
 from tokensteer.core.measure import NEVER, Listed, Measure, Reveal, SiteMeasure, distinct, log_sum_runs, same_rows
-from tokensteer.core.model import Denoiser, Meter, Model
+from tokensteer.core.model import Denoiser, Meter, Model, clock
 from tokensteer.core.schedule import Step
 from tokensteer.core.smc import Evaluation
 from tokensteer.core.twist import Look, Tilt, difference
@@ -143,7 +143,7 @@ class Amortised:
 
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
         self.meter.count(len(x))
-        log_x0 = self.denoiser(x, step.t)
+        log_x0 = self.denoiser(x, clock(model, evaluation.memory, step.t))
         order = log_x0 if self.own_order else model.clean(_prediction(evaluation))
         return model.step_with(x, log_x0, step, chosen(x, order, evaluation, step, model))
 

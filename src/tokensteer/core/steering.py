@@ -15,7 +15,7 @@ from torch.nn.functional import one_hot
 
 from tokensteer.core.kernel import Remembering
 from tokensteer.core.measure import Measure, Reveal, SiteMeasure, Table
-from tokensteer.core.model import Diffusion, Model, check_denoiser, halfway
+from tokensteer.core.model import Diffusion, Model, check_denoiser, clock, halfway
 from tokensteer.core.product import Product, guided
 from tokensteer.core.proposal import Amortised, FromModel, Gradient, Guided, Optimal, Proposal
 from tokensteer.core.resample import (
@@ -98,8 +98,8 @@ class Steering:
         wants_gradient = self.proposal.needs_gradient
         with torch.set_grad_enabled(wants_gradient):
             seen = one_hot(x, self.model.vocab_size).to(self.model.dtype).requires_grad_() if wants_gradient else x
-            prediction = self.model.predict(seen, t)
             memory = self._remember(x, generator, parent)
+            prediction = self.model.predict(seen, clock(self.model, memory, t))
             nothing = torch.zeros_like(x[:, 0], dtype=self.model.dtype)
             if self.twist is None:
                 return Evaluation(nothing, prediction, memory=memory)
