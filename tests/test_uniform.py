@@ -19,17 +19,18 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 @dataclass(frozen=True)
-class UniformDenoiser:
-    """p(x_0^l | x_t) exactly, for a joint law whose sites were replaced by uniform noise; also for one-hots."""
+class NoisyDenoiser:
+    """p(x_0^l | x_t) exactly, for a joint law whose sites were replaced by noise of a law v; also for one-hots."""
 
     joint: Tensor
     schedule: ts.Schedule
+    prior: tuple[float, ...]
 
     def __call__(self, x: Tensor, t: float) -> Tensor:
         size, alpha = self.joint.shape[0], self.schedule.alpha(t)
         if not x.is_floating_point():
             x = torch.nn.functional.one_hot(x, size).to(self.joint.dtype)
-        likelihood = alpha * x + (1 - alpha) / size
+        likelihood = alpha * x + (1 - alpha) * (x @ torch.tensor(self.prior, dtype=x.dtype)).unsqueeze(-1)
         answers = []
         for site in range(self.joint.dim()):
             left = self.joint.movedim(site, -1).expand(len(x), *self.joint.shape)
@@ -40,6 +41,10 @@ class UniformDenoiser:
         return masses.log() - masses.sum(-1, keepdim=True).log()
 
 
+def uniform_denoiser(joint: Tensor, schedule: ts.Schedule) -> NoisyDenoiser:
+    return NoisyDenoiser(joint, schedule, (1 / len(joint),) * len(joint))
+
+
 NUM_STEPS = 3
 SCHEDULE = ts.Linear()
 
@@ -47,7 +52,7 @@ SCHEDULE = ts.Linear()
 def model(toy: Toy, joint: str = "p1", canvas: Tensor | None = None) -> ts.Diffusion:
     kernel = ts.uniform_noise(toy.tokens, SCHEDULE)
     free = torch.full((toy.length,), ts.NO_MASK)
-    denoiser = UniformDenoiser(toy.joint(joint), SCHEDULE)
+    denoiser = uniform_denoiser(toy.joint(joint), SCHEDULE)
     return ts.Diffusion(denoiser, kernel, ts.uniform_steps(NUM_STEPS), free if canvas is None else canvas)
 
 
@@ -88,9 +93,18 @@ def test_kernels_are_bayes_rule() -> None:
 
 
 @pytest.mark.parametrize("name", ["A", "B"])
-@pytest.mark.parametrize("target", ["tilt", "product"])
-def test_the_mask_is_a_special_case(name: str, target: str) -> None:
-    """v = mask gives the numbers of the masked kernel: laws, values and log Z."""
+@pytest.mark.parametrize(
+    ("powers", "convention"),
+    [
+        (None, ts.denoiser_powers),
+        ((1.5, -0.5), ts.denoiser_powers),
+        ((1.2, 0.6), ts.denoiser_powers),
+        ((0.4, 0.3), ts.denoiser_powers),
+        ((1.2, 0.6), ts.kernel_powers),
+    ],
+)
+def test_the_mask_is_a_special_case(name: str, powers: tuple[float, ...] | None, convention) -> None:
+    """v = mask gives the numbers of the masked kernel: laws, values and log Z, for a tilt and for products."""
     toy = Toy(name)
     prior = (*[0.0] * toy.tokens, 1.0)
     kernel = ts.Interpolating(prior, Listed(tuple(toy.data["alpha"])))
@@ -105,11 +119,11 @@ def test_the_mask_is_a_special_case(name: str, target: str) -> None:
     tilt = ts.Tilt(lambda x: toy.reward(x.clamp(max=toy.tokens - 1)), toy.kl, estimator=ts.Exact())
     pairs = [
         (models[0], masked_models[0])
-        if target == "tilt"
-        else (ts.Product(m, (1.5, -0.5)) for m in (models, masked_models))
+        if powers is None
+        else (ts.Product(m, powers, convention) for m in (models, masked_models))
     ]
     for ours, theirs in pairs:
-        a, b = (enumerate_steering(ts.Steering(m, tilt if target == "tilt" else None)) for m in (ours, theirs))
+        a, b = (enumerate_steering(ts.Steering(m, tilt if powers is None else None)) for m in (ours, theirs))
         assert abs(a.log_z - b.log_z) < 1e-12
         assert (a.log_law.exp() - b.log_law.exp()).abs().max() < 1e-12
         reached = b.log_law > -math.inf
@@ -129,7 +143,7 @@ def test_tilt_is_unbiased(name: str, proposal: ts.Proposal) -> None:
 
 def test_learned_proposals() -> None:
     toy = Toy("B")
-    q = ts.Amortised(UniformDenoiser(toy.joint("p2"), SCHEDULE))
+    q = ts.Amortised(uniform_denoiser(toy.joint("p2"), SCHEDULE))
     check(ts.Steering(model(toy), known_tilt(toy, kl=1.0), q))
 
 
@@ -145,10 +159,72 @@ def test_estimates_look_through_the_noise(estimator: ts.core.twist.Estimator) ->
     "proposal", [ts.FromModel(), ts.Optimal(), ts.Guided(), ts.Enumerated()], ids=["base", "optimal", "cfg", "listed"]
 )
 @pytest.mark.parametrize("tilted", [False, True])
-def test_products_are_unbiased(proposal: ts.Proposal, tilted: bool) -> None:
+@pytest.mark.parametrize("powers", [(1.5, -0.5), (1.2, 0.6)])
+def test_products_are_unbiased(proposal: ts.Proposal, tilted: bool, powers: tuple[float, ...]) -> None:
     toy = Toy("B")
-    product = ts.Product((model(toy), model(toy, "p2")), (1.5, -0.5))
+    product = ts.Product((model(toy), model(toy, "p2")), powers)
     check(ts.Steering(product, known_tilt(toy, kl=1.0) if tilted else None, proposal))
+
+
+def test_products_follow_a_gradient_too() -> None:
+    toy = Toy("B")
+    product = ts.Product((model(toy), model(toy, "p2")), (1.2, 0.6))
+    check(ts.Steering(product, known_tilt(toy, kl=1.0), ts.Gradient(ts.Guided(), clip=0.5)))
+
+
+@pytest.mark.parametrize("prior", [(1 / 3, 1 / 3, 1 / 3), (0.6, 0.1, 0.3)], ids=["uniform", "uneven"])
+@pytest.mark.parametrize("powers", [(1.5, -0.5), (1.2, 0.6), (0.4, 0.3)])
+def test_products_of_exact_models_reach_the_product_of_the_data(
+    powers: tuple[float, ...], prior: tuple[float, ...]
+) -> None:
+    """In many steps log Z is log sum_x prod_k p_k(x)^a_k and the law is that product, at first order, for any noise."""
+    joints = [torch.rand(3, 3, generator=seeded(k), dtype=torch.float64) + 0.1 for k in (1, 2)]
+    joints = [joint / joint.sum() for joint in joints]
+    goal = (joints[0] ** powers[0] * joints[1] ** powers[1]).flatten()
+    gaps, misses = [], []
+    for num_steps in (16, 64):
+        exact = enumerate_steering(
+            ts.Steering(
+                ts.Product(
+                    [
+                        ts.Diffusion(
+                            NoisyDenoiser(joint, SCHEDULE, prior),
+                            ts.Interpolating(prior, SCHEDULE),
+                            ts.uniform_steps(num_steps),
+                            torch.full((2,), ts.NO_MASK),
+                        )
+                        for joint in joints
+                    ],
+                    powers,
+                )
+            )
+        )
+        gaps.append(abs(exact.log_z - math.log(goal.sum())))
+        misses.append(float((exact.log_law[-1].softmax(0) - goal / goal.sum()).abs().sum() / 2))
+    assert misses[1] < 0.35 * misses[0] < 0.01
+    assert gaps[1] < 0.01
+
+
+def test_what_is_fixed_is_not_counted() -> None:
+    """All but one site fixed, at powers that do not sum to one: a fixed site neither moves nor weighs."""
+    toy = Toy("B")
+    canvas = torch.tensor([0, 2, ts.NO_MASK])
+    one = ts.Product((model(toy, canvas=canvas), model(toy, "p2", canvas)), (1.2, 0.6))
+    x = torch.tensor([[0, 2, 1]])
+    measure = one.transition(x, one.predict(x, 0.5), one.steps[1], None)
+    assert (measure.dense().log_p[0, :2].gather(-1, x[:, :2].T) == 0).all()
+
+
+def test_conventions_without_a_mask() -> None:
+    toy = Toy("A")
+    models = (model(toy), model(toy, "p2"))
+    step, x = models[0].steps[1], toy.clean
+    raised = ts.Product(models, (1.2, 0.6), ts.kernel_powers)
+    tables = [m.transition(x, m.predict(x, step.t), step, None).dense().log_p for m in models]
+    ours = raised.transition(x, raised.predict(x, step.t), step, None).dense().log_p
+    assert (ours - (1.2 * tables[0] + 0.6 * tables[1])).abs().max() < 1e-12
+    with pytest.raises(ValueError, match="paper_powers for Ancestral"):
+        ts.Product(models, (1.2, 0.6), ts.paper_powers)
 
 
 def test_prompts_stay_and_are_known() -> None:

@@ -1,6 +1,6 @@
 """tokensteer steers discrete diffusion models at inference time with Sequential Monte Carlo."""
 
-from tokensteer.core.adaptive import AdaptiveRamp, adapted_ramp
+from tokensteer.core.adaptive import Adaptive
 from tokensteer.core.ahead import ResampleFirst
 from tokensteer.core.continuous import (
     JumpPaths,
@@ -8,12 +8,14 @@ from tokensteer.core.continuous import (
     hazard,
     jump_paths,
     masked_rate,
+    next_opening,
     opening_times,
     reversed_rate,
     tilt_log_weight,
     uniform_rate,
 )
-from tokensteer.core.events import FirstHitting, OneSite, TauLeap, UniformLeap, event_steps, leap
+from tokensteer.core.denoiser import Denoiser, carry_over, from_hidden, from_logits
+from tokensteer.core.events import FirstHitting, OneSite, TauLeap, TimedFirstHitting, UniformLeap, event_steps, leap
 from tokensteer.core.gibbs import Chain, particle_gibbs, pick
 from tokensteer.core.kernel import (
     NO_MASK,
@@ -29,7 +31,7 @@ from tokensteer.core.kernel import (
 )
 from tokensteer.core.maskgit import MaskGIT, MaskGITExtended, RankedReveal
 from tokensteer.core.measure import Listed, Measure, Reveal, Table
-from tokensteer.core.model import Denoiser, Diffusion, Model, carry_over, from_hidden, from_logits, template
+from tokensteer.core.model import Diffusion, Model, padded, template
 from tokensteer.core.orders import (
     Blocks,
     ConfidenceRemask,
@@ -43,6 +45,7 @@ from tokensteer.core.orders import (
     negative_entropy,
     remdm_loop,
 )
+from tokensteer.core.pilot import adapted_ramp
 from tokensteer.core.product import Product, denoiser_powers, guided, kernel_powers, paper_powers
 from tokensteer.core.proposal import Amortised, Enumerated, FromModel, Gradient, Guided, Optimal, Proposal
 from tokensteer.core.resample import (
@@ -115,7 +118,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "NO_MASK",
-    "AdaptiveRamp",
+    "Adaptive",
     "Amortised",
     "Ancestral",
     "Blocks",
@@ -169,6 +172,7 @@ __all__ = [
     "Table",
     "TauLeap",
     "Tilt",
+    "TimedFirstHitting",
     "Tokens",
     "UniformLeap",
     "Value",
@@ -216,9 +220,11 @@ __all__ = [
     "nested",
     "nested_svdd",
     "never",
+    "next_opening",
     "no_remasking",
     "one_survivor",
     "opening_times",
+    "padded",
     "paper_powers",
     "partial",
     "particle_gibbs",

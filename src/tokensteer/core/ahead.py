@@ -42,6 +42,9 @@ class ResampleFirst:
     def spent(self) -> Mapping[str, tuple[int, int]]:
         return self.path.spent()
 
+    def limit(self, memory: int | None) -> None:
+        self.path.limit(memory)
+
     def evaluate(
         self,
         x: Tensor,

@@ -199,6 +199,16 @@ def opening_times(schedule: Schedule, masked: Tensor, generator: Generator | Non
     return _time_of(schedule, (1.0 - schedule.alpha(t)) * share).clamp(max=t)
 
 
+def next_opening(schedule: Schedule, masked: Tensor, t: Tensor, generator: Generator | None) -> Tensor:
+    """When the next of n masked sites (P,) opens after times t (P,), drawn exactly: `opening_times` one by one.
+
+    Where none is masked the clock stands still.
+    """
+    u = uniforms(tuple(masked.shape), masked, generator)
+    noise = (1.0 - _each(schedule.alpha, t)) * u ** (1.0 / masked.clamp(min=1))
+    return torch.where(masked > 0, _time_of(schedule, noise).minimum(t), t)
+
+
 def jump_paths(
     x: Tensor,
     rates: Callable[[Tensor], Tensor],

@@ -3,6 +3,9 @@
 `TauLeap` freezes the rates at t for the length of a step and converges to continuous time at first order. For a
 denoiser that ignores time the opening times do not matter to the sequence, so `FirstHitting` follows the jump chain
 alone: every step opens one masked site, chosen together with its token, and there is no error of discretisation.
+`TimedFirstHitting` is that for denoisers that look at the time. With m sites masked at time t, and mu summing to one,
+none opens before tau with probability ((1 - alpha_tau)/(1 - alpha_t))^m whatever mu says, so the time of the next jump
+is drawn first, and the denoiser is asked then.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.continuous import hazard, uniform_rate
+from tokensteer.core.continuous import hazard, next_opening, uniform_rate
 from tokensteer.core.draws import NEVER, categorical
 from tokensteer.core.kernel import Interpolating
 from tokensteer.core.measure import Reveal, Table
@@ -82,7 +85,8 @@ class FirstHitting:
     """The masked process in continuous time, jump by jump: one masked site, any with equal probability, opens.
 
     Use it with `event_steps(template, mask_id)`: as many denoiser calls as free sites, and no discretisation error for
-    a denoiser that does not look at the time. When the sites open is independent of all else: `opening_times`.
+    a denoiser that does not look at the time; one that does is shown the share masked, and wants `TimedFirstHitting`.
+    When the sites open is independent of all else: `opening_times`.
     """
 
     mask_id: int
@@ -100,6 +104,44 @@ class FirstHitting:
         masked, zeros = x == self.mask_id, torch.zeros(x.shape, dtype=log_x0.dtype, device=x.device)
         log_each = -masked.sum(-1, keepdim=True).to(log_x0.dtype).log()
         return OneSite(x, zeros, torch.where(masked, log_each, NEVER), tokens_of(log_x0), self.mask_id)
+
+
+@dataclass(frozen=True)
+class TimedFirstHitting:
+    """`FirstHitting` for any denoiser, exactly: each particle has a clock, and the denoiser is asked when a site opens.
+
+    Use it with `event_steps` too: the same number of calls, each with t a tensor (P,) of times that differ. Ramps see
+    the time of the step, the share masked; they only have to be consistent. The clock is a memory of the particle, so
+    x_t is not the whole state: no enumeration, no particle Gibbs.
+    """
+
+    mask_id: int
+    schedule: Schedule = field(default_factory=Linear)
+
+    def remember(
+        self, x: Tensor, before: Tensor | None, log_x0: Laws | None, generator: Generator | None
+    ) -> Tensor | None:
+        """When the next site opens, (P,); the parent's memory is when the last one did."""
+        now = torch.ones_like(x[:, 0], dtype=torch.float64) if before is None else before
+        return next_opening(self.schedule, (x == self.mask_id).sum(-1), now, generator)
+
+    def times(self, memory: Tensor) -> Tensor:
+        return memory
+
+    def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Tensor | None:
+        return None
+
+    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
+        return None
+
+    def remasks(self, step: Step) -> bool:
+        return False
+
+    def survival(self, step: Step) -> float:
+        return 1.0
+
+    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> OneSite:
+        return FirstHitting(self.mask_id)(x, log_x0, step)
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,9 @@ class Pinned:
     def spent(self) -> Mapping[str, tuple[int, int]]:
         return self.path.spent()
 
+    def limit(self, memory: int | None) -> None:
+        self.path.limit(memory)
+
     def _time(self, t: float) -> int:
         return [self.steps[0].t, *(step.s for step in self.steps)].index(t)
 

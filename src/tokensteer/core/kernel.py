@@ -68,6 +68,15 @@ class Remembering(Protocol):
     def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Tensor | None: ...
 
 
+@runtime_checkable
+class Ticking(Remembering, Protocol):
+    """A kernel whose particles have clocks of their own, kept in their memory: the denoiser is asked at these times."""
+
+    def times(self, memory: Tensor) -> Tensor:
+        """When each particle moves, (P,)."""
+        ...
+
+
 class Noise(Protocol):
     """What hides the data: where a canvas starts from, and what its visible tokens give away.
 
@@ -79,7 +88,7 @@ class Noise(Protocol):
         """The log-probability of beginning at x, (P,), in the precision of `like`."""
         ...
 
-    def believe(self, x: Tensor, log_x0: Tensor, t: float) -> Tensor:
+    def believe(self, x: Tensor, log_x0: Tensor, t: float | Tensor) -> Tensor:
         """The prediction made to agree with what x_t shows."""
         ...
 
@@ -96,7 +105,7 @@ class MaskNoise:
     def log_begin(self, x: Tensor, canvas: Tensor, like: Tensor) -> Tensor:
         return _either((x == canvas).all(-1), 0.0, NEVER, like)
 
-    def believe(self, x: Tensor, log_x0: Tensor, t: float) -> Tensor:
+    def believe(self, x: Tensor, log_x0: Tensor, t: float | Tensor) -> Tensor:
         return log_x0
 
 
@@ -282,20 +291,35 @@ class Interpolating:
     def _alpha_s(self, step: Step) -> float:
         return 1.0 if step.s == 0 else self.schedule.alpha(step.s)
 
-    def believe(self, x: Tensor, log_x0: Tensor, t: float) -> Tensor:
+    def believe(self, x: Tensor, log_x0: Tensor, t: float | Tensor) -> Tensor:
         """A token that noise never makes must be the clean one."""
         only = torch.full_like(log_x0, NEVER).scatter(-1, x.unsqueeze(-1), 0.0)
         return torch.where(self.law(log_x0)[x].unsqueeze(-1) > 0, log_x0, only)
+
+    def _forward(self, x: Tensor, survival: float, like: Tensor) -> Tensor:
+        """q(z | w) = survival · 1{w = z} + (1 - survival) · v(z) for every w that x = z may come from, (P, L, V)."""
+        v = self.law(like)
+        here = torch.nn.functional.one_hot(x, len(v)).to(v.dtype)
+        return survival * here + (1.0 - survival) * v[x].unsqueeze(-1)
+
+    def log_pace(self, x: Tensor, step: Step, like: Tensor) -> Tensor:
+        """What the schedule alone makes of p(x_s = w | x_t = z), the log of q(z | w) · f_s(w) / f_t(z), (P, L, V).
+
+        f_t(z) = alpha_t + (1 - alpha_t) · v(z), without the first term if z is the only noise there is: a mask is never
+        clean. It cancels from step to step but for the start, which is v, and the end, which is 1, so that the paces of
+        a whole path make the law of the noise that leads back along it. With v the mask they are the probabilities of
+        opening, staying masked and staying open.
+        """
+        alpha_s, survival, v = self._alpha_s(step), self.survival(step), self.law(like)
+        at_s, at_t = (alpha * (v < 1).to(v) + (1.0 - alpha) * v for alpha in (alpha_s, alpha_s * survival))
+        return (self._forward(x, survival, like) * at_s).log() - at_t[x].log().unsqueeze(-1)
 
     def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> Table:
         log_x0 = dense_of(log_x0)
         alpha_s, survival, v = self._alpha_s(step), self.survival(step), self.law(log_x0)
         mu = self.believe(x, log_x0, step.t).exp()
-        here = torch.nn.functional.one_hot(x, log_x0.shape[-1]).to(log_x0.dtype)
-        seen = v[x].unsqueeze(-1)
-        alpha_t = alpha_s * survival
-        from_clean = alpha_t * here + (1.0 - alpha_t) * seen  # q(z | v) for every clean token v
-        from_next = survival * here + (1.0 - survival) * seen  # q(z | w) for every next token w
+        from_clean = self._forward(x, alpha_s * survival, log_x0)
+        from_next = self._forward(x, survival, log_x0)
         share = torch.where(from_clean > 0, mu / torch.where(from_clean > 0, from_clean, 1.0), 0.0)
         arrive = alpha_s * share + (1.0 - alpha_s) * v * share.sum(-1, keepdim=True)
         return Table((from_next * arrive).log(), x=x)

@@ -1,28 +1,24 @@
-"""Models: a denoiser, a kernel, a time grid and a template make a `Diffusion`.
-
-A denoiser gives log p(x_0 | x_t) at each site, (P, L, V), -inf at the mask. Only its answers at masked sites are read:
-what is visible is carried over by this library, never by the network. For gradients it is called with one-hots instead
-of ids, and carry-over must then be differentiable,  mu(x) = x[tokens] + x[mask] · exp(log_x0),  so that the effect of
-a token on its own site is felt (`carry_over`).
-"""
+"""Models: a denoiser, a kernel, a time grid and a template make a `Diffusion`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from functools import reduce
+from typing import Protocol
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
+from tokensteer.core.chunks import Chunks
+from tokensteer.core.denoiser import Denoiser, Structured, Time, Timeless
 from tokensteer.core.draws import NEVER
-from tokensteer.core.kernel import NO_MASK, Interpolating, Kernel, MaskNoise, noise_of
+from tokensteer.core.kernel import NO_MASK, Interpolating, Kernel, MaskNoise, Ticking, noise_of
 from tokensteer.core.listing import distinct
 from tokensteer.core.measure import SiteMeasure
+from tokensteer.core.prediction import Prediction, changed, updated
 from tokensteer.core.schedule import Step
-from tokensteer.core.tokens import Headed, Laws, Logits, Logs, Store, Tokens, log_law
-
-Denoiser = Callable[[Tensor, float], Tensor]
+from tokensteer.core.tokens import Laws, Logs, Store, Tokens
 
 
 @dataclass
@@ -37,68 +33,6 @@ class Meter:
         self.rows += rows
         self.calls += rows > 0
         self.saved += 0 if asked is None else asked - rows
-
-
-@runtime_checkable
-class Timeless(Protocol):
-    """A denoiser that says whether it ignores the time; if so, a particle that has not moved keeps its prediction."""
-
-    @property
-    def ignores_time(self) -> bool: ...
-
-
-@runtime_checkable
-class Structured(Protocol):
-    """A denoiser that can keep its answer in the form the network gave it, (P·L) laws, instead of (P, L, V) logs."""
-
-    def __call__(self, x: Tensor, t: float) -> Tensor: ...
-    def laws(self, x: Tensor, t: float) -> Store: ...
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the networks said at the states x (P, L): one store of laws for each model, with L laws a row, and the row
-    of each particle (P,). Twins share a row, so that taking particles copies integers."""
-
-    x: Tensor
-    row: Tensor
-    stores: tuple[Store, ...]
-
-    def take(self, index: Tensor) -> Prediction:
-        return Prediction(self.x[index], self.row[index], self.stores)
-
-    def laws(self, model: int = 0) -> Tokens:
-        return Tokens(self.stores[model], _sites(self.row, self.x.shape[1]))
-
-
-def _sites(row: Tensor, length: int) -> Tensor:
-    """The laws of whole rows, (P, L)."""
-    return row.unsqueeze(-1) * length + torch.arange(length, device=row.device)
-
-
-def changed(x: Tensor, before: Prediction | None) -> Tensor:
-    """The particles about which `before` says nothing, (n,)."""
-    if before is None:
-        return torch.arange(len(x), device=x.device)
-    return (x != before.x).any(-1).nonzero().squeeze(-1)
-
-
-def updated(x: Tensor, new: Tensor, which: Tensor, stores: tuple[Store, ...], before: Prediction | None) -> Prediction:
-    """`before` with fresh answers for the particles `new` (n,): rows `which` (n,) of the stores."""
-    if before is None or len(new) == len(x):
-        return Prediction(x, which, stores)
-    if not len(new):
-        return Prediction(x, before.row, before.stores)
-    old = torch.ones_like(x[:, 0], dtype=torch.bool).index_fill(0, new, False).nonzero().squeeze(-1)
-    kept, row = _unique(before.row[old])
-    sites = _sites(kept, x.shape[1]).flatten()
-    rows = torch.empty_like(before.row).index_copy(0, old, row).index_copy(0, new, len(kept) + which)
-    joined = tuple(a.select(sites).join(b) for a, b in zip(before.stores, stores, strict=True))
-    return Prediction(x, rows, joined)
-
-
-def _unique(values: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.unique(values, return_inverse=True)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
 
 class Model(Protocol):
@@ -125,26 +59,30 @@ class Model(Protocol):
         ...
 
     @property
-    def denoiser_meters(self) -> Sequence[Meter]: ...
+    def networks(self) -> Sequence[Diffusion]:
+        """The models whose denoisers are asked."""
+        ...
+
     def start(self, rows: int, generator: Generator | None) -> Tensor: ...
     def log_start(self, x: Tensor) -> Tensor:
         """The log-probability of starting at x, (P,), for a single template."""
         ...
 
-    def predict(self, x: Tensor, t: float, before: Prediction | None = None) -> Prediction:
-        """Everything the networks say at (x, t), x ids (P, L); `before` is what they said of the particles' parents."""
+    def predict(self, x: Tensor, t: Time, before: Prediction | None = None) -> Prediction:
+        """Everything the networks say at (x, t), x ids (P, L), t one for all or (P,); `before` is what they said of the
+        particles' parents."""
         ...
 
     @property
     def ignores_time(self) -> bool:
-        """Whether what was said of a state holds at any time."""
+        """Whether what was said of a state is kept, since it holds at any time."""
         ...
 
-    def relaxed(self, x: Tensor, t: float) -> Tensor:
+    def relaxed(self, x: Tensor, t: Time) -> Tensor:
         """log p(x_0 | x_t), (P, L, V), from one-hots x (P, L, V), differentiable in them."""
         ...
 
-    def differentiated(self, x: Tensor, t: float, new: Tensor, log_x0: Tensor, before: Prediction | None) -> Prediction:
+    def differentiated(self, x: Tensor, t: Time, new: Tensor, log_x0: Tensor, before: Prediction | None) -> Prediction:
         """The prediction at x where `relaxed` has just said log_x0 (n, L, V) of the particles `new` (n,)."""
         ...
 
@@ -169,64 +107,10 @@ class Model(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class FromLogits:
-    """A denoiser from a network's raw logits: see `from_logits`."""
-
-    network: Callable[..., Tensor]
-    mask_id: int
-    ignores_time: bool
-
-    def _ask(self, x: Tensor, t: float) -> Tensor:
-        return self.network(x) if self.ignores_time else self.network(x, t)
-
-    def __call__(self, x: Tensor, t: float) -> Tensor:
-        return log_law(self._ask(x, t), self.mask_id)
-
-    def laws(self, x: Tensor, t: float) -> Logits:
-        return Logits(self._ask(x, t).flatten(0, 1).contiguous(), self.mask_id)
-
-
-def from_logits(network: Callable[..., Tensor], mask_id: int, *, ignores_time: bool = False) -> FromLogits:
-    """A denoiser from a network's raw logits: the mask is forbidden and the rest normalised, in float32 at least.
-
-    The network is called as network(x, t), or network(x) if it ignores time. Say so if it does: particles that have not
-    moved are then not asked about again.
-    """
-    return FromLogits(network, mask_id, ignores_time)
-
-
-@dataclass(frozen=True)
-class FromHidden:
-    """A denoiser from a network and its head: see `from_hidden`."""
-
-    trunk: Callable[..., Tensor]
-    head: nn.Linear
-    mask_id: int
-    ignores_time: bool
-
-    def _ask(self, x: Tensor, t: float) -> Tensor:
-        return self.trunk(x) if self.ignores_time else self.trunk(x, t)
-
-    def __call__(self, x: Tensor, t: float) -> Tensor:
-        return log_law(self.head(self._ask(x, t)), self.mask_id)
-
-    def laws(self, x: Tensor, t: float) -> Headed:
-        return Headed(self._ask(x, t).flatten(0, 1), self.head, self.mask_id)
-
-
-def from_hidden(
-    trunk: Callable[..., Tensor], head: nn.Linear, mask_id: int, *, ignores_time: bool = False
-) -> FromHidden:
-    """`from_logits` for a network whose logits are head(trunk(x, t)): the head is applied only where tokens are asked
-    for, so that logits over a large vocabulary are never stored."""
-    return FromHidden(trunk, head, mask_id, ignores_time)
-
-
-def carry_over(x: Tensor, log_x0: Tensor, mask_id: int) -> Tensor:
-    """mu(x) = x[tokens] + x[mask] · exp(log_x0), (P, L, V), differentiable in one-hots x (P, L, V)."""
-    tokens = torch.arange(x.shape[-1], device=x.device) != mask_id
-    return x * tokens + x[..., mask_id : mask_id + 1] * log_x0.exp()
+def clock(model: Model, memory: Tensor | None, t: float) -> Time:
+    """The time at which a denoiser is asked: t, that of the step, or that of each particle where they have clocks."""
+    kernel = model.kernel
+    return kernel.times(memory).to(model.dtype) if memory is not None and isinstance(kernel, Ticking) else t
 
 
 def template(length: int, mask_id: int, tokens: Sequence[int] = (), *, at: Sequence[int] | None = None) -> Tensor:
@@ -244,19 +128,34 @@ def template(length: int, mask_id: int, tokens: Sequence[int] = (), *, at: Seque
     return canvas
 
 
+def padded(templates: Sequence[Tensor], pad_id: int) -> Tensor:
+    """Templates of different lengths as one (B, L), with `pad_id` at the end of the shorter ones.
+
+    Padding is fixed like a prompt, so no particle ever moves there; the networks are to look past it, and tell it by
+    its id.
+    """
+    if any((canvas == pad_id).any() for canvas in templates):
+        raise ValueError(f"padded: a template holds {pad_id}, the padding itself: choose an id that nothing else has")
+    return torch.nn.utils.rnn.pad_sequence(list(templates), batch_first=True, padding_value=pad_id)
+
+
 @dataclass(frozen=True)
 class Diffusion:
     """A pretrained model as a sampler: p(x_s | x_t) = kernel(x_t, denoiser(x_t, t)) along `steps`.
 
     `template` is (L,), or (B, L) with one row for each population: mask where free, a token where fixed. One row of it
-    goes through the denoiser at construction, so that what cannot work is said at once.
+    goes through the denoiser at construction, so that what cannot work is said at once. With `sharing` the network is
+    asked about distinct rows, and not again about rows that have not changed if it ignores time; finding them makes the
+    host wait for the device once a step, which small networks on a GPU may not be worth.
     """
 
     denoiser: Denoiser
     kernel: Kernel
     steps: Sequence[Step]
     template: Tensor
+    sharing: bool = True
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
+    chunks: Chunks = field(default_factory=Chunks, init=False, repr=False, compare=False)
     vocab_size: int = field(init=False)
     dtype: torch.dtype = field(init=False)
 
@@ -292,8 +191,8 @@ class Diffusion:
         return self
 
     @property
-    def denoiser_meters(self) -> Sequence[Meter]:
-        return (self.meter,)
+    def networks(self) -> Sequence[Diffusion]:
+        return (self,)
 
     def _rows(self, rows: int) -> Tensor:
         """The template for each of `rows` particles, population by population."""
@@ -315,27 +214,39 @@ class Diffusion:
 
     @property
     def ignores_time(self) -> bool:
-        return isinstance(self.denoiser, Timeless) and self.denoiser.ignores_time
+        return self.sharing and isinstance(self.denoiser, Timeless) and self.denoiser.ignores_time
 
-    def predict(self, x: Tensor, t: float, before: Prediction | None = None) -> Prediction:
+    def predict(self, x: Tensor, t: Time, before: Prediction | None = None) -> Prediction:
         return predict_all((self,), x, t, before if self.ignores_time else None)
 
-    def differentiated(self, x: Tensor, t: float, new: Tensor, log_x0: Tensor, before: Prediction | None) -> Prediction:
+    def differentiated(self, x: Tensor, t: Time, new: Tensor, log_x0: Tensor, before: Prediction | None) -> Prediction:
         self.meter.count(len(new), len(x))
         row = torch.arange(len(new), device=x.device)
         return updated(x, new, row, (Logs(log_x0.flatten(0, 1)),), before)
 
-    def laws(self, x: Tensor, t: float, before: Prediction | None = None) -> Store:
+    def laws(self, x: Tensor, t: Time, before: Prediction | None = None) -> Store:
         """The network's answer for rows x (D, L), D·L laws, in a form that can be joined with what it said before."""
         dense = before is not None and isinstance(before.stores[0], Logs)
-        if isinstance(self.denoiser, Structured) and self.kernel.mask_id != NO_MASK and not dense:
-            return self.denoiser.laws(x, t)
-        return Logs(self._known(x, self.denoiser(x, t), t).flatten(0, 1).contiguous())
+        structured = isinstance(self.denoiser, Structured) and self.kernel.mask_id != NO_MASK and not dense
 
-    def relaxed(self, x: Tensor, t: float) -> Tensor:
+        def answer(rows: Tensor) -> Store:
+            time = t[rows] if isinstance(t, Tensor) else t
+            if structured and isinstance(self.denoiser, Structured):
+                return self.denoiser.laws(x[rows], time)
+            return Logs(self._known(x[rows], self.denoiser(x[rows], time), time).flatten(0, 1).contiguous())
+
+        every_row = torch.arange(len(x), device=x.device)
+        return reduce(lambda a, b: a.join(b), self.chunks.run(answer, every_row, self._row_bytes))
+
+    @property
+    def _row_bytes(self) -> int:
+        """A guess of what a row takes: three tables of logits."""
+        return 3 * 4 * self.template.shape[-1] * self.vocab_size
+
+    def relaxed(self, x: Tensor, t: Time) -> Tensor:
         return self._known(x.argmax(-1), self.denoiser(x, t), t)
 
-    def _known(self, ids: Tensor, log_x0: Tensor, t: float) -> Tensor:
+    def _known(self, ids: Tensor, log_x0: Tensor, t: Time) -> Tensor:
         """The network's answer made to agree with what x shows, where no mask tells what is known."""
         log_x0 = noise_of(self.kernel).believe(ids, log_x0, t)
         fixed = self.template != NO_MASK
@@ -364,15 +275,24 @@ class Diffusion:
         return self.transition(x, prediction, step, sites).log_prob(y)
 
 
-def predict_all(models: Sequence[Diffusion], x: Tensor, t: float, before: Prediction | None) -> Prediction:
+def predict_all(models: Sequence[Diffusion], x: Tensor, t: Time, before: Prediction | None) -> Prediction:
     """What several models say at the same states, asked about distinct rows only and about none that has not changed
     since `before`. Finding them costs a look at the device."""
     new = changed(x, before)
-    first, which = distinct(x[new]) if len(new) else (new, new)
-    asked = x[new[first]]
+    first, which = _told_apart(x[new], t, models)
+    asked, stores = new[first], tuple[Store, ...]()
+    if len(asked):
+        stores = tuple(model.laws(x[asked], t[asked] if isinstance(t, Tensor) else t, before) for model in models)
     for model in models:
         model.meter.count(len(asked), len(x))
-    return updated(x, new, which, tuple(model.laws(asked, t, before) for model in models) if len(new) else (), before)
+    return updated(x, new, which, stores, before)
+
+
+def _told_apart(x: Tensor, t: Time, models: Sequence[Diffusion]) -> tuple[Tensor, Tensor]:
+    """One particle of each kind that the networks tell apart, and of which kind each particle is."""
+    clocks = isinstance(t, Tensor) and not all(model.ignores_time for model in models)
+    each = torch.arange(len(x), device=x.device)
+    return (each, each) if clocks or not len(x) or not models[0].sharing else distinct(x)
 
 
 def check_denoiser(denoiser: Denoiser, model: Diffusion) -> Tensor:
@@ -381,7 +301,28 @@ def check_denoiser(denoiser: Denoiser, model: Diffusion) -> Tensor:
     answer = _answer(denoiser, x, model.steps[0].t, model)
     half_open = halfway(x, answer, model.kernel.mask_id)
     _answer(denoiser, half_open, model.steps[len(model.steps) // 2].t, model)
+    if isinstance(model.kernel, Ticking):
+        _check_times(denoiser, half_open, answer.dtype)
     return answer
+
+
+def _check_times(denoiser: Denoiser, x: Tensor, dtype: torch.dtype) -> None:
+    """Two rows at two times must be answered as they are one by one."""
+    times = (0.75, 0.25)
+    with torch.no_grad():
+        apart = torch.cat([denoiser(x, t) for t in times])
+        try:
+            together = denoiser(x.repeat(2, 1), torch.tensor(times, dtype=dtype, device=x.device))
+        except Exception as error:
+            raise ValueError(
+                f"the denoiser fails with a time for each row, t of shape (P,): {error}. Particles have clocks of "
+                "their own here: let it take such a t, or use a kernel with one time for all, such as Ancestral"
+            ) from error
+    if together.shape != apart.shape or not torch.allclose(together.exp(), apart.exp(), atol=1e-3):
+        raise ValueError(
+            "the denoiser answers wrongly with a time for each row, t of shape (P,): row i must be answered as at t[i] "
+            "alone. Is t broadcast along the wrong axis? Use t.view(-1, 1, 1)"
+        )
 
 
 def halfway(x: Tensor, log_x0: Tensor, mask_id: int) -> Tensor:

@@ -17,7 +17,17 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.draws import NEVER
-from tokensteer.core.kernel import Ancestral, Count, Kernel, LowConfidence, Remembering, Sigma, evenly, no_remasking
+from tokensteer.core.kernel import (
+    Ancestral,
+    Count,
+    Kernel,
+    LowConfidence,
+    Remembering,
+    Sigma,
+    Ticking,
+    evenly,
+    no_remasking,
+)
 from tokensteer.core.measure import Reveal, SiteMeasure
 from tokensteer.core.schedule import Step, uniform_steps
 from tokensteer.core.tokens import Laws, tokens_of
@@ -122,6 +132,10 @@ class Blocks:
     grid: Callable[[int], Sequence[Step]] = uniform_steps
 
     def __post_init__(self) -> None:
+        if isinstance(self.kernel, Ticking):
+            raise ValueError(
+                "Blocks: a block has its own time, and so have the particles of this kernel: use FirstHitting"
+            )
         if self.size < 1 or self.length % self.size:
             raise ValueError(f"Blocks: size {self.size} does not divide the length {self.length}")
         if self.num_steps < 1 or self.num_steps % self.number:

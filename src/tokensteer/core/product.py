@@ -3,6 +3,12 @@
 The target is the path measure with tokens at masked sites weighted by prod_k mu_k^a_k. It is unnormalised:
 c^l = sum_v prod_k mu_k^a_k(v) is not one, and that is what its weights are made of. For powers that sum to one the
 three conventions below agree; otherwise they are different targets.
+
+Where there is no mask, tokens and schedule are told apart by the pace g(x_s | x_t), what the schedule alone makes of a
+step (`Interpolating.log_pace`): the default is g · prod_k (p_k/g)^a_k. Its paths have the measure
+prod_k p_k(x_0)^a_k · (noise from x_0) in the limit of many steps, for any noise and any powers, and with the mask as
+noise it is the above. (Weighing the tokens by prod_k mu_k^a_k here too would not do: mu sees the token that stands
+there already, and would count it anew at each step.)
 """
 
 from __future__ import annotations
@@ -14,10 +20,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.core.denoiser import Time
 from tokensteer.core.draws import NEVER
-from tokensteer.core.kernel import NO_MASK, Ancestral, Kernel, LowConfidence
+from tokensteer.core.kernel import NO_MASK, Ancestral, Interpolating, Kernel, LowConfidence
 from tokensteer.core.measure import Reveal, SiteMeasure, Table
-from tokensteer.core.model import Diffusion, Meter, Prediction, predict_all, updated
+from tokensteer.core.model import Diffusion, predict_all
+from tokensteer.core.prediction import Prediction, updated
 from tokensteer.core.schedule import Step
 from tokensteer.core.tokens import Laws, Logs, Tokens, at_sites
 
@@ -61,8 +69,7 @@ class Product:
     x_t and x_s, and each remasked site is divided by its c^l there. It costs one more denoiser call for particles that
     were remasked, and needs denoisers of full support (any softmax): a token that is impossible given x_t may be
     possible given less of it, and no proposal made at x_t would find it. Without it the target is the path measure of
-    the paper. Where there is no mask (`Interpolating`) there is no schedule apart from the tokens, and whole kernels
-    are raised to their powers.
+    the paper.
     """
 
     models: Sequence[Diffusion]
@@ -90,10 +97,13 @@ class Product:
                 )
         if self.powers[0] <= 0:
             raise ValueError(f"Product: the first power must be positive, got {self.powers[0]}; put such a model first")
-        if self.convention is not denoiser_powers and not isinstance(self.kernel, Ancestral | LowConfidence):
+        raised = (
+            (Ancestral, LowConfidence) if self.convention is paper_powers else (Ancestral, LowConfidence, Interpolating)
+        )
+        if self.convention is not denoiser_powers and not isinstance(self.kernel, raised):
             raise ValueError(
-                f"Product: kernel_powers and paper_powers are for Ancestral kernels, not {type(self.kernel).__name__}: "
-                "leave the convention at denoiser_powers"
+                "Product: kernel_powers is for Ancestral and Interpolating kernels, paper_powers for Ancestral ones, "
+                f"not {type(self.kernel).__name__}: leave the convention at denoiser_powers"
             )
         if (
             self.correct_remasking
@@ -131,20 +141,20 @@ class Product:
         return self.models[0]
 
     @property
-    def denoiser_meters(self) -> Sequence[Meter]:
-        return tuple(model.meter for model in self.models)
+    def networks(self) -> Sequence[Diffusion]:
+        return self.models
 
     def start(self, rows: int, generator: Generator | None) -> Tensor:
         return self.models[0].start(rows, generator)
 
-    def predict(self, x: Tensor, t: float, before: Prediction | None = None) -> Prediction:
+    def predict(self, x: Tensor, t: Time, before: Prediction | None = None) -> Prediction:
         return predict_all(self.models, x, t, before if self.ignores_time else None)
 
     @property
     def ignores_time(self) -> bool:
         return all(model.ignores_time for model in self.models)
 
-    def differentiated(self, x: Tensor, t: float, new: Tensor, log_x0: Tensor, before: Prediction | None) -> Prediction:
+    def differentiated(self, x: Tensor, t: Time, new: Tensor, log_x0: Tensor, before: Prediction | None) -> Prediction:
         first, *others = (
             model.laws(x[new], t, before) if k else Logs(log_x0.flatten(0, 1)) for k, model in enumerate(self.models)
         )
@@ -153,7 +163,7 @@ class Product:
         row = torch.arange(len(new), device=x.device)
         return updated(x, new, row, (first, *others), before)
 
-    def relaxed(self, x: Tensor, t: float) -> Tensor:
+    def relaxed(self, x: Tensor, t: Time) -> Tensor:
         return self.models[0].relaxed(x, t)
 
     def clean(self, prediction: Prediction) -> Tokens:
@@ -185,9 +195,13 @@ class Product:
             measure = self.convention(measure, sum(self.powers), self.kernel.survival(step))
         if not isinstance(measure, Table):
             return self.models[0].pin(measure, len(x))
-        # Without a mask, opening is not apart from choosing a token: the kernels themselves are raised to their powers.
+        # Without a mask, opening is not apart from choosing a token: kernels are raised, and their pace is taken back.
         kernels = [m.step_with(x, prediction.laws(k), step, sites).dense() for k, m in enumerate(self.models)]
-        return Table(self._powers(torch.stack([kernel.log_p for kernel in kernels])), sites, x=x)
+        log_p = self._powers(torch.stack([kernel.log_p for kernel in kernels]))
+        if self.convention is denoiser_powers and isinstance(self.kernel, Interpolating):
+            too_much = (sum(self.powers) - 1.0) * self.kernel.log_pace(x, step, log_p)
+            log_p = torch.where(log_p == NEVER, NEVER, log_p - too_much)
+        return self.models[0].pin(Table(log_p, sites, x=x), len(x))
 
     def log_prob(self, y: Tensor, x: Tensor, prediction: Prediction, step: Step, sites: Tensor | None) -> Tensor:
         if not (self.correct_remasking and self.kernel.remasks(step)):

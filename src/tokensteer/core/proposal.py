@@ -13,11 +13,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tokensteer.core.denoiser import Denoiser
 from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK, Remembering
-from tokensteer.core.listing import distinct, log_sum_runs
+from tokensteer.core.listing import distinct, log_sum_runs, same_rows
 from tokensteer.core.measure import Listed, Measure, Reveal, SiteMeasure
-from tokensteer.core.model import Denoiser, Meter, Model, Prediction
+from tokensteer.core.model import Meter, Model, clock
+from tokensteer.core.prediction import Prediction
 from tokensteer.core.schedule import Step
 from tokensteer.core.smc import Evaluation
 from tokensteer.core.tokens import Laws, at_sites
@@ -124,7 +126,8 @@ class Gradient:
         movable = (x == mask_id) | (mask_id == NO_MASK or model.kernel.remasks(step))
         slope = evaluation.gradient.laws()
         here = slope.entry(x, movable)[movable].unsqueeze(-1)
-        h = twist.scale(step.s) * (slope.at(movable) - here)
+        scale = twist.aim(step.s, evaluation).unsqueeze(-1).expand_as(x)[movable].unsqueeze(-1)
+        h = scale.to(here) * (slope.at(movable) - here)
         if self.clip is not None:
             h = h.clamp(-self.clip, self.clip)
         q, tilt = self.base(x, evaluation, step, model, twist), at_sites(movable, h)
@@ -150,7 +153,7 @@ class Amortised:
 
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
         self.meter.count(len(x))
-        log_x0 = self.denoiser(x, step.t)
+        log_x0 = self.denoiser(x, clock(model, evaluation.memory, step.t))
         order = log_x0 if self.own_order else model.clean(_prediction(evaluation))
         return model.step_with(x, log_x0, step, chosen(x, order, evaluation, step, model))
 
@@ -170,15 +173,17 @@ class Enumerated:
         prediction = _prediction(evaluation)
         sites = chosen(x, model.clean(prediction), evaluation, step, model)
         p = model.transition(x, prediction, step, sites)
-        # Twins may still differ in what their templates hold fixed, and in what the kernel remembers of them.
-        first, row = distinct(torch.cat([x, (p.dense().log_p > NEVER).sum(-1)], -1))
+        # Twins may still differ in what their templates hold fixed, in their ramp, and in what the kernel remembers.
+        aim = torch.zeros_like(x[:, 0]) if twist is None else twist.aim(step.s, evaluation)
+        reach = (p.dense().log_p > NEVER).sum(-1)
+        first, row = distinct(torch.cat([x, reach, same_rows(aim.unsqueeze(-1)).unsqueeze(-1)], -1))
         if evaluation.memory is not None:
             first = row = torch.arange(len(x), device=x.device)
         owner, candidates = _at_least_one(*p.take(first).support(self.limit), x[first], model.kernel.mask_id)
         log_q = p.take(first[owner]).log_prob(candidates)
-        if twist is not None:
+        if twist is not None and not twist.idle(step.s, evaluation):
             once, which = distinct(candidates)
-            log_q = log_q + log_twist(candidates[once], step.s, model, twist)[which]
+            log_q = log_q + (aim[first[owner]] * reward_ahead(candidates[once], step.s, model, twist)[which]).to(log_q)
         lengths = torch.bincount(owner, minlength=len(first))
         mass = log_sum_runs(log_q, lengths)
         # Where nothing has a future any law will do: the weight is zero whatever is drawn.
@@ -195,19 +200,19 @@ def _at_least_one(owner: Tensor, candidates: Tensor, x: Tensor, mask_id: int) ->
     return order.values, torch.cat([candidates, somewhere])[order.indices]
 
 
-def log_twist(x: Tensor, t: float, model: Model, twist: Tilt) -> Tensor:
-    """psi_t(x), (P,), for a twist that x alone determines. Masks left at t = 0 are valued by the estimate."""
+def reward_ahead(x: Tensor, t: float, model: Model, twist: Tilt) -> Tensor:
+    """r_hat(x), (P,), for a twist that x alone determines. Masks left at t = 0 are valued by the estimate."""
     if twist.estimator.random or twist.potential is not difference:
         raise ValueError(
             "Enumerated needs a log-twist that x_s alone determines: use an estimator that is not random, such as "
             "Exact() or Value(...), and the difference potential"
         )
-    psi = torch.zeros(len(x), dtype=model.dtype, device=x.device)
+    r = torch.zeros(len(x), dtype=model.dtype, device=x.device)
     clean = (x != model.kernel.mask_id).all(-1) if t == 0 else torch.zeros_like(x[:, 0], dtype=torch.bool)
     if clean.any():
-        psi[clean] = (twist.scale(0.0) * twist.exact(x[clean])).to(psi.dtype)
-    if not clean.all() and not twist.idle(t):
+        r[clean] = twist.exact(x[clean]).to(r.dtype)
+    if not clean.all():
         noisy = x[~clean]
         look = Look(noisy, model.clean(model.predict(noisy, t)), t, model.kernel.mask_id)
-        psi[~clean] = (twist.scale(t) * twist.estimate(look, None)).to(psi.dtype)
-    return psi
+        r[~clean] = twist.estimate(look, None).to(r.dtype)
+    return r

@@ -15,12 +15,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Generator, Tensor
 
+from tokensteer.core.chunks import parse_memory
 from tokensteer.core.draws import inverse_cdf, uniforms
 from tokensteer.core.resample import Resampler, Trigger, ess, ess_below, log_mean_weight, looks, systematic, weights
 from tokensteer.core.schedule import Step
@@ -36,8 +37,9 @@ class Rows(Protocol):
 class Evaluation:
     """All that one look at (x_t, t) taught us; it travels with its particle and is never computed again.
 
-    log_twist, reward and carry are (P,), a kernel's memory (P, ...). `pending` (B, N) is filled in by the loop for the
-    one who evaluates the children: the log-weight of each before its new twist counts.
+    log_twist, reward and carry are (P,), a kernel's memory (P, ...). `ramp` (P,) is the lambda chosen where a ramp
+    adapts. `pending` (B, N) is filled in by the loop for the one who evaluates the children: the log-weight of each
+    before its new twist counts.
     """
 
     log_twist: Tensor
@@ -46,6 +48,7 @@ class Evaluation:
     gradient: Rows | None = None
     carry: Tensor | None = None
     memory: Tensor | None = None
+    ramp: Tensor | None = None
     pending: Tensor | None = None
 
     def take(self, index: Tensor) -> Evaluation:
@@ -86,6 +89,10 @@ class FeynmanKac(Protocol):
 
     def spent(self) -> Mapping[str, tuple[int, int]]:
         """Network rows computed and saved so far, by network."""
+        ...
+
+    def limit(self, memory: int | None) -> None:
+        """Let each network take so many bytes at once from now on, None for what the device has free."""
         ...
 
 
@@ -135,7 +142,8 @@ def sweep(
     looked_at = [looks(when, step) for step in path.steps] + [True]
     evaluation = path.evaluate(x, path.steps[0].t, generator, weighed=looked_at[0])
     log_w = evaluation.log_twist.double().view(shape)
-    _check(log_w, None, evaluation.log_twist, torch.zeros_like(log_w))
+    watch = _Watch(16 if x.is_cuda else 1)
+    watch.add(log_w, None, evaluation.log_twist, torch.zeros_like(log_w))
     yield Record(None, x.view(*shape, -1), log_w, log_w, here, evaluation)
     for step in path.steps:
         ancestors = here
@@ -154,16 +162,31 @@ def sweep(
         parent = replace(evaluation, pending=pending)
         evaluation_s = path.evaluate(x_s, step.s, generator, parent, weighed=looked_at[step.index + 1])
         log_w = torch.where(pending == -math.inf, pending, pending + evaluation_s.log_twist.double().view(shape))
-        _check(log_w, step, evaluation_s.log_twist, log_ratio)
+        watch.add(log_w, step, evaluation_s.log_twist, log_ratio, last=step.s == 0)
         x, evaluation = x_s, evaluation_s
         increment = (change + evaluation.log_twist.double()).view(shape)
         yield Record(step, x.view(*shape, -1), log_w, increment, ancestors, evaluation)
 
 
-def _check(log_w: Tensor, step: Step | None, log_twist: Tensor, log_ratio: Tensor) -> None:
+@dataclass
+class _Watch:
+    """Looks for weights that are NaN or +inf. On a GPU that would make the host wait, so it is put off for a while."""
+
+    patience: int
+    seen: list[tuple[Tensor, Step | None, Tensor, Tensor]] = field(default_factory=list[Any])
+
+    def add(self, log_w: Tensor, step: Step | None, log_twist: Tensor, log_ratio: Tensor, last: bool = False) -> None:
+        self.seen.append((log_w, step, log_twist, log_ratio))
+        if not last and len(self.seen) < self.patience:
+            return
+        bad = torch.stack([w.isnan().any() | (w == math.inf).any() for w, *_ in self.seen])
+        if bad.any():
+            _blame(*self.seen[int(bad.int().argmax())])
+        self.seen.clear()
+
+
+def _blame(log_w: Tensor, step: Step | None, log_twist: Tensor, log_ratio: Tensor) -> NoReturn:
     bad = log_w.isnan() | (log_w == math.inf)
-    if not bad.any():
-        return
     population, particle = (int(i) for i in bad.nonzero()[0])
     row = population * log_w.shape[1] + particle
     twist, ratio = float(log_twist.flatten()[row]), float(log_ratio.flatten()[row])
@@ -185,8 +208,8 @@ class Result:
     """Weighted samples and what it took to get them.
 
     samples (B, N, L), log_w and reward (B, N), log_z (B,); ess and mean_reward (T + 1, B), NaN at times when no
-    reward was asked for; ancestors (T + 1, B, N); `rows` counts the network rows computed, `saved` those asked
-    for that were known already.
+    reward was asked for; ancestors (T + 1, B, N); `ramp` (T + 1, B), the lambdas that an adaptive ramp chose; `rows`
+    counts the network rows computed, `saved` those asked for that were known already.
     `sample` draws from the target; `best` picks by reward and is no posterior draw.
     """
 
@@ -199,6 +222,7 @@ class Result:
     rows: Mapping[str, int]
     saved: Mapping[str, int] = field(default_factory=dict[str, int])
     generator: Generator | None = None
+    ramp: Tensor | None = None
 
     @property
     def log_z(self) -> Tensor:
@@ -274,6 +298,7 @@ class Result:
             ancestors=stored["ancestors"],
             rows={name.removeprefix("rows."): int(n) for name, n in stored.items() if name.startswith("rows.")},
             saved={name.removeprefix("saved."): int(n) for name, n in stored.items() if name.startswith("saved.")},
+            ramp=stored.get("ramp"),
         )
 
     def __repr__(self) -> str:
@@ -301,10 +326,15 @@ def smc(
     resample: Resampler = systematic,
     when: Trigger = ess_below(0.5),
     generator: Generator | None = None,
+    memory: str | int | None = None,
     progress: bool = False,
 ) -> Result:
-    """Run `sweep` to its end and keep what a person needs; `progress` shows a bar with ESS and reward."""
+    """Run `sweep` to its end and keep what a person needs; `progress` shows a bar with ESS and reward.
+
+    Networks are given as many rows at once as fit into `memory`, such as "8GiB"; by default what the device has free.
+    """
     before = path.spent()
+    path.limit(None if memory is None else parse_memory(memory))
     records = sweep(path, num_particles, populations, resample=resample, when=when, generator=generator)
     result = summarise(_bar(records, len(path.steps) + 1) if progress else records, generator)
     return with_rows(result, before, path.spent())
@@ -322,6 +352,7 @@ def summarise(records: Iterable[Record], generator: Generator | None = None) -> 
     sizes: list[Tensor] = []
     rewards: list[Tensor] = []
     ancestors: list[Tensor] = []
+    ramps: list[Tensor] = []
     last: Record | None = None
     for record in records:
         last = record
@@ -330,6 +361,8 @@ def summarise(records: Iterable[Record], generator: Generator | None = None) -> 
         reward = record.evaluation.reward
         unknown = torch.full_like(sizes[-1], math.nan)
         rewards.append(unknown if reward is None else reward.view_as(record.log_w).double().mean(-1))
+        ramp = record.evaluation.ramp
+        ramps.append(torch.zeros_like(unknown) if ramp is None else ramp.view_as(record.log_w)[:, 0].double())
     assert last is not None, "a sweep yields at least its start"
     reward = last.evaluation.reward
     return Result(
@@ -341,6 +374,7 @@ def summarise(records: Iterable[Record], generator: Generator | None = None) -> 
         ancestors=torch.stack(ancestors),
         rows={},
         generator=generator,
+        ramp=None if last.evaluation.ramp is None else torch.stack(ramps),
     )
 
 

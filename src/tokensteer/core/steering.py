@@ -13,9 +13,11 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
+from tokensteer.core.denoiser import Time, Timeless
 from tokensteer.core.kernel import Remembering
 from tokensteer.core.measure import Measure, Reveal, SiteMeasure, Table
-from tokensteer.core.model import Diffusion, Model, Prediction, Timeless, changed, check_denoiser, halfway, updated
+from tokensteer.core.model import Diffusion, Model, check_denoiser, clock, halfway
+from tokensteer.core.prediction import Prediction, changed, updated
 from tokensteer.core.product import Product, guided
 from tokensteer.core.proposal import Amortised, FromModel, Gradient, Guided, Optimal, Proposal
 from tokensteer.core.resample import (
@@ -104,37 +106,34 @@ class Steering:
             return self._judge(x)
         with torch.no_grad():
             memory = self._remember(x, generator, parent)
+            time = clock(self.model, memory, t)
             if self.proposal.needs_gradient:
-                return replace(self._follow(x, t, generator, parent), memory=memory)
-            prediction = self.model.predict(x, t, _prediction(parent))
-            log_twist, reward, carry = self._value(x, prediction, t, generator, parent, weighed)
-        return Evaluation(log_twist, prediction, reward, carry=carry, memory=memory)
+                known = self._follow(x, t, time, generator, parent)
+            else:
+                known = self._look(x, t, time, generator, parent, weighed)
+            return replace(self._weigh(known, t, parent), memory=memory)
 
-    def _value(
+    def _look(
         self,
         x: Tensor,
-        prediction: Prediction,
         t: float,
+        time: Time,
         generator: Generator | None,
         parent: Evaluation | None,
         weighed: bool,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The log-twist, the estimate of the reward if there is one, and what a potential carries on."""
+    ) -> Evaluation:
+        """The prediction and, where it is needed, the estimate of the reward; no log-twist yet."""
+        prediction = self.model.predict(x, time, _prediction(parent))
         nothing = torch.zeros_like(x[:, 0], dtype=self.model.dtype)
-        if self.twist is None:
-            return nothing, None, None
-        if self.twist.idle(t):
-            return *self.twist.rest(nothing, parent), None
-        if not weighed and parent is not None and self.twist.potential is difference:
-            return parent.log_twist, None, None  # any will do: the twists telescope
+        if self.twist is None or self.twist.rests(t, parent, weighed):
+            return Evaluation(nothing, prediction)
         keeps = self._keeps(parent)
         new = changed(x, _prediction(keeps))
         reward = None if keeps is None else keeps.reward
         if reward is None or len(new):
             look = Look(x[new], self.model.clean(prediction).take(new), t, self.model.kernel.mask_id)
             reward = _renewed(reward, new, self.twist.estimate(look, generator))
-        log_twist, carry = self.twist.potential(self.twist.scale(t), reward, parent)
-        return log_twist, reward, carry
+        return Evaluation(nothing, prediction, reward)
 
     def _keeps(self, parent: Evaluation | None) -> Evaluation | None:
         """The parent, if what was estimated of it holds for a child in the same state."""
@@ -142,31 +141,46 @@ class Steering:
         timeless = isinstance(estimator, Timeless) and estimator.ignores_time and self.model.ignores_time
         return parent if timeless and parent is not None and parent.reward is not None else None
 
-    def _follow(self, x: Tensor, t: float, generator: Generator | None, parent: Evaluation | None) -> Evaluation:
+    def _follow(
+        self, x: Tensor, t: float, time: Time, generator: Generator | None, parent: Evaluation | None
+    ) -> Evaluation:
         """One pass forward and one back for the particles that have changed: prediction, estimate and its gradient."""
         assert self.twist is not None, "only a reward is followed"
         keeps = self._keeps(parent)
         new = changed(x, _prediction(keeps))
-        known = self._differentiate(x, t, new, generator, keeps) if keeps is None or len(new) else keeps
-        assert known.reward is not None
-        log_twist, carry = self.twist.potential(self.twist.scale(t), known.reward, parent)
-        return Evaluation(log_twist, known.prediction, known.reward, known.gradient, carry)
-
-    def _differentiate(
-        self, x: Tensor, t: float, new: Tensor, generator: Generator | None, keeps: Evaluation | None
-    ) -> Evaluation:
-        assert self.twist is not None
-        with torch.enable_grad():
-            seen = one_hot(x[new], self.model.vocab_size).to(self.model.dtype).requires_grad_()
-            log_x0 = self.model.relaxed(seen, t)
-            estimate = self.twist.estimate(Look(seen, log_x0, t, self.model.kernel.mask_id), generator)
-            slope = _gradient(estimate, seen)
-        prediction = self.model.differentiated(x, t, new, log_x0.detach(), _prediction(keeps))
-        reward = _renewed(None if keeps is None else keeps.reward, new, estimate.detach())
+        if keeps is not None and not len(new):
+            return keeps
+        per_row = 4 * x.shape[1] * self.model.vocab_size * (8 + 6 * self.twist.draws)
+        parts = self.model.base.chunks.run(lambda rows: self._differentiate(x, t, time, rows, generator), new, per_row)
+        log_x0, estimate, slope = (torch.cat(part) for part in zip(*parts, strict=True))
+        prediction = self.model.differentiated(x, time, new, log_x0, _prediction(keeps))
+        reward = _renewed(None if keeps is None else keeps.reward, new, estimate)
         before = keeps.gradient if keeps is not None and isinstance(keeps.gradient, Prediction) else None
         row = torch.arange(len(new), device=x.device)
         gradient = updated(x, new, row, (Logs(slope.flatten(0, 1)),), before)
-        return Evaluation(reward, prediction, reward, gradient)
+        return Evaluation(torch.zeros_like(reward), prediction, reward, gradient)
+
+    def _differentiate(
+        self, x: Tensor, t: float, time: Time, rows: Tensor, generator: Generator | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """log p(x_0 | x_t), the estimate of the reward and its gradient in x_t, for some of the particles."""
+        assert self.twist is not None
+        with torch.enable_grad():
+            seen = one_hot(x[rows], self.model.vocab_size).to(self.model.dtype).requires_grad_()
+            log_x0 = self.model.relaxed(seen, time[rows] if isinstance(time, Tensor) else time)
+            estimate = self.twist.estimate(Look(seen, log_x0, t, self.model.kernel.mask_id), generator)
+            return log_x0.detach(), estimate.detach(), _gradient(estimate, seen)
+
+    def _weigh(self, known: Evaluation, t: float, parent: Evaluation | None) -> Evaluation:
+        """What is known with its log-twist. Where no estimate was made, that of the parent will do: they telescope."""
+        if self.twist is None:
+            return known
+        if known.reward is None:
+            log_twist, carry = self.twist.rest(known.log_twist, t, parent)
+            return replace(known, log_twist=log_twist, carry=carry, ramp=None if parent is None else parent.ramp)
+        ramp = self.twist.adapt(t, known.reward, parent)
+        log_twist, carry = self.twist.potential(self.twist.scale(t, ramp), known.reward, parent)
+        return Evaluation(log_twist, known.prediction, known.reward, known.gradient, carry, ramp=ramp)
 
     def _remember(self, x: Tensor, generator: Generator | None, parent: Evaluation | None) -> Tensor | None:
         """What the kernel wants kept of this state, if it has a memory."""
@@ -186,7 +200,7 @@ class Steering:
             return Evaluation(torch.zeros_like(x[:, 0], dtype=self.model.dtype))
         with torch.no_grad():
             reward = self.twist.exact(x)
-        return Evaluation(self.twist.scale(0.0) * reward, reward=reward)
+        return Evaluation(self.twist.scale(0.0) * reward, reward=reward, ramp=self.twist.adapt(0.0, reward, None))
 
     @torch.no_grad()
     def propose(self, x: Tensor, evaluation: Evaluation, step: Step) -> Measure:
@@ -207,9 +221,14 @@ class Steering:
         y = q.sample(generator)
         return y, self.log_ratio(y, x, evaluation, step, q)
 
+    def limit(self, memory: int | None) -> None:
+        networks = (*self.model.networks, *(() if self.twist is None else (self.twist,)))
+        for network in networks:
+            network.chunks.memory = memory
+
     def spent(self) -> Mapping[str, tuple[int, int]]:
         meters = {
-            "denoiser": self.model.denoiser_meters,
+            "denoiser": [model.meter for model in self.model.networks],
             "reward": () if self.twist is None else (self.twist.meter,),
             "proposal": self.proposal.meters,
         }
@@ -255,6 +274,7 @@ class Method:
         populations: int = 1,
         *,
         generator: Generator | None = None,
+        memory: str | int | None = None,
         progress: bool = False,
     ) -> Result:
         return smc(
@@ -264,6 +284,7 @@ class Method:
             resample=self.resample,
             when=self.when,
             generator=generator,
+            memory=memory,
             progress=progress,
         )
 

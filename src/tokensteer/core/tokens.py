@@ -19,6 +19,8 @@ from torch import Generator, Tensor, nn
 from tokensteer.core.draws import NEVER, uniforms
 from tokensteer.core.fused import draw_from_head, draw_from_logits, log_prob_from_head, log_prob_from_logits
 
+WORKING = 2**28  # bytes of laws spelt out at once
+
 
 class Store(Protocol):
     """K laws over the vocabulary as logs, perhaps unnormalised. An index of -1 asks for nothing and gets 0."""
@@ -214,12 +216,19 @@ class Tokens:
     def mass(self, where: Tensor) -> Tensor:
         """log sum_v of the laws at the sites `where`, 0 elsewhere, (P, L): softmaxes have none to speak of."""
         answer = torch.zeros(where.shape, dtype=self.dtype, device=where.device)
-        return answer.masked_scatter(where, self.at(where).logsumexp(-1)) if isinstance(self.store, Logs) else answer
+        if not isinstance(self.store, Logs):
+            return answer
+        return answer.masked_scatter(where, self._by_parts(lambda law: law.logsumexp(-1), where))
 
     def each(self, score: Callable[[Tensor], Tensor], where: Tensor) -> Tensor:
         """A score of the laws (k, V) -> (k,) at the sites `where`, -inf elsewhere, (P, L)."""
         answer = torch.full(where.shape, NEVER, dtype=self.dtype, device=where.device)
-        return answer.masked_scatter(where, score(self.at(where)))
+        return answer.masked_scatter(where, self._by_parts(score, where))
+
+    def _by_parts(self, score: Callable[[Tensor], Tensor], where: Tensor) -> Tensor:
+        """A score of many laws, a few at a time."""
+        few = max(1, WORKING // (8 * self.vocab_size))
+        return torch.cat([score(self.store.rows(part)) for part in torch.split(self.index[where], few)])
 
     def dense(self) -> Tensor:
         """All laws, (P, L, V), 0 where there is none: for small vocabularies and processes without a mask."""

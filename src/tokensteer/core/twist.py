@@ -19,17 +19,21 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
+from tokensteer.core.adaptive import Adaptive
+from tokensteer.core.chunks import Chunks
+from tokensteer.core.denoiser import carry_over
 from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK
 from tokensteer.core.listing import distinct, support
-from tokensteer.core.model import Meter, carry_over
+from tokensteer.core.model import Meter
 from tokensteer.core.schedule import Ramp, linear_ramp
 from tokensteer.core.smc import Evaluation
 from tokensteer.core.tokens import Laws, Tokens, dense_of, tokens_of
 
 Reward = Callable[[Tensor], Tensor]
 Average = Callable[[Tensor, Tensor, float], Tensor]
-Potential = Callable[[float, Tensor, Evaluation | None], tuple[Tensor, Tensor | None]]
+# From ramp(t)/kl, one for all or (P,), the estimate and the parent: the log-twist and what is to be carried along.
+Potential = Callable[[float | Tensor, Tensor, Evaluation | None], tuple[Tensor, Tensor | None]]
 
 
 class Look(NamedTuple):
@@ -254,18 +258,18 @@ class Value:
 # ---- potentials: log-twists from estimates, with what must be carried along; all end in r/kl, their final correction
 
 
-def difference(scale: float, r: Tensor, parent: Evaluation | None) -> tuple[Tensor, Tensor | None]:
+def difference(scale: float | Tensor, r: Tensor, parent: Evaluation | None) -> tuple[Tensor, Tensor | None]:
     """psi_t = scale · r_hat: weights are differences of estimates."""
     return scale * r, None
 
 
-def maximum(scale: float, r: Tensor, parent: Evaluation | None) -> tuple[Tensor, Tensor | None]:
+def maximum(scale: float | Tensor, r: Tensor, parent: Evaluation | None) -> tuple[Tensor, Tensor | None]:
     """Each step multiplies by exp(scale · max of the estimates so far)."""
     highest = r if parent is None or parent.carry is None else torch.maximum(parent.carry, r)
     return scale * highest + (0.0 if parent is None else parent.log_twist), highest
 
 
-def total(scale: float, r: Tensor, parent: Evaluation | None) -> tuple[Tensor, Tensor | None]:
+def total(scale: float | Tensor, r: Tensor, parent: Evaluation | None) -> tuple[Tensor, Tensor | None]:
     """Each step multiplies by exp(scale · sum of the estimates so far)."""
     summed = r if parent is None or parent.carry is None else parent.carry + r
     return scale * summed + (0.0 if parent is None else parent.log_twist), summed
@@ -278,11 +282,12 @@ class Tilt:
     `reward` takes clean ids (P, L) and gives (P,); if `differentiable`, it also takes one-hots (P, L, V). -inf is a
     hard constraint. An estimate of -inf before the end only means that no draw met it, and the sequence may still
     recover: it counts as a log-twist of ramp(t) · `hopeless`, since a weight of zero would lose what is still possible.
+    `ramp` is a function of t, or `Adaptive(share)`.
     """
 
     reward: Reward
     kl: float = 1.0
-    ramp: Ramp = linear_ramp
+    ramp: Ramp | Adaptive = linear_ramp
     draws: int = 1
     average: Average = log_mean_exp
     estimator: Estimator = field(default_factory=Sampled)
@@ -290,41 +295,79 @@ class Tilt:
     differentiable: bool = False
     hopeless: float = -2.0
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
+    chunks: Chunks = field(default_factory=Chunks, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not callable(self.ramp):
-            raise ValueError(f"Tilt.ramp must be a function of t, got {self.ramp!r}; try linear_ramp")
+        if not isinstance(self.ramp, Adaptive):
+            self._check(self.ramp)
         if not self.kl > 0:
             raise ValueError(f"Tilt.kl must be positive, got {self.kl}: it divides the reward")
         if self.draws < 1:
             raise ValueError(f"Tilt.draws must be at least 1, got {self.draws}")
-        if abs(self.ramp(0.0) - 1.0) > 1e-9:
-            raise ValueError(
-                f"Tilt.ramp(0) must be 1, got {self.ramp(0.0):.6g}: the final target would not be exp(r/kl)"
-            )
         if isinstance(self.estimator, SoftInput | Relaxed) and not self.differentiable:
             raise ValueError(
                 f"{type(self.estimator).__name__} gives the reward one-hots that are no sequence: set "
                 "differentiable=True if it can take them, or use Sampled()"
             )
 
-    def scale(self, t: float) -> float:
-        """ramp(t)/kl, exactly 1/kl at the end."""
-        return (1.0 if t == 0 else self.ramp(t)) / self.kl
+    def _check(self, ramp: Ramp) -> None:
+        if not callable(ramp):
+            raise ValueError(f"Tilt.ramp must be a function of t, got {ramp!r}; try linear_ramp")
+        if abs(ramp(0.0) - 1.0) > 1e-9:
+            raise ValueError(f"Tilt.ramp(0) must be 1, got {ramp(0.0):.6g}: the final target would not be exp(r/kl)")
 
-    def idle(self, t: float) -> bool:
+    def scale(self, t: float, chosen: Tensor | None = None) -> float | Tensor:
+        """ramp(t)/kl, exactly 1/kl at the end; for a ramp that adapts, of the lambdas `chosen`, 0 if none were yet."""
+        if t == 0:
+            return 1.0 / self.kl
+        if isinstance(self.ramp, Adaptive):
+            return 0.0 if chosen is None else chosen / self.kl
+        return self.ramp(t) / self.kl
+
+    def aim(self, t: float, evaluation: Evaluation) -> Tensor:
+        """The scale that a proposal expects at time t, (P,); for a ramp that adapts, the last that is known."""
+        like = evaluation.log_twist
+        return torch.as_tensor(self.scale(t, evaluation.ramp), dtype=like.dtype, device=like.device).expand_as(like)
+
+    def adapt(self, t: float, r: Tensor, parent: Evaluation | None) -> Tensor | None:
+        """The lambda of each particle with estimate r, (P,): 0 at the start, 1 at the end. None for a ramp of t."""
+        if not isinstance(self.ramp, Adaptive):
+            return None
+        nothing = torch.zeros_like(r)
+        if t == 0:
+            return nothing + 1.0
+        before = nothing if parent is None or parent.ramp is None else parent.ramp
+        if parent is None or parent.pending is None:
+            return before  # there is no population to adapt to
+        least = nothing if self.potential in (maximum, total) else before
+        chosen = self.ramp.choose(parent.pending, least, lambda ramp: self.potential(ramp / self.kl, r, parent)[0])
+        return chosen.to(r.dtype)
+
+    def idle(self, t: float, parent: Evaluation | None = None) -> bool:
         """Whether no estimate is needed at time t: it counts for nothing there, and no potential of yours wants it."""
-        return self.scale(t) == 0 and self.potential in (difference, maximum, total)
+        nothing = parent is None if isinstance(self.ramp, Adaptive) else t != 0 and self.ramp(t) == 0
+        return nothing and self.potential in (difference, maximum, total)
 
-    def rest(self, like: Tensor, parent: Evaluation | None) -> tuple[Tensor, Tensor | None]:
-        """The log-twist and carry at an idle time: a potential with a memory stays where it was."""
-        if parent is None or self.potential is difference:
-            return torch.zeros_like(like), None
+    def rests(self, t: float, parent: Evaluation | None, weighed: bool) -> bool:
+        """Whether no estimate is made at time t: it is idle, or nobody will look at the weights there. A potential with
+        a memory wants every estimate all the same."""
+        lazy = not weighed and parent is not None and self.potential is difference
+        return lazy or self.idle(t, parent)
+
+    def rest(self, nothing: Tensor, t: float, parent: Evaluation | None) -> tuple[Tensor, Tensor | None]:
+        """The log-twist and carry where no estimate was made: nothing if it counts for nothing, else the parent's."""
+        if parent is None or (self.potential is difference and self.idle(t, parent)):
+            return nothing, None
         return parent.log_twist, parent.carry
 
     def exact(self, x0: Tensor) -> Tensor:
         """The reward of clean sequences, checked for shape."""
         self.meter.count(len(x0))
+        if torch.is_grad_enabled():  # whoever differentiates sees to the size of the whole
+            return self._rewards(x0)
+        return torch.cat(self.chunks.run(self._rewards, x0, 64 * x0[0].numel() if len(x0) else 1))
+
+    def _rewards(self, x0: Tensor) -> Tensor:
         r = self.reward(x0)
         if not isinstance(r, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"the reward must return a tensor of shape ({len(x0)},), got {type(r).__name__}")

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.core.adaptive import Adaptive
 from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK
 from tokensteer.core.measure import Measure, Reveal, SiteMeasure
@@ -127,6 +128,15 @@ def _final(automaton: Automaton, log_mu: Tensor, z: Tensor, mask_id: int, rho: T
 # ---- the twist
 
 
+def _of_time(ramp: Ramp | Adaptive) -> Ramp:
+    if isinstance(ramp, Adaptive):
+        raise ValueError(
+            "the look-ahead of a constraint counts in full whatever the ramp, so the ramp must be known before: freeze "
+            "it with adapted_ramp(...) on the steering without the constraint"
+        )
+    return ramp
+
+
 @dataclass(frozen=True)
 class LookAhead:
     """r_hat(x_t) = soft estimate + kl · log V_t(x_t) / ramp(t): the look-ahead counts in full whatever the ramp.
@@ -145,7 +155,7 @@ class LookAhead:
         return self.soft is not None and self.soft.estimator.random
 
     def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
-        ramp = tilt.ramp(look.t)
+        ramp = _of_time(tilt.ramp)(look.t)
         r = self._soft(tilt, ramp, look, generator)
         if ramp == 0:  # whatever is said here is multiplied by zero
             return r
@@ -306,7 +316,11 @@ def constrain(
     if tilt is None:
         twist = Tilt(Satisfies(automaton), ramp=constant_ramp, estimator=LookAhead(automaton, rho))
     else:
-        reward, ramp, ahead = Satisfies(automaton, tilt.reward), Awake(tilt.ramp), LookAhead(automaton, rho, tilt)
+        reward, ramp, ahead = (
+            Satisfies(automaton, tilt.reward),
+            Awake(_of_time(tilt.ramp)),
+            LookAhead(automaton, rho, tilt),
+        )
         twist = replace(tilt, reward=reward, ramp=ramp, estimator=ahead)
     return Steering(model, twist, Constrained(automaton, rho, FromModel() if base is None else base))
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK
 from tokensteer.core.listing import support
-from tokensteer.core.model import Prediction
-from tokensteer.core.proposal import log_twist
+from tokensteer.core.prediction import Prediction
+from tokensteer.core.proposal import reward_ahead
 from tokensteer.core.schedule import Step
 from tokensteer.core.steering import Steering
 from tokensteer.core.twist import Exact, difference
@@ -144,7 +144,8 @@ def enumerate_steering(steering: Steering, limit: int = 2_000_000) -> Enumeratio
         log_twists.append(psi)
         moves.append(listed)
     zeros = torch.zeros(len(states), dtype=model.dtype, device=states.device)
-    log_twists.append(zeros if steering.twist is None else log_twist(states, 0.0, model, steering.twist))
+    end = steering.twist
+    log_twists.append(zeros if end is None else end.scale(0.0) * reward_ahead(states, 0.0, model, end))
 
     log_law = [model.log_start(states)]
     for listed in moves:

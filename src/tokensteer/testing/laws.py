@@ -18,7 +18,8 @@ from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import Kernel
 from tokensteer.core.listing import distinct, support
 from tokensteer.core.measure import Listed, Measure, Reveal, SiteMeasure, Table
-from tokensteer.core.model import Diffusion, Prediction
+from tokensteer.core.model import Diffusion
+from tokensteer.core.prediction import Prediction
 from tokensteer.core.schedule import Step, uniform_steps
 from tokensteer.core.smc import Evaluation, sweep
 from tokensteer.core.steering import Steering

@@ -1,0 +1,75 @@
+"""How many rows a network is given at once: as many as memory allows.
+
+A chunk is sized by a budget and a guess of what a row takes; if a network runs out of memory all the same, the chunk is
+halved, reported once, and the work goes on. Nothing else changes: rows are independent.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Answer = TypeVar("Answer")
+
+UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+ON_CPU = 2**31
+
+
+def parse_memory(memory: str | int) -> int:
+    """Bytes from a number or from words such as "8GiB"."""
+    if isinstance(memory, int):
+        found = memory
+    else:
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", memory)
+        unit = None if match is None else UNITS.get(match[2].lower())
+        if match is None or unit is None:
+            raise ValueError(f"memory must read like '8GiB' or '500MB', or be a number of bytes, got {memory!r}")
+        found = int(float(match[1]) * unit)
+    if found <= 0:
+        raise ValueError(f"memory must be positive, got {memory!r}")
+    return found
+
+
+@dataclass
+class Chunks:
+    """The budget of one network: `memory` in bytes, or None for what the device has free; `most` rows at once, learned
+    by running out of memory."""
+
+    memory: int | None = None
+    most: int | None = None
+
+    def size(self, row_bytes: int, device: torch.device) -> int:
+        memory = self.memory
+        if memory is None:
+            memory = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else ON_CPU
+        rows = max(1, memory // max(1, row_bytes))
+        return rows if self.most is None else min(rows, self.most)
+
+    def run(self, network: Callable[[Tensor], Answer], rows: Tensor, row_bytes: int) -> list[Answer]:
+        """network(rows[part]) for all parts of the rows (n, ...), at least one."""
+        answers: list[Answer] = []
+        done, size = 0, self.size(row_bytes, rows.device)
+        while done < len(rows) or not answers:
+            try:
+                answers.append(network(rows[done : done + size]))
+            except torch.OutOfMemoryError:
+                taken = min(size, len(rows) - done)
+                if taken <= 1:
+                    raise
+                size = self._halve(taken)
+                torch.cuda.empty_cache()
+            else:
+                done += size
+        return answers
+
+    def _halve(self, size: int) -> int:
+        if self.most is None:
+            warnings.warn(f"out of memory with {size} rows at once: going on with fewer", stacklevel=2)
+        self.most = size // 2
+        return self.most

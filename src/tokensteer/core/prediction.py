@@ -1,0 +1,60 @@
+"""What networks said of particles, kept so that it is computed once.
+
+Most particles are twins of others, or stand where they stood a step ago. A prediction keeps one row of laws for each
+distinct state and the row of each particle; a step asks the networks about the states that are new.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tokensteer.core.tokens import Store, Tokens
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the networks said at the states x (P, L): one store of laws for each model, with L laws a row, and the row
+    of each particle (P,). Twins share a row, so that taking particles copies integers."""
+
+    x: Tensor
+    row: Tensor
+    stores: tuple[Store, ...]
+
+    def take(self, index: Tensor) -> Prediction:
+        return Prediction(self.x[index], self.row[index], self.stores)
+
+    def laws(self, model: int = 0) -> Tokens:
+        return Tokens(self.stores[model], _sites(self.row, self.x.shape[1]))
+
+
+def _sites(row: Tensor, length: int) -> Tensor:
+    """The laws of whole rows, (P, L)."""
+    return row.unsqueeze(-1) * length + torch.arange(length, device=row.device)
+
+
+def changed(x: Tensor, before: Prediction | None) -> Tensor:
+    """The particles about which `before` says nothing, (n,)."""
+    if before is None:
+        return torch.arange(len(x), device=x.device)
+    return (x != before.x).any(-1).nonzero().squeeze(-1)
+
+
+def updated(x: Tensor, new: Tensor, which: Tensor, stores: tuple[Store, ...], before: Prediction | None) -> Prediction:
+    """`before` with fresh answers for the particles `new` (n,): rows `which` (n,) of the stores."""
+    if before is None or len(new) == len(x):
+        return Prediction(x, which, stores)
+    if not len(new):
+        return Prediction(x, before.row, before.stores)
+    old = torch.ones_like(x[:, 0], dtype=torch.bool).index_fill(0, new, False).nonzero().squeeze(-1)
+    kept, row = _unique(before.row[old])
+    sites = _sites(kept, x.shape[1]).flatten()
+    rows = torch.empty_like(before.row).index_copy(0, old, row).index_copy(0, new, len(kept) + which)
+    joined = tuple(a.select(sites).join(b) for a, b in zip(before.stores, stores, strict=True))
+    return Prediction(x, rows, joined)
+
+
+def _unique(values: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.unique(values, return_inverse=True)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
