@@ -206,10 +206,14 @@ class Exact:
     random: bool = field(default=False, init=False, repr=False)
 
     def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
-        if not look.relaxed:  # twins share their estimate; with gradients each needs its own
-            first, row = distinct(look.x)
-            return self._estimate(tilt, look._replace(x=look.x[first], log_x0=look.log_x0[first]))[row]
-        return self._estimate(tilt, look)
+        if look.relaxed:
+            return self._estimate(tilt, look)
+        # Twins share their estimate; but where particles have clocks of their own they are told different things, and
+        # with gradients each needs its own.
+        first, row = distinct(look.x)
+        if not torch.equal(look.log_x0[first[row]], look.log_x0):
+            return self._estimate(tilt, look)
+        return self._estimate(tilt, look._replace(x=look.x[first], log_x0=look.log_x0[first]))[row]
 
     def _estimate(self, tilt: Tilt, look: Look) -> Tensor:
         row, x0 = support(look.clean_law().detach().log(), self.limit)
