@@ -125,6 +125,16 @@ def test_steered_without_bias(name: str) -> None:
     assert outcome.unbiased, str(outcome)
 
 
+def test_twins_are_judged_by_their_own_clocks() -> None:
+    """An estimate that is shared by equal rows would tie populations together that are independent."""
+    tilt, x = ts.Tilt(A.reward, A.kl, estimator=ts.Exact()), torch.full((2, A.length), A.mask_id)
+    log_x0 = fading(A)(x, torch.tensor([0.9, 0.1]))
+    together = tilt.estimate(ts.Look(x, log_x0, 1.0, A.mask_id), None)
+    apart = [tilt.estimate(ts.Look(x[i : i + 1], log_x0[i : i + 1], 1.0, A.mask_id), None) for i in range(2)]
+    assert (together - torch.cat(apart)).abs().max() < 1e-12
+    assert (together[0] - together[1]).abs() > 1e-3
+
+
 def test_without_the_clock_log_z_is_another() -> None:
     tilt = ts.Tilt(A.reward, A.kl)
     truth = tilted(A, continuous_law(A, ts.Linear()), A.kl)

@@ -106,6 +106,28 @@ def test_a_pinned_comb_would_be_wrong() -> None:
     assert one_sweep(steering, Comb, ts.always, 60_000)[0] > 4.5
 
 
+CANNOT_BE_PINNED = {
+    "noise": (ts.MaskGIT(2, temperature=1.0), "with a memory"),
+    "blocks of it": (ts.Blocks(ts.MaskGIT(2, temperature=1.0), 1, 2, 2), "with a memory"),
+    "carried": (ts.ConfidenceRemask(ts.Ancestral(2, sigma=ts.Cap(0.3))), "with a memory"),
+    "clock": (ts.TimedFirstHitting(2), "with a memory"),
+    "extended": (ts.MaskGITExtended(ts.MaskGIT(2)), "did not draw: MaskGITExtended only weighs .* Use MaskGIT"),
+    "blocks of that": (ts.Blocks(ts.MaskGITExtended(ts.MaskGIT(2)), 1, 2, 2), "did not draw"),
+}
+
+
+@pytest.mark.parametrize("proposal", [ts.FromModel(), ts.Gradient()])
+@pytest.mark.parametrize("name", CANNOT_BE_PINNED)
+def test_what_cannot_be_pinned_is_refused_before_anything_runs(name: str, proposal: ts.Proposal) -> None:
+    toy, (kernel, says) = Toy("A"), CANNOT_BE_PINNED[name]
+    model = replace(toy.model("mdm"), kernel=kernel, steps=ts.uniform_steps(2))
+    path = ts.Steering(model, toy.tilt("mdm", ramp=ts.linear_ramp), proposal)
+    before = model.meter.rows
+    with pytest.raises(ValueError, match=says):
+        ts.particle_gibbs(path, 1, 100, generator=seeded())
+    assert model.meter.rows - before == 1
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -93,11 +93,6 @@ class Pinned:
         weighed: bool = True,
     ) -> Evaluation:
         evaluation = self.path.evaluate(x, t, generator, parent, weighed)
-        if evaluation.memory is not None:
-            raise ValueError(
-                "particle Gibbs cannot pin a kernel with a memory: its noise would have to be drawn given the "
-                "trajectory. Use a kernel without noise or memory"
-            )
         self._latest = x, evaluation, self._time(t)
         return evaluation
 
@@ -122,6 +117,23 @@ class Pinned:
         y = self.reference[time + 1].repeat_interleave(log_w.shape[1], 0)
         log_p = self.path.log_p(y, x, evaluation, step, self.path.propose(x, evaluation, step))
         return (log_p - evaluation.log_twist).double().view_as(log_w)
+
+
+def _check_pinnable(path: Proposing, generator: Generator | None) -> None:
+    """A first step of one row for each template, so that what cannot be pinned is said before anything is run."""
+    trial = None if generator is None else torch.Generator(generator.device).manual_seed(0)
+    x = path.start(path.populations, trial)
+    evaluation = path.evaluate(x, path.steps[0].t, trial)
+    if evaluation.memory is not None:
+        raise ValueError(
+            "particle Gibbs cannot pin a kernel with a memory: what a particle remembers (noise, a clock, confidence "
+            "carried along) would have to be drawn given the trajectory. Use MaskGIT without temperature, FirstHitting "
+            "or ConfidenceRemask(carried=False) in their place, or smc with more particles"
+        )
+    try:
+        path.propose(x, evaluation, path.steps[0]).log_prob(x)
+    except ValueError as error:
+        raise ValueError(f"particle Gibbs weighs moves of a trajectory that it did not draw: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -156,6 +168,7 @@ def particle_gibbs(
         )
     if sweeps < 1 or num_particles < 2:
         raise ValueError(f"particle Gibbs needs at least one sweep and two particles, got {sweeps} and {num_particles}")
+    _check_pinnable(path, generator)
     before = path.spent()
     records: Sequence[Record] = []
     if reference is None:

@@ -155,7 +155,9 @@ class ExtendedReveal:
 
     def log_prob(self, y: Tensor) -> Tensor:
         if self.tokens is None:
-            raise ValueError("MaskGITExtended only weighs moves that it drew itself: use MaskGIT for all others")
+            raise ValueError(
+                "MaskGITExtended only weighs moves that it drew itself. Use MaskGIT, which has the same target"
+            )
         log_x0, candidates, dropped = self.ranked.log_x0, self.ranked.candidates, y == self.ranked.mask_id
         log_p = entry_at(log_x0, self.tokens) - torch.where(dropped, log_x0.logsumexp(-1), 0.0)
         right = torch.where(dropped, candidates | (y == self.ranked.x), y == self.tokens).all(-1)

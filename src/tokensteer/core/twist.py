@@ -227,10 +227,10 @@ class Exact:
     ignores_time: bool = field(default=True, init=False, repr=False)
 
     def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
-        if not look.relaxed:  # twins share their estimate; with gradients each needs its own
-            first, row = distinct(look.x)
-            return self._estimate(tilt, look.take(first))[row]
-        return self._estimate(tilt, look)
+        if look.relaxed:  # with gradients each needs its own
+            return self._estimate(tilt, look)
+        first, row = distinct(look.tokens.index[:, :1])  # who share their laws are twins
+        return self._estimate(tilt, look.take(first))[row]
 
     def _estimate(self, tilt: Tilt, look: Look) -> Tensor:
         row, x0 = support(look.clean_law().detach().log(), self.limit)
