@@ -1,0 +1,310 @@
+"""The fast paths: the same law, and fewer rows."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from checks import answer, trial
+from torch import Tensor, nn
+from toys import Toy
+
+import tokensteer as ts
+from tokensteer.core.chunks import parse_memory
+from tokensteer.core.prediction import Prediction
+from tokensteer.testing import enumerate_steering
+
+B = Toy("B")
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+class Net(nn.Module):
+    """A small random network in double precision: a state per site from all tokens and their places, and a head."""
+
+    def __init__(self, vocab: int = 4, length: int = 3, width: int = 5) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            self.mix = nn.Linear(vocab * length, width * length, dtype=torch.float64)
+            self.head = nn.Linear(width, vocab, dtype=torch.float64)
+        self.vocab, self.rows, self.calls = vocab, 0, 0
+
+    def hidden(self, x: Tensor) -> Tensor:
+        self.rows, self.calls = self.rows + len(x), self.calls + 1
+        hot = x if x.is_floating_point() else nn.functional.one_hot(x, self.vocab).double()
+        return self.mix(hot.flatten(1)).view(*hot.shape[:2], -1).tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.head(self.hidden(x)) - self.head.bias
+
+
+def forms() -> dict[str, tuple[Net, ts.Denoiser]]:
+    """The same denoiser in every form there is, each with its own counter."""
+    nets = {name: Net().requires_grad_(False) for name in ("plain", "timed", "logits", "hidden")}
+    for net in nets.values():
+        net.forward = lambda x, net=net: net.head(net.hidden(x))  # type: ignore[method-assign]
+    logits = {name: ts.from_logits(nets[name], 3, ignores_time=True) for name in nets}
+    return {
+        "plain": (nets["plain"], lambda x, t: logits["plain"](x, t)),
+        "timed": (nets["timed"], ts.from_logits(lambda x, t: nets["timed"](x), 3)),
+        "logits": (nets["logits"], logits["logits"]),
+        "hidden": (nets["hidden"], ts.from_hidden(nets["hidden"].hidden, nets["hidden"].head, 3, ignores_time=True)),
+    }
+
+
+KERNELS = {
+    "mdm": ts.Ancestral(3),
+    "remdm": ts.Ancestral(3, sigma=ts.Cap(0.2)),
+    "lowconf": ts.LowConfidence(3, count=lambda step, masked: (step.index % 2 == 0) + 0 * masked),
+    "entropy": ts.Ranked(3, confidence=ts.negative_entropy),
+    "jumps": ts.FirstHitting(3),
+    "maskgit": ts.MaskGIT(3),
+}
+
+
+def model_of(denoiser: ts.Denoiser, kernel: str = "mdm", sharing: bool = True, num_steps: int = 6) -> ts.Diffusion:
+    grid = ts.uniform_steps(3 if kernel == "jumps" else num_steps)
+    return ts.Diffusion(denoiser, KERNELS[kernel], grid, ts.template(3, 3), sharing)
+
+
+def same(left: ts.Result, right: ts.Result) -> None:
+    assert torch.equal(left.samples, right.samples)
+    assert torch.allclose(left.log_w, right.log_w, atol=1e-12)
+    assert torch.equal(left.ancestors, right.ancestors)
+
+
+# ---- distinct rows
+
+
+@pytest.mark.parametrize("kernel", [name for name in KERNELS if name != "lowconf"])
+@pytest.mark.parametrize("name", ["timed", "logits", "hidden"])
+def test_every_form_makes_the_same_run(name: str, kernel: str) -> None:
+    """Number for number: an estimate that draws nothing leaves the random numbers of the moves alone."""
+    tilt = ts.Tilt(B.reward, B.kl, estimator=ts.Exact())
+    results = []
+    for form, sharing in itertools.product(("plain", name), (True, False)):
+        model = model_of(forms()[form][1], kernel, sharing)
+        results.append(ts.smc(ts.Steering(model, tilt), 16, 20, generator=seeded(1)))
+    for result in results[1:]:
+        same(results[0], result)
+
+
+@pytest.mark.parametrize("proposal", [ts.FromModel(), ts.Gradient(clip=2.0)])
+def test_rows_are_computed_once(proposal: ts.Proposal) -> None:
+    """What is asked of the network is counted by hand from the records: new states, and none with nothing new."""
+    net, denoiser = forms()["logits"]
+    steering = ts.Steering(model_of(denoiser), ts.Tilt(B.reward, B.kl, draws=2), proposal)
+    net.rows = net.calls = 0
+    records = list(ts.sweep(steering, 8, 3, generator=seeded()))
+    expected, before = 0, None
+    for record in records[:-1]:
+        x = record.x.flatten(0, 1)
+        parents = None
+        if before is not None:
+            first = 8 * torch.arange(3).unsqueeze(-1)
+            parents = before[(record.ancestors + first).flatten()]
+        fresh = x if parents is None else x[(x != parents).any(-1)]
+        expected += len(fresh) if proposal.needs_gradient else len({tuple(row.tolist()) for row in fresh})
+        before = x
+    assert net.rows == expected
+    assert expected < 8 * 3 * 6
+    assert net.calls <= 6
+
+
+def test_result_counts_rows_computed_and_saved(tmp_path: Any) -> None:
+    net, denoiser = forms()["hidden"]
+    steering = ts.Steering(model_of(denoiser), ts.Tilt(B.reward, B.kl))
+    net.rows = 0
+    result = ts.smc(steering, 16, 4, generator=seeded())
+    assert result.rows["denoiser"] == net.rows
+    assert result.rows["denoiser"] + result.saved["denoiser"] == 16 * 4 * 6
+    assert f"({result.saved['denoiser']:,} saved)" in repr(result)
+    result.save(tmp_path / "result.safetensors")
+    assert ts.Result.load(tmp_path / "result.safetensors").saved == result.saved
+
+
+def test_taking_particles_copies_no_laws() -> None:
+    steering = ts.Steering(model_of(forms()["logits"][1]), ts.Tilt(B.reward, differentiable=False), ts.Gradient())
+    evaluation = steering.evaluate(steering.start(8, None), 1.0, seeded())
+    taken = evaluation.take(torch.tensor([1, 1, 0]))
+    for ours, theirs in ((taken.prediction, evaluation.prediction), (taken.gradient, evaluation.gradient)):
+        assert isinstance(ours, Prediction)
+        assert isinstance(theirs, Prediction)
+        assert ours.stores[0] is theirs.stores[0]
+
+
+@pytest.mark.parametrize("name", ["logits", "hidden"])
+@pytest.mark.parametrize("kernel", ["mdm", "remdm", "lowconf", "entropy"])
+@pytest.mark.parametrize(
+    "proposal", [ts.FromModel(), ts.Gradient(clip=2.0), B.amortised()], ids=["base", "gradient", "amortised"]
+)
+def test_unbiased_through_every_form(name: str, kernel: str, proposal: ts.Proposal) -> None:
+    """Kept estimates, shared rows and joined stores: log Z and the whole vector Z·pi against enumeration."""
+    model = model_of(forms()[name][1], kernel)
+    truth = answer(model, ts.Tilt(B.reward, 1.0))
+    outcome = trial(ts.Steering(model, ts.Tilt(B.reward, 1.0, draws=2), proposal), truth, 8)
+    assert outcome.unbiased, str(outcome)
+
+
+def test_products_share_rows_too() -> None:
+    nets = [forms()["hidden"] for _ in range(2)]
+    models = [model_of(denoiser, "remdm") for _, denoiser in nets]
+    tilt = ts.Tilt(B.reward, 1.0, estimator=ts.Exact())
+    path = ts.Steering(ts.Product(models, (1.3, 0.4)), tilt, ts.Guided())
+    for net, _ in nets:
+        net.rows = 0
+    result = ts.smc(path, 16, 4, generator=seeded())
+    assert result.rows["denoiser"] == sum(net.rows for net, _ in nets)
+    assert result.saved["denoiser"] > 0
+    plain = [model_of(forms()["plain"][1], "remdm", sharing=False) for _ in range(2)]
+    same(result, ts.smc(replace(path, model=ts.Product(plain, (1.3, 0.4))), 16, 4, generator=seeded()))
+
+
+# ---- lazy twists
+
+
+def test_rewards_only_where_weights_are_looked_at() -> None:
+    steering = ts.Steering(model_of(forms()["logits"][1]), ts.Tilt(B.reward, 1.0, draws=3))
+    looks_twice = ts.smc(steering, 8, 2, when=ts.all_of(ts.every(2), ts.ess_below(0.5)), generator=seeded())
+    assert looks_twice.rows["reward"] == 8 * 2 * (2 * 3 + 1)  # before steps 2 and 4, and the end
+    assert ts.smc(steering, 8, 2, when=ts.never, generator=seeded()).rows["reward"] == 8 * 2
+    watched = ts.smc(steering, 8, 2, when=ts.watching, generator=seeded())
+    assert not watched.mean_reward[1:].isnan().any()
+    assert (watched.ancestors == torch.arange(8)).all()
+
+
+class Eager(ts.Steering):
+    """Estimates at every step, whoever looks."""
+
+    def evaluate(self, x: Tensor, t: float, generator: Any, parent: Any = None, weighed: bool = True) -> ts.Evaluation:
+        return super().evaluate(x, t, generator, parent)
+
+
+@pytest.mark.parametrize("kernel", ["mdm", "remdm", "lowconf"])
+def test_lazy_twists_change_no_weight(kernel: str) -> None:
+    parts = model_of(forms()["logits"][1], kernel), ts.Tilt(B.reward, B.kl, estimator=ts.Exact())
+    when = ts.all_of(ts.every(2), ts.ess_below(0.9))
+    eager = ts.smc(Eager(*parts), 16, 30, when=when, generator=seeded(2))
+    result = ts.smc(ts.Steering(*parts), 16, 30, when=when, generator=seeded(2))
+    assert torch.allclose(result.log_w, eager.log_w, atol=1e-9)
+    assert torch.equal(result.samples, eager.samples)
+    assert torch.allclose(result.ess[2::2], eager.ess[2::2])
+
+
+@pytest.mark.parametrize("potential", [ts.difference, ts.maximum, ts.total])
+@pytest.mark.parametrize("ramp", [ts.linear_ramp, ts.end_ramp, ts.Adaptive(0.8)], ids=["linear", "end", "adaptive"])
+def test_lazy_twists_are_unbiased(potential: Any, ramp: Any) -> None:
+    model = model_of(forms()["hidden"][1])
+    tilt = ts.Tilt(B.reward, 2.0, draws=2, potential=potential, ramp=ramp)
+    outcome = trial(ts.Steering(model, tilt), answer(model, ts.Tilt(B.reward, 2.0)), 8, when=ts.every(3))
+    assert outcome.unbiased, str(outcome)
+
+
+# ---- memory
+
+
+@dataclass
+class Small:
+    """A network that runs out of memory when it is given more than `most` rows."""
+
+    net: Net
+    most: int
+    sizes: list[int] = field(default_factory=list)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.sizes.append(len(x))
+        if len(x) > self.most:
+            raise torch.OutOfMemoryError("too much")
+        return self.net(x)
+
+
+@pytest.mark.parametrize("proposal", [ts.FromModel(), ts.Gradient()])
+def test_running_out_of_memory_halves_the_chunk(proposal: ts.Proposal) -> None:
+    tilt = ts.Tilt(B.reward, B.kl, estimator=ts.Exact())
+    small = Small(Net().requires_grad_(False), 5)
+    model = model_of(ts.from_logits(small, 3, ignores_time=True))
+    with pytest.warns(UserWarning, match="out of memory with .* rows at once: going on with fewer") as seen:
+        result = ts.smc(ts.Steering(model, tilt, proposal), 16, 4, generator=seeded())
+    assert len(seen) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # what was learned is kept
+        small.sizes.clear()
+        ts.smc(ts.Steering(model, tilt, proposal), 16, 4, generator=seeded())
+    assert max(small.sizes) <= 5
+    roomy = model_of(ts.from_logits(Small(small.net, 1000), 3, ignores_time=True))
+    same(result, ts.smc(ts.Steering(roomy, tilt, proposal), 16, 4, generator=seeded()))
+    small.most = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        model.predict(torch.full((4, 3), 3), 1.0)
+
+
+@pytest.mark.parametrize("proposal", [ts.FromModel(), ts.Gradient()])
+def test_a_memory_budget_changes_nothing_but_the_chunks(proposal: ts.Proposal) -> None:
+    net, denoiser = forms()["logits"]
+    steering = ts.Steering(model_of(denoiser), ts.Tilt(B.reward, B.kl, estimator=ts.Exact()), proposal)
+    free = ts.smc(steering, 16, 4, generator=seeded())
+    calls, net.calls = net.calls, 0
+    tight = ts.smc(steering, 16, 4, memory="1KiB", generator=seeded())
+    assert net.calls > calls
+    same(free, tight)
+    assert tight.rows == free.rows
+
+
+@pytest.mark.parametrize(("words", "size"), [("8GiB", 2**33), ("1.5 MB", 1_500_000), ("100", 100), (7, 7)])
+def test_memory_is_read_as_people_write_it(words: str | int, size: int) -> None:
+    assert parse_memory(words) == size
+
+
+@pytest.mark.parametrize("words", ["much", "8 apples", "-1", 0, "0GiB", ""])
+def test_memory_that_cannot_be_read(words: str | int) -> None:
+    with pytest.raises(ValueError, match="memory must"):
+        parse_memory(words)
+
+
+# ---- populations of different lengths
+
+
+def test_padded_templates_run_as_their_own_populations() -> None:
+    """Each population follows the law of its own length, and padding never moves."""
+    pad, mask = 2, 3
+    joints = {n: torch.rand(*(2,) * n, generator=seeded(n), dtype=torch.float64) for n in (2, 3)}
+    tables = {n: ts_table(joint / joint.sum()) for n, joint in joints.items()}
+
+    def denoiser(x: Tensor, t: float) -> Tensor:
+        """Two models in one: rows are told by their padding, which is looked past."""
+        log_p = torch.full((*x.shape, 4), -torch.inf, dtype=torch.float64)
+        log_p[..., 0] = 0.0
+        for n, table in tables.items():
+            own = (x != pad).sum(-1) == n
+            said = table(torch.where(x[own][:, :n] == mask, 2, x[own][:, :n]), t)[..., :2]
+            log_p[own.nonzero(), torch.arange(n), :2] = said
+        return log_p
+
+    def reward(x: Tensor) -> Tensor:
+        return ((x == 1) & (x != pad)).sum(-1).double()
+
+    canvas = ts.padded([ts.template(2, mask), ts.template(3, mask)], pad)
+    assert canvas.tolist() == [[3, 3, 2], [3, 3, 3]]
+    model = ts.Diffusion(denoiser, ts.Ancestral(mask), ts.uniform_steps(4), canvas)
+    result = ts.smc(ts.Steering(model, ts.Tilt(reward, 1.0)), 8, 2 * 4000, generator=seeded())
+    assert (result.samples.view(2, -1, 3)[0, :, 2] == pad).all()
+    for row, n in enumerate((2, 3)):
+        alone = ts.Diffusion(tables[n], ts.Ancestral(2), ts.uniform_steps(4), ts.template(n, 2))
+        exact = enumerate_steering(ts.Steering(alone, ts.Tilt(reward, 1.0))).log_z
+        ratio = (result.log_z.view(2, -1)[row] - exact).exp()
+        assert abs(float((ratio.mean() - 1) / ratio.std() * len(ratio) ** 0.5)) < 4
+    with pytest.raises(ValueError, match="holds 2, the padding itself"):
+        ts.padded([torch.tensor([2, 3])], pad)
+
+
+def ts_table(joint: Tensor) -> ts.Denoiser:
+    from tokensteer.testing import TableDenoiser
+
+    return TableDenoiser(joint)
