@@ -25,7 +25,7 @@ A transformer of MDLM's size (12 layers, 768 wide, 50,258 words, bf16, random we
 A step is a whole one: prediction, M clean draws and their rewards, weights, resampling, move. It is compared with one
 bare forward pass over the same rows, logits and all, in the same mode, eager or compiled. The grid is coarse enough
 that nearly every particle changes at every step, so that nothing is gained from rows that are known already; --fine
-shows what is gained where they are. Peak memory is what a run takes beyond the network's weights and one forward pass."""
+shows what is gained where they are. Peak memory is what a run takes beyond the weights and one forward pass."""
 
 
 @dataclass(frozen=True)
