@@ -51,7 +51,7 @@ class Block(nn.Module):
         q, k, v = self.qkv(seen).view(rows, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(rows, length, width)
         h = h + self.out(mixed)
-        return h + self.down(F.gelu(self.up(self.before_mlp(h))))
+        return h + self.down(F.silu(self.up(self.before_mlp(h))))
 
 
 class Transformer(nn.Module):
