@@ -22,6 +22,7 @@ def write(file: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) 
     try:
         named = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
         save_file(named, str(unfinished), metadata={KEY: json.dumps(dict(header))})
+        unfinished.chmod(0o644)  # safetensors lets nobody else read what it writes
         unfinished.replace(file)
     finally:
         unfinished.unlink(missing_ok=True)
