@@ -207,7 +207,7 @@ def main(recipe: Recipe, arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     options = Options(**vars(given))
     words = " ".join(sys.argv[1:] if arguments is None else arguments)
-    torch.backends.cudnn.benchmark = True  # the shapes never change
+    torch.backends.cudnn.benchmark = options.device.startswith("cuda")  # the shapes never change
     try:
         train(recipe, options, f"python -m tokensteer.tasks.{recipe.name} {words}")
     except (FileNotFoundError, ValueError) as error:
