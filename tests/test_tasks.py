@@ -13,8 +13,9 @@ import torch
 
 import tokensteer as ts
 from tokensteer.tasks import digits, metrics, mnist, mog, mog_trained, pixels, pixels_train, png
-from tokensteer.tasks.catalogue import TASKS
+from tokensteer.tasks.catalogue import TASKS, TRAINERS
 from tokensteer.tasks.task import SHIPPED, Setup, Task, data_folder
+from tokensteer.tasks.training import Training
 
 SMALL = ["digits", "mog"]
 
@@ -150,6 +151,10 @@ def test_every_shipped_weight_is_small_and_has_a_card():
         assert {"data", "command", "seed", "seconds", "device", "quality"} <= card.keys()
 
 
+def test_every_task_can_be_trained():
+    assert TASKS.keys() == TRAINERS.keys()
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_a_task_can_be_run_and_looked_at(name: str, tmp_path: Path):
     task = TASKS[name](Setup(num_steps=20))
@@ -212,7 +217,12 @@ def test_trained_mog_is_near_the_data_and_steered_to_its_own_target():
     [
         (lambda: digits.task(Setup(goal=10)), ValueError, "digit from 0 to 9"),
         (lambda: digits.task(Setup(weights=Path("/nowhere"))), FileNotFoundError, "no weights at"),
-        (lambda: mog_trained.task(Setup(device="cuda")), ValueError, "CPU"),
+        (lambda: mog_trained.task(Setup(device="meta")), ValueError, "CPU"),
+        (lambda: Setup(device="toaster"), ValueError, "no device called toaster"),
+        (lambda: Training(Path("x"), minutes=0.0), ValueError, "positive"),
+        (lambda: Training(Path("x"), scale=-1.0), ValueError, "positive"),
+        (lambda: pixels_train.Trial(goal=12), ValueError, "digit"),
+        (lambda: pixels_train.Trial(samples=1), ValueError, "at least 2"),
         (lambda: Setup(num_steps=0), ValueError, "at least 1"),
     ],
 )
@@ -232,5 +242,13 @@ def test_training_makes_all_there_is(tmp_path):
         [*names, "digits-quality.json", "digits-samples.png"]
     )
     card = json.loads((tmp_path / "digits-denoiser.json").read_text())
-    assert card["command"] == f"python -m tokensteer.tasks.digits --out {tmp_path} {' '.join(arguments)}"
+    assert card["command"].endswith("tasks.digits --out FOLDER --device cpu --seed 0 --scale 0.001")
     digits.task(Setup(num_steps=3, weights=tmp_path))
+
+
+def test_mog_is_trained(tmp_path):
+    mog_trained.main(["--out", str(tmp_path), "--scale", "0.002"])
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["mog-denoiser.json", "mog-denoiser.safetensors"]
+    with pytest.raises(SystemExit) as stopped:
+        mog_trained.main(["--out", str(tmp_path), "--minutes", "-1"])
+    assert stopped.value.code == 2

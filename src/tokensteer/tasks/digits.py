@@ -13,6 +13,7 @@ from tokensteer.nets import ConvConfig, PatchConfig, UNetConfig
 from tokensteer.tasks import pixels, pixels_train
 from tokensteer.tasks.pixels import CLASSES, VOCAB_SIZE, Data, Recipe
 from tokensteer.tasks.task import Setup, Task
+from tokensteer.tasks.training import Training
 from tokensteer.train import Plan
 
 SIDE = 8
@@ -44,6 +45,11 @@ RECIPE = Recipe(
 def task(setup: Setup | None = None) -> Task:
     """Towards the digit `setup.goal`, 4 unless given."""
     return pixels.task(RECIPE, Setup() if setup is None else setup)
+
+
+def train(training: Training) -> None:
+    """Make all its weights, with cards and figures."""
+    pixels_train.train(RECIPE, training)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,10 @@ class Measured:
     mean: float
     error: float
 
+    def numbers(self) -> dict[str, float | None]:
+        """For JSON, which knows no NaN."""
+        return {name: v if math.isfinite(v) else None for name, v in (("mean", self.mean), ("error", self.error))}
+
     def __str__(self) -> str:
         return f"{self.mean:.4g} ± {self.error:.2g}"
 

@@ -17,6 +17,7 @@ from tokensteer.nets import ConvConfig, PatchConfig, UNetConfig
 from tokensteer.tasks import pixels, pixels_train
 from tokensteer.tasks.pixels import CLASSES, VOCAB_SIZE, Data, Recipe
 from tokensteer.tasks.task import Setup, Task, data_folder
+from tokensteer.tasks.training import Training
 from tokensteer.train import Plan
 
 SIDE = 28
@@ -84,6 +85,11 @@ RECIPE = Recipe(
 def task(setup: Setup | None = None) -> Task:
     """Towards the digit `setup.goal`, 4 unless given."""
     return pixels.task(RECIPE, Setup() if setup is None else setup)
+
+
+def train(training: Training) -> None:
+    """Make all its weights, with cards and figures."""
+    pixels_train.train(RECIPE, training)
 
 
 if __name__ == "__main__":

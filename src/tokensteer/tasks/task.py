@@ -25,6 +25,16 @@ def data_folder() -> Path:
     return Path(os.environ.get("TOKENSTEER_DATA") or cache / "tokensteer")
 
 
+def check_device(name: str) -> None:
+    """Say so if there is no such device here."""
+    try:
+        kind = torch.device(name).type
+    except RuntimeError as error:
+        raise ValueError(f"there is no device called {name}: try cpu or cuda") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"torch sees no GPU here, so the device cannot be {name}: use cpu")
+
+
 @dataclass(frozen=True)
 class Setup:
     """What a user may choose about a task. `goal` is its own to read (a digit, say); `weights` a folder of others than
@@ -38,7 +48,7 @@ class Setup:
     def __post_init__(self) -> None:
         if self.num_steps < 1:
             raise ValueError(f"num_steps must be at least 1, got {self.num_steps}; try 100")
-        torch.device(self.device)
+        check_device(self.device)
 
 
 @dataclass(frozen=True)
