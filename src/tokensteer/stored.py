@@ -34,7 +34,8 @@ def read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise FileNotFoundError(f"there is no file {file}")
     try:
         with cast("Any", safe_open(str(file), framework="pt")) as stored:
-            header = json.loads((stored.metadata() or {}).get(KEY, "{}"))
+            metadata: dict[str, str] = stored.metadata() or {}
+            header: dict[str, Any] = json.loads(metadata.get(KEY, "{}"))
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (it is no dict)
     except (SafetensorError, json.JSONDecodeError) as error:
         raise ValueError(f"{file} is damaged, or no safetensors file: {error}") from error

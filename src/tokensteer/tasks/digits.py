@@ -34,7 +34,7 @@ RECIPE = Recipe(
     plans=(
         Plan(1500, batch_size=64, rate=3e-3, average=0.997),
         Plan(1200, batch_size=64, rate=3e-3, average=0.995),
-        Plan(2000, batch_size=64, rate=2e-3, average=0.995),
+        Plan(6000, batch_size=64, rate=2e-3, average=0.998),
     ),
     shift=1,
     flips=0.03,
