@@ -1,0 +1,44 @@
+"""Tensors and a JSON header in one safetensors file, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
+from torch import Tensor
+
+KEY = "tokensteer"
+
+
+def write(file: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    """A process that is killed leaves the file as it was before, never half of it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        named = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        save_file(named, str(unfinished), metadata={KEY: json.dumps(dict(header))})
+        unfinished.chmod(0o644)  # safetensors lets nobody else read what it writes
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors on the CPU, and the header."""
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no file {file}")
+    try:
+        with cast("Any", safe_open(str(file), framework="pt")) as stored:
+            metadata: dict[str, str] = stored.metadata() or {}
+            header: dict[str, Any] = json.loads(metadata.get(KEY, "{}"))
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (it is no dict)
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise ValueError(f"{file} is damaged, or no safetensors file: {error}") from error
+    if not header:
+        raise ValueError(f"{file} was not written by tokensteer: it has no header of its own")
+    return tensors, header

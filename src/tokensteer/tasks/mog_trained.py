@@ -1,0 +1,143 @@
+"""The mixture of Gaussians with a denoiser that was learned from draws.
+
+    python -m tokensteer.tasks.mog_trained --out FOLDER
+
+trains it. Its samplers are held to the law of the *model*, by enumeration; how far that is from the data is another
+question, which the card of the weights answers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Generator, Tensor
+
+from tokensteer.core.kernel import Ancestral
+from tokensteer.core.model import Denoiser, Diffusion, from_logits, template
+from tokensteer.core.schedule import constant_ramp, uniform_steps
+from tokensteer.core.smc import Result
+from tokensteer.core.steering import Steering
+from tokensteer.nets import Transformer, TransformerConfig, load, save
+from tokensteer.tasks import mog
+from tokensteer.tasks.metrics import Measured, in_parts, measured, nll_bound
+from tokensteer.tasks.png import write_png
+from tokensteer.tasks.task import Setup, Task
+from tokensteer.tasks.training import Training, chosen, parser, say, write_json
+from tokensteer.testing.exact import all_sequences
+from tokensteer.train import Plan, fit, masked_loss, shown
+
+CONFIG = TransformerConfig(mog.STATES + 1, 2, width=64, depth=2, heads=2)
+PLAN = Plan(3000, batch_size=512, rate=3e-3, average=0.998, report_every=50)
+DRAWS = 100_000
+FILE = "mog-denoiser.safetensors"
+
+
+def denoiser(weights: Path) -> Denoiser:
+    """The network in double precision. There are 65² states, so for ids all its answers are looked up."""
+    net = load(weights / FILE)
+
+    def logits(x: Tensor) -> Tensor:
+        return net(x).double()
+
+    network = from_logits(logits, mog.MASK, ignores_time=True)
+    table = in_parts(lambda x: network(x, 0.5), all_sequences(mog.STATES + 1, 2))
+
+    def denoise(x: Tensor, t: float) -> Tensor:
+        return network(x, t) if x.is_floating_point() else table[x[:, 0] * (mog.STATES + 1) + x[:, 1]]
+
+    return denoise
+
+
+def model(setup: Setup) -> Diffusion:
+    return Diffusion(
+        denoiser(setup.weights), Ancestral(mog.MASK), uniform_steps(setup.num_steps), template(2, mog.MASK)
+    )
+
+
+def task(setup: Setup | None = None) -> Task:
+    """Towards y near 0. The value on the way is known in closed form, and with it the reward counts from the start."""
+    setup = Setup() if setup is None else setup
+    if setup.device != "cpu":
+        raise ValueError(f"mog runs on the CPU, it is too small for anything else: leave out the device {setup.device}")
+    prior = model(setup)
+    tilt = mog.tilt(ramp=constant_ramp, estimator=mog.soft_value(prior))
+    target = mog.target(Steering(prior, tilt))
+
+    def metrics(result: Result) -> Mapping[str, Measured]:
+        weights = result.weights.double()
+        laws = [mog.histogram(x, w) for x, w in zip(result.samples, weights, strict=True)]
+        return {
+            "emd": measured(torch.tensor([mog.emd(law, target.pmf) for law in laws])),
+            "reward": measured((weights * mog.reward(result.samples.flatten(0, 1)).view_as(weights)).sum(-1)),
+            "log_z": Measured(*result.pooled_log_z),
+            "exact log_z": Measured(target.log_z, 0.0),
+            "ess": measured(result.ess[-1] / weights.shape[1]),
+        }
+
+    about = "two tokens of 64 states, a mixture of nine Gaussians, towards y near 0"
+    return Task("mog", about, prior, tilt, metrics, picture)
+
+
+def picture(ids: Tensor, file: Path, zoom: int = 6) -> None:
+    """Samples (P, 2) as a heat map, y upwards."""
+    law = mog.histogram(ids).T.flip(0)
+    ink = (law / law.max()).sqrt()  # the square root brings out what is faint
+    write_png(file, 1.0 - ink.repeat_interleave(zoom, 0).repeat_interleave(zoom, 1))
+
+
+def train(training: Training) -> None:
+    """Make the weights and their card."""
+    plan, out = training.plan(PLAN), training.out
+    torch.manual_seed(training.seed)  # pyright: ignore[reportUnknownMemberType]
+    net = Transformer(CONFIG).to(training.device)
+    ids = mog.Target(mog.pmf(), 0.0).sample(DRAWS, Generator().manual_seed(training.seed))
+    generator = Generator(training.device).manual_seed(training.seed)
+    checkpoint = out / "checkpoint.safetensors"
+    with shown("mog denoiser") as watch:
+        fitted = fit(
+            net, masked_loss(mog.MASK), ids, plan=plan, generator=generator, checkpoint=checkpoint, watch=watch
+        )
+    save(cast("Transformer", fitted.net), out / FILE, torch.bfloat16)
+    data = f"{DRAWS} draws from the mixture, tokensteer.tasks.mog.pmf"
+    card = training.card("tokensteer.tasks.mog_trained", "denoiser of the task mog", data, net, fitted, plan)
+    card["quality"] = _quality(training)
+    say(json.dumps(card["quality"]))
+    write_json((out / FILE).with_suffix(".json"), card)
+    checkpoint.unlink()
+
+
+def _quality(training: Training) -> dict[str, Any]:
+    """The model's own law, by enumeration, beside the data's."""
+    prior = model(Setup(weights=training.out))
+    law, data = mog.target(Steering(prior)).pmf, mog.pmf()
+    generator = Generator().manual_seed(training.seed + 1)
+    fresh = mog.Target(data, 0.0).sample(20_000, generator)
+    bits = nll_bound(prior.denoiser, fresh, mog.MASK, draws=2, generator=generator)
+    try:
+        distance = mog.emd(law, data)
+    except ImportError:  # POT is optional, and no reason to lose what was trained
+        distance = None
+    return {
+        "bits per site": bits.numbers(),
+        "entropy of the data, bits per site": float(-(data * data.log()).sum()) / (2 * math.log(2)),
+        "divergence of the model from the data, nats": float((data * (data / law).log()).sum()),
+        "distance of the model from the data, cells": distance,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    words = parser("tokensteer.tasks.mog_trained", "Train and measure the denoiser of the task mog.")
+    try:
+        train(chosen(words.parse_args(arguments)))
+    except ValueError as error:
+        say(f"mog: {error}")
+        raise SystemExit(2) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""All weights of a task of binary images by one command, with a card for each and a measure of what they are worth."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Generator, Tensor
+
+from tokensteer.core.steering import Method, pretrained, smc_base, smc_grad
+from tokensteer.nets import save
+from tokensteer.nets.store import Net, build
+from tokensteer.tasks.metrics import Measured, accuracy, hamming, label_histogram, nll_bound
+from tokensteer.tasks.pixels import (
+    CLASSES,
+    MASK,
+    ROLES,
+    Data,
+    Images,
+    Recipe,
+    augment,
+    classifier,
+    file_of,
+    model,
+    picture,
+    task,
+)
+from tokensteer.tasks.task import Setup
+from tokensteer.tasks.training import Training, chosen, parser, say, write_json
+from tokensteer.train import classifier_loss, fit, masked_loss, shown
+
+SHARES = (0.75, 0.1, 0.15)
+"""Of the time, for denoiser, reward and judge."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How much is measured: `samples` of the model, `populations` of each method towards the digit `goal`, `images` of
+    the test data."""
+
+    samples: int = 1000
+    populations: int = 30
+    goal: int = 4
+    images: int = 10_000
+    num_steps: int = 100
+
+    def __post_init__(self) -> None:
+        if min(self.samples, self.populations, self.images, self.num_steps) < 2:
+            raise ValueError(f"all that is measured needs at least 2 to have an error, got {self}")
+        if not 0 <= self.goal < CLASSES:
+            raise ValueError(f"--goal must be a digit from 0 to 9, got {self.goal}")
+
+
+def train(recipe: Recipe, training: Training, trial: Trial | None = None) -> dict[str, Any]:
+    """Train, store, measure. A run that was killed goes on where it was if it is given the same folder and options."""
+    trial = Trial() if trial is None else trial
+    setup = Setup(trial.num_steps, trial.goal, training.device, training.out)
+    data, out = recipe.data(), training.out
+    checkpoints = out / "checkpoints"
+    cards = {role: _train_one(recipe, role, data.train, training, checkpoints) for role in ROLES}
+    cards["denoiser"]["hamming"] = [
+        round(float(hamming(data.test.ids[data.test.labels == k]).mean()), 5) for k in range(CLASSES)
+    ]
+    say("measuring")
+    found, samples = _measure(recipe, setup, data, training, trial)
+    for role in ROLES:
+        write_json(file_of(recipe, role, out).with_suffix(".json"), cards[role] | {"quality": found[role]})
+    found["steering"], drawn = _steer(recipe, setup, training, trial)
+    picture(torch.cat([samples[:128], *drawn]), recipe.side, out / f"{recipe.name}-samples.png")
+    write_json(out / f"{recipe.name}-quality.json", found)
+    shutil.rmtree(checkpoints)
+    return found
+
+
+def _train_one(recipe: Recipe, role: str, images: Images, training: Training, checkpoints: Path) -> dict[str, Any]:
+    """One network, stored in half precision: all that is measured later is measured of what is stored."""
+    place = ROLES.index(role)
+    plan = training.plan(recipe.plans[place], SHARES[place])
+    torch.manual_seed(training.seed + place)  # pyright: ignore[reportUnknownMemberType]
+    net = build((recipe.denoiser, recipe.reward, recipe.judge)[place]).to(training.device)
+    harder = augment(recipe.side, recipe.shift, recipe.flips)
+    with shown(f"{recipe.name} {role}") as watch:
+        fitted = fit(
+            net,
+            masked_loss(MASK) if role == "denoiser" else classifier_loss(harder),
+            images.ids,
+            None if role == "denoiser" else images.labels,
+            plan=plan,
+            generator=Generator(training.device).manual_seed(training.seed + place),
+            checkpoint=checkpoints / f"{role}.safetensors",
+            watch=watch,
+        )
+    save(cast("Net", fitted.net), file_of(recipe, role, training.out), torch.bfloat16)
+    what = f"{role} of the task {recipe.name}"
+    return training.card(f"tokensteer.tasks.{recipe.name}", what, recipe.source, net, fitted, plan)
+
+
+def _measure(
+    recipe: Recipe, setup: Setup, data: Data, training: Training, trial: Trial
+) -> tuple[dict[str, Any], Tensor]:
+    """What each network is worth, and unconditional samples (P, L)."""
+    generator = Generator(setup.device).manual_seed(training.seed + 100)
+    ids, labels = data.test.ids[: trial.images].to(setup.device).long(), data.test.labels[: trial.images]
+    prior, judge = model(recipe, setup), classifier(recipe, "judge", setup)
+    bits = nll_bound(prior.denoiser, ids, MASK, generator=generator)
+    nats = recipe.length * math.log(2)
+    began = time.perf_counter()
+    samples = pretrained(prior)(1, trial.samples, generator=generator).samples[:, 0]
+    found: dict[str, Any] = {
+        "denoiser": {
+            "bits per pixel": bits.numbers(),
+            "nats per image": Measured(bits.mean * nats, bits.error * nats).numbers(),
+            "test images": len(ids),
+            "samples": len(samples),
+            "seconds of sampling": round(time.perf_counter() - began, 2),
+            "labels of samples": [round(float(p), 4) for p in label_histogram(judge, samples)],
+            "labels of test data": [round(float(p), 4) for p in torch.bincount(labels) / len(ids)],
+            "judge's confidence in samples": float(judge(samples[:1000]).exp().amax(-1).mean()),
+            "judge's confidence in test data": float(judge(ids[:1000]).exp().amax(-1).mean()),
+            "hamming of samples over test data": float(hamming(samples).mean() / hamming(ids).mean()),
+        }
+    }
+    for role in ("reward", "judge"):
+        found[role] = {"test accuracy": accuracy(classifier(recipe, role, setup), ids, labels).numbers()}
+    for role in ROLES:
+        say(f"{role}: {json.dumps(found[role])}")
+    return found, samples
+
+
+def _steer(recipe: Recipe, setup: Setup, training: Training, trial: Trial) -> tuple[dict[str, Any], list[Tensor]]:
+    """Two methods at two sizes towards the goal, measured; sixteen draws of each for the picture."""
+    goal = task(recipe, setup)
+    methods: Mapping[str, Method] = {
+        "smc_base": smc_base(goal.model, goal.tilt),
+        "smc_grad": smc_grad(goal.model, goal.tilt),
+    }
+    table: dict[str, Any] = {"goal": trial.goal, "populations": trial.populations, "steps": trial.num_steps}
+    drawn: list[Tensor] = []
+    for name, method in methods.items():
+        for particles in (4, 16):
+            generator = Generator(setup.device).manual_seed(training.seed + 200)
+            began = time.perf_counter()
+            result = method(particles, trial.populations, generator=generator)
+            marks = {key: value.numbers() for key, value in goal.metrics(result).items()}
+            row = {"seconds": round(time.perf_counter() - began, 2), "rows": dict(result.rows)}
+            table[f"{name} N={particles}"] = marks | row
+            say(f"{name} N={particles}: {json.dumps(marks | row)}")
+            some = result.sample()[:, 0][:16]
+            drawn.append(torch.cat([some, some.new_zeros(16 - len(some), some.shape[1])]))
+    return table, drawn
+
+
+def main(recipe: Recipe, arguments: Sequence[str] | None = None) -> None:
+    """The command line of a task's training."""
+    words = parser(f"tokensteer.tasks.{recipe.name}", f"Train and measure all networks of the task {recipe.name}.")
+    words.add_argument("--samples", type=int, default=1000, help="unconditional samples to measure")
+    words.add_argument("--populations", type=int, default=30, help="independent runs of each method")
+    words.add_argument("--goal", type=int, default=4, help="the digit to steer towards")
+    words.add_argument("--images", type=int, default=10_000, help="images of the test data to measure with, at most")
+    words.add_argument("--num-steps", type=int, default=100, help="steps of the sampler")
+    given = words.parse_args(arguments)
+    torch.backends.cudnn.benchmark = True  # the shapes hardly ever change
+    try:
+        trial = Trial(given.samples, given.populations, given.goal, given.images, given.num_steps)
+        train(recipe, chosen(given), trial)
+    except (FileNotFoundError, ValueError) as error:
+        say(f"{recipe.name}: {error}")
+        raise SystemExit(2) from error

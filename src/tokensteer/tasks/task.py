@@ -1,0 +1,68 @@
+"""What all tasks have in common: enough to run any of them without knowing which one it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tokensteer.core.model import Diffusion
+from tokensteer.core.smc import Result
+from tokensteer.core.twist import Tilt
+from tokensteer.tasks.metrics import Measured
+
+SHIPPED = Path(__file__).parent.parent / "weights"
+"""The weights that come with the package."""
+
+
+def data_folder() -> Path:
+    """Where data that does not come with the package is looked for: TOKENSTEER_DATA, or the user's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("TOKENSTEER_DATA") or cache / "tokensteer")
+
+
+def check_device(name: str) -> None:
+    """Say so if there is no such device here."""
+    try:
+        kind = torch.device(name).type
+    except RuntimeError as error:
+        raise ValueError(f"there is no device called {name}: try cpu or cuda") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"torch sees no GPU here, so the device cannot be {name}: use cpu")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a user may choose about a task. `goal` is its own to read (a digit, say); `weights` a folder of others than
+    those shipped."""
+
+    num_steps: int = 100
+    goal: int | None = None
+    device: str = "cpu"
+    weights: Path = SHIPPED
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 1:
+            raise ValueError(f"num_steps must be at least 1, got {self.num_steps}; try 100")
+        check_device(self.device)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model and what is asked of it, with the means to say how well that went.
+
+    `judge` gives ids (P, L) a mark from 0 to 1 (P,) by other eyes than the reward's, where there are such eyes;
+    `picture` writes some ids (P, L) as a PNG file.
+    """
+
+    name: str
+    about: str
+    model: Diffusion
+    tilt: Tilt
+    metrics: Callable[[Result], Mapping[str, Measured]]
+    picture: Callable[[Tensor, Path], None]
+    judge: Callable[[Tensor], Tensor] | None = None

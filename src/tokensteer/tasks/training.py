@@ -1,0 +1,87 @@
+"""What the training of all tasks has in common: what may be chosen, the command that chooses it, the card it leaves."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tokensteer.tasks.task import check_device
+from tokensteer.train import Fitted, Plan
+
+
+@dataclass(frozen=True)
+class Training:
+    """Where weights go and how they are made: in `minutes` all together, or in `scale` times the task's own steps."""
+
+    out: Path
+    device: str = "cpu"
+    seed: int = 0
+    minutes: float | None = None
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_device(self.device)
+        if self.minutes is not None and not self.minutes > 0:
+            raise ValueError(f"--minutes must be positive, got {self.minutes}")
+        if not self.scale > 0:
+            raise ValueError(f"--scale must be positive, got {self.scale}")
+
+    def plan(self, plan: Plan, share: float = 1.0) -> Plan:
+        """A task's plan, with its share of the time if there is a limit."""
+        if self.minutes is not None:
+            return replace(plan, steps=10**9, seconds=60.0 * self.minutes * share)
+        return replace(plan, steps=max(1, round(plan.steps * self.scale)))
+
+    def command(self, module: str) -> str:
+        """What makes these weights again."""
+        length = f"--scale {self.scale:g}" if self.minutes is None else f"--minutes {self.minutes:g}"
+        return f"python -m {module} --out FOLDER --device {self.device} --seed {self.seed} {length}"
+
+    def card(self, module: str, what: str, data: str, net: nn.Module, fitted: Fitted, plan: Plan) -> dict[str, Any]:
+        cuda = self.device.startswith("cuda")
+        return {
+            "what": what,
+            "data": data,
+            "command": self.command(module),
+            "seed": self.seed,
+            "steps": fitted.last.step,
+            "seconds": round(fitted.last.seconds, 1),
+            "device": torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} thread(s)",
+            "torch": torch.__version__,
+            "parameters": sum(p.numel() for p in net.parameters()),
+            "stored": "bfloat16, exponential moving average of the weights",
+            "plan": asdict(plan),
+        }
+
+
+def parser(module: str, description: str) -> argparse.ArgumentParser:
+    """A command line with the choices of `Training`."""
+    words = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    words.add_argument("--out", type=Path, required=True, help="folder for weights, cards and figures")
+    words.add_argument("--device", default="cpu", help="cpu or cuda")
+    words.add_argument("--seed", type=int, default=0)
+    words.add_argument("--minutes", type=float, help="time for training, measuring not counted")
+    words.add_argument("--scale", type=float, default=1.0, help="without --minutes: this many times the task's steps")
+    return words
+
+
+def chosen(given: argparse.Namespace) -> Training:
+    return Training(given.out, given.device, given.seed, given.minutes, given.scale)
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def say(line: str) -> None:
+    """Progress goes to the standard error stream."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()

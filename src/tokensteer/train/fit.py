@@ -1,0 +1,165 @@
+"""The trainer: AdamW, warm-up and cosine, clipped gradients, an average of the weights, bf16 on a GPU.
+
+All randomness comes from one generator, whose state is part of a checkpoint: a run that is killed and resumed ends with
+the same weights, bit for bit on a CPU, as one that was not.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from tokensteer import stored
+from tokensteer.train.losses import Loss
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long and how fast. With `seconds`, training ends then at the latest and the cosine follows the clock."""
+
+    steps: int
+    batch_size: int = 128
+    rate: float = 2e-3
+    warmup: float = 0.05
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    average: float = 0.999
+    seconds: float | None = None
+    report_every: int = 20
+    save_every: int = 500
+
+    def __post_init__(self) -> None:
+        if min(self.steps, self.batch_size, self.report_every, self.save_every) < 1:
+            raise ValueError(f"Plan: steps, batch_size, report_every and save_every must be at least 1, got {self}")
+        if self.seconds is not None and self.seconds <= 0:
+            raise ValueError(f"Plan.seconds must be positive, got {self.seconds}")
+
+    def done(self, step: int, seconds: float) -> float:
+        """The share of the run that is over, 1 at the end."""
+        return max(step / self.steps, 0.0 if self.seconds is None else seconds / self.seconds)
+
+    def rate_at(self, done: float) -> float:
+        """A linear warm-up, then half a cosine down to 0."""
+        if done < self.warmup:
+            return self.rate * (done + 1.0 / self.steps) / (self.warmup + 1.0 / self.steps)
+        return self.rate * 0.5 * (1.0 + math.cos(math.pi * min(1.0, (done - self.warmup) / (1.0 - self.warmup))))
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where a run stands: `loss` is the mean since the last report."""
+
+    step: int
+    done: float
+    loss: float
+    seconds: float
+
+
+Watch = Callable[[Report], None]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The averaged network, and what it took."""
+
+    net: nn.Module
+    last: Report
+
+
+def fit(
+    net: nn.Module,
+    loss: Loss,
+    ids: Tensor,
+    labels: Tensor | None = None,
+    *,
+    plan: Plan,
+    generator: Generator,
+    checkpoint: Path | None = None,
+    watch: Watch | None = None,
+) -> Fitted:
+    """Train `net` on ids (D, L) of any integer type, with labels (D,) if the loss wants them, where `net` is.
+
+    Batches are drawn with replacement. If the file `checkpoint` exists, the run goes on from there.
+    """
+    device = next(net.parameters()).device
+    ids, labels = ids.to(device), None if labels is None else labels.to(device)
+    run = _Run(net.train(), plan, generator)
+    step, spent = run.resume(checkpoint) if checkpoint is not None and checkpoint.is_file() else (0, 0.0)
+    began = time.perf_counter() - spent
+    seconds, reported, total = spent, step, torch.zeros((), device=device)
+    report = Report(step, plan.done(step, spent), math.nan, spent)
+    while plan.done(step, seconds) < 1.0:
+        index = torch.randint(len(ids), (plan.batch_size,), generator=generator, device=device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            value = loss(net, ids[index].long(), None if labels is None else labels[index].long(), generator)
+        run.learn(value, plan.rate_at(plan.done(step, seconds)))
+        step, total, seconds = step + 1, total + value.detach(), time.perf_counter() - began
+        done = plan.done(step, seconds)
+        if step % plan.report_every == 0 or done >= 1.0:  # reading the loss makes a GPU wait, so not at every step
+            report = Report(step, done, float(total) / (step - reported), seconds)
+            reported, total = step, torch.zeros_like(total)
+            if not math.isfinite(report.loss):
+                raise RuntimeError(f"the loss is {report.loss} by step {step}: lower the rate, {plan.rate}")
+        if checkpoint is not None and (step % plan.save_every == 0 or done >= 1.0):
+            run.save(checkpoint, step, seconds)
+        if watch is not None and report.step == step:
+            watch(report)
+    return Fitted(run.average.module.eval(), report)
+
+
+class _Run:
+    """All that changes in a run: network, average, optimiser, generator."""
+
+    def __init__(self, net: nn.Module, plan: Plan, generator: Generator) -> None:
+        self.net, self.plan, self.generator = net, plan, generator
+        moving = cast("Any", get_ema_multi_avg_fn(plan.average))
+        self.average = AveragedModel(net, multi_avg_fn=moving)
+        self.optimiser = torch.optim.AdamW(net.parameters(), plan.rate, weight_decay=plan.weight_decay)
+
+    def learn(self, loss: Tensor, rate: float) -> None:
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        self.optimiser.zero_grad()
+        loss.backward()  # pyright: ignore[reportUnknownMemberType]
+        nn.utils.clip_grad_norm_(self.net.parameters(), self.plan.clip)
+        self.optimiser.step()  # pyright: ignore[reportUnknownMemberType]
+        self.average.update_parameters(self.net)
+
+    def save(self, file: Path, step: int, seconds: float) -> None:
+        moments: dict[int, dict[str, Tensor]] = self.optimiser.state_dict()["state"]
+        tensors = {f"net.{name}": value for name, value in self.net.state_dict().items()}
+        tensors |= {f"average.{name}": value for name, value in self.average.state_dict().items()}
+        tensors |= {f"moments.{i}.{name}": value for i, state in moments.items() for name, value in state.items()}
+        tensors["generator"] = self.generator.get_state()
+        stored.write(file, tensors, {"plan": asdict(self.plan), "step": step, "seconds": seconds})
+
+    def resume(self, file: Path) -> tuple[int, float]:
+        """Go on from a checkpoint: the step and the seconds that went before."""
+        tensors, header = stored.read(file)
+        if header.get("plan") != asdict(self.plan):
+            raise ValueError(f"{file} is a checkpoint of another plan: delete it to begin anew, or keep to its plan")
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)}
+
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, value in part("moments.").items():
+            index, _, what = name.partition(".")
+            moments.setdefault(int(index), {})[what] = value
+        try:
+            self.net.load_state_dict(part("net."))
+            self.average.load_state_dict(part("average."))
+        except RuntimeError as error:
+            raise ValueError(f"{file} is a checkpoint of another network: delete it to begin anew") from error
+        state: dict[str, Any] = {"state": moments, "param_groups": self.optimiser.state_dict()["param_groups"]}
+        self.optimiser.load_state_dict(state)
+        self.generator.set_state(tensors["generator"])
+        return int(header["step"]), float(header["seconds"])

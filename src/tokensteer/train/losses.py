@@ -1,0 +1,138 @@
+"""Bounds on the negative log-likelihood of diffusion models, in nats, and the losses made of them.
+
+Masks, alpha(t) = 1 - t. The bound in continuous time is
+
+    -log p(x_0)  <=  E_t E[ 1/t · sum over masked sites of -log p(x_0^l | x_t) ],     t ~ U(0, 1),
+
+the weight being -alpha'/(1 - alpha). Its variance is infinite as it stands: near t = 0 few masks meet a large weight.
+But a set of k masked sites has weight  ∫ 1/t · t^k (1-t)^(L-k) dt = 1/(k · (L over k)),  so the same number is
+
+    E_k E[ L/k · sum over masked sites of -log p(x_0^l | x_t) ],     k ~ U{1..L}, the k sites drawn evenly,
+
+with weights no larger than L. Given k, the time t is distributed as the k-th smallest of L uniform numbers, and we hide
+the sites that hold the k smallest: networks that are told the time see exactly the law they should.
+
+Uniform noise on V tokens, a site jumping at rate beta = -alpha'/alpha to a token drawn evenly. The reverse process
+jumps from i to j at rate (beta/V)·a_j with a_j = q(j | x_0)/q(i | x_0), and a model that says p(x_0 | x_t) jumps at
+rate (beta/V)·b_j with b_j = E_p[q(j | x_0)/q(i | x_0)]. The bound is the divergence of the two processes,
+
+    -log p(x_0)  <=  E_t E[ beta/V · sum over sites and j ≠ i of  a_j log(a_j/b_j) - a_j + b_j ].
+
+Both bounds are tight for the exact denoiser: their mean over the data is then the entropy of the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+Predict = Callable[[Tensor, Tensor], Tensor]
+"""log p(x_0 | x_t) per site, (P, L, V), from noisy ids (P, L) at times (P,)."""
+
+Loss = Callable[[nn.Module, Tensor, Tensor | None, Generator], Tensor]
+"""What training makes small, a number: of a network, clean ids (P, L), labels (P,) if there are any."""
+
+EDGE = 1e-5
+"""Uniform noise keeps away from t = 0 and t = 1 by this much, where its terms are 0/0; the bound does not feel it."""
+
+
+def strata(rows: int, generator: Generator, device: torch.device | str = "cpu") -> Tensor:
+    """A uniform number in each of `rows` equal parts of [0, 1), (rows,): a mean over them has far less noise."""
+    jitter = torch.rand(rows, generator=generator, device=device)
+    return (torch.arange(rows, device=device) + jitter) / rows
+
+
+def masked_bound(predict: Predict, x0: Tensor, mask_id: int, generator: Generator, u: Tensor | None = None) -> Tensor:
+    """Unbiased estimates of the bound, (P,); `u` (P,) in [0, 1) says how much is masked, `strata` if not given."""
+    rows, length = x0.shape
+    u = strata(rows, generator, x0.device) if u is None else u
+    count = (u * length).long().clamp(max=length - 1).unsqueeze(-1) + 1
+    time, order = torch.rand(x0.shape, generator=generator, device=x0.device).sort(-1)
+    first = torch.arange(length, device=x0.device) < count
+    hidden = torch.zeros_like(first).scatter(-1, order, first)
+    log_p = predict(torch.where(hidden, mask_id, x0), time.gather(-1, count - 1).squeeze(-1))
+    nats = -log_p.gather(-1, x0.unsqueeze(-1)).squeeze(-1)
+    return torch.where(hidden, nats, 0.0).sum(-1) * (length / count.squeeze(-1))
+
+
+def uniform_bound(
+    predict: Predict, x0: Tensor, vocab_size: int, generator: Generator, u: Tensor | None = None
+) -> Tensor:
+    """Unbiased estimates of the bound for uniform noise, (P,); `u` (P,) in [0, 1) are the times, `strata` if not given.
+
+    Half of the rows draw t evenly, half as for masks; with k of L sites noised, both are weighted as draws of the
+    mixture, by 2/(1 + k/(L·t)). Noise at small t is rare and dear, and so is met as often as it costs.
+    """
+    rows, length = x0.shape
+    u = (strata(rows, generator, x0.device) if u is None else u).unsqueeze(-1)
+    places = torch.rand(x0.shape, generator=generator, device=x0.device)
+    count = ((2.0 * u - 1.0) * length).long().clamp(0, length - 1)
+    t = torch.where(u < 0.5, 2.0 * u, places.sort(-1).values.gather(-1, count))
+    noised = places <= t
+    noise = torch.randint(vocab_size, x0.shape, generator=generator, device=x0.device)
+    x = torch.where(noised, noise, x0)
+    t = t.clamp(EDGE, 1.0 - EDGE)
+    weight = 2.0 / (1.0 + noised.sum(-1) / (length * t.squeeze(-1)))
+    p = predict(x, t.squeeze(-1)).exp()
+    # q(j | v)/q(i | v) is 1 for most clean tokens v, rho for v = i and 1/rho for v = j.
+    rho = (t / (t + vocab_size * (1.0 - t))).unsqueeze(-1).to(p.dtype)
+    here, clean = x.unsqueeze(-1), x0.unsqueeze(-1)
+    b = 1.0 + p.gather(-1, here) * (rho - 1.0) + p * (1.0 / rho - 1.0)
+    a = torch.where(here == clean, rho, torch.ones_like(p).scatter(-1, clean, (1.0 / rho).expand(*x.shape, 1)))
+    rates = (a * (a.log() - b.log()) - a + b).scatter(-1, here, 0.0)
+    return weight * (rates.sum(-1) / (vocab_size * (1.0 - t))).sum(-1)
+
+
+def _told(net: nn.Module, labels: Tensor | None, mask_id: int | None) -> Predict:
+    """Logits as log-probabilities, never of the mask."""
+
+    def predict(x: Tensor, t: Tensor) -> Tensor:
+        logits: Tensor = net(x, t, labels)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if mask_id is not None:
+            mask = torch.arange(logits.shape[-1], device=logits.device) == mask_id
+            logits = logits.masked_fill(mask, -torch.inf)
+        return logits.log_softmax(-1)
+
+    return predict
+
+
+def _dropped(labels: Tensor | None, share: float, generator: Generator) -> Tensor | None:
+    """Labels with a share of them forgotten (-1), so that one network learns to do with them and without."""
+    if labels is None:
+        return None
+    return labels.masked_fill(torch.rand(labels.shape, generator=generator, device=labels.device) < share, -1)
+
+
+def masked_loss(mask_id: int, label_dropout: float = 0.1) -> Loss:
+    """The masked bound in nats per site."""
+
+    def loss(net: nn.Module, x0: Tensor, labels: Tensor | None, generator: Generator) -> Tensor:
+        predict = _told(net, _dropped(labels, label_dropout, generator), mask_id)
+        return masked_bound(predict, x0, mask_id, generator).mean() / x0.shape[1]
+
+    return loss
+
+
+def uniform_loss(vocab_size: int, label_dropout: float = 0.1) -> Loss:
+    """The bound for uniform noise in nats per site; the network must be told the time."""
+
+    def loss(net: nn.Module, x0: Tensor, labels: Tensor | None, generator: Generator) -> Tensor:
+        predict = _told(net, _dropped(labels, label_dropout, generator), None)
+        return uniform_bound(predict, x0, vocab_size, generator).mean() / x0.shape[1]
+
+    return loss
+
+
+def classifier_loss(augment: Callable[[Tensor, Generator], Tensor] | None = None) -> Loss:
+    """Cross-entropy of a network that gives log-probabilities; `augment` changes ids (P, L) before it sees them."""
+
+    def loss(net: nn.Module, x0: Tensor, labels: Tensor | None, generator: Generator) -> Tensor:
+        if labels is None:
+            raise ValueError("a classifier learns from labels: give fit(..., labels=...)")
+        return F.nll_loss(net(x0 if augment is None else augment(x0, generator)), labels)
+
+    return loss

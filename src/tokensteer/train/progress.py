@@ -1,0 +1,48 @@
+"""A run made visible: a bar in a terminal, a line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from tokensteer.train.fit import Report, Watch
+
+PAUSE = 5.0
+"""Seconds between two lines."""
+
+
+@contextmanager
+def shown(title: str) -> Generator[Watch, None, None]:
+    """What `fit` can be watched with, on the standard error stream."""
+    if not sys.stderr.isatty():
+        yield _lines(title)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(title), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=1.0)
+
+        def watch(report: Report) -> None:
+            bar.update(task, completed=report.done, description=f"step {report.step}, loss {report.loss:.4f}")
+
+        yield watch
+
+
+def _lines(title: str) -> Watch:
+    last = -PAUSE
+
+    def watch(report: Report) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        if now - last < PAUSE and report.done < 1.0:
+            return
+        last = now
+        line = f"{title}: {report.done:4.0%}, step {report.step}, loss {report.loss:.4f}, {report.seconds:.0f} s"
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+    return watch
