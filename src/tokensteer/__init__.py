@@ -1,254 +1,28 @@
 """tokensteer steers discrete diffusion models at inference time with Sequential Monte Carlo."""
 
-from tokensteer.core.adaptive import Adaptive
-from tokensteer.core.ahead import ResampleFirst
-from tokensteer.core.continuous import (
-    JumpPaths,
-    balance_log_weight,
-    hazard,
-    jump_paths,
-    masked_rate,
-    next_opening,
-    opening_times,
-    reversed_rate,
-    tilt_log_weight,
-    uniform_rate,
-)
-from tokensteer.core.denoiser import Denoiser, carry_over, from_hidden, from_logits
-from tokensteer.core.events import FirstHitting, OneSite, TauLeap, TimedFirstHitting, UniformLeap, event_steps, leap
-from tokensteer.core.gibbs import Chain, particle_gibbs, pick
-from tokensteer.core.kernel import (
-    NO_MASK,
-    Ancestral,
-    Cap,
-    Interpolating,
-    Kernel,
-    LowConfidence,
-    Rescale,
-    evenly,
-    no_remasking,
-    uniform_noise,
-)
-from tokensteer.core.maskgit import MaskGIT, MaskGITExtended, RankedReveal
-from tokensteer.core.measure import Listed, Measure, Reveal, Table
-from tokensteer.core.model import Diffusion, Model, padded, template
-from tokensteer.core.orders import (
-    Blocks,
-    ConfidenceRemask,
-    Loop,
-    Ranked,
-    Window,
-    cosine_count,
-    fixed,
-    margin,
-    max_probability,
-    negative_entropy,
-    remdm_loop,
-)
-from tokensteer.core.pilot import adapted_ramp
-from tokensteer.core.product import Product, denoiser_powers, guided, kernel_powers, paper_powers
-from tokensteer.core.proposal import Amortised, Enumerated, FromModel, Gradient, Guided, Optimal, Proposal
-from tokensteer.core.resample import (
-    all_of,
-    always,
-    any_of,
-    ess,
-    ess_below,
-    every,
-    multinomial,
-    nested,
-    never,
-    one_survivor,
-    partial,
-    residual,
-    ssp,
-    stratified,
-    systematic,
-    watching,
-)
-from tokensteer.core.schedule import (
-    Cosine,
-    Geometric,
-    Linear,
-    LogLinear,
-    Polynomial,
-    Schedule,
-    Step,
-    clipped_ramp,
-    constant_ramp,
-    cosine_steps,
-    end_ramp,
-    exponential_ramp,
-    linear_ramp,
-    uniform_steps,
-)
-from tokensteer.core.smc import Evaluation, FeynmanKac, Record, Result, smc, sweep
-from tokensteer.core.steering import (
-    Method,
-    Steering,
-    best_of_n,
-    cfg,
-    fk_steering,
-    nested_svdd,
-    pretrained,
-    product,
-    prop_grad,
-    smc_base,
-    smc_grad,
-    svdd,
-)
-from tokensteer.core.tokens import Tokens, tokens_of
-from tokensteer.core.twist import (
-    Exact,
-    Look,
-    Relaxed,
-    Sampled,
-    SoftInput,
-    Tilt,
-    Value,
-    difference,
-    log_mean_exp,
-    log_mean_exp_outside,
-    maximum,
-    mean,
-    total,
-)
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokensteer.api import *  # noqa: F403
+    from tokensteer.api import __all__ as __all__
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "NO_MASK",
-    "Adaptive",
-    "Amortised",
-    "Ancestral",
-    "Blocks",
-    "Cap",
-    "Chain",
-    "ConfidenceRemask",
-    "Cosine",
-    "Denoiser",
-    "Diffusion",
-    "Enumerated",
-    "Evaluation",
-    "Exact",
-    "FeynmanKac",
-    "FirstHitting",
-    "FromModel",
-    "Geometric",
-    "Gradient",
-    "Guided",
-    "Interpolating",
-    "JumpPaths",
-    "Kernel",
-    "Linear",
-    "Listed",
-    "LogLinear",
-    "Look",
-    "Loop",
-    "LowConfidence",
-    "MaskGIT",
-    "MaskGITExtended",
-    "Measure",
-    "Method",
-    "Model",
-    "OneSite",
-    "Optimal",
-    "Polynomial",
-    "Product",
-    "Proposal",
-    "Ranked",
-    "RankedReveal",
-    "Record",
-    "Relaxed",
-    "ResampleFirst",
-    "Rescale",
-    "Result",
-    "Reveal",
-    "Sampled",
-    "Schedule",
-    "SoftInput",
-    "Steering",
-    "Step",
-    "Table",
-    "TauLeap",
-    "Tilt",
-    "TimedFirstHitting",
-    "Tokens",
-    "UniformLeap",
-    "Value",
-    "Window",
-    "adapted_ramp",
-    "all_of",
-    "always",
-    "any_of",
-    "balance_log_weight",
-    "best_of_n",
-    "carry_over",
-    "cfg",
-    "clipped_ramp",
-    "constant_ramp",
-    "cosine_count",
-    "cosine_steps",
-    "denoiser_powers",
-    "difference",
-    "end_ramp",
-    "ess",
-    "ess_below",
-    "evenly",
-    "event_steps",
-    "every",
-    "exponential_ramp",
-    "fixed",
-    "fk_steering",
-    "from_hidden",
-    "from_logits",
-    "guided",
-    "hazard",
-    "jump_paths",
-    "kernel_powers",
-    "leap",
-    "linear_ramp",
-    "log_mean_exp",
-    "log_mean_exp_outside",
-    "margin",
-    "masked_rate",
-    "max_probability",
-    "maximum",
-    "mean",
-    "multinomial",
-    "negative_entropy",
-    "nested",
-    "nested_svdd",
-    "never",
-    "next_opening",
-    "no_remasking",
-    "one_survivor",
-    "opening_times",
-    "padded",
-    "paper_powers",
-    "partial",
-    "particle_gibbs",
-    "pick",
-    "pretrained",
-    "product",
-    "prop_grad",
-    "remdm_loop",
-    "residual",
-    "reversed_rate",
-    "smc",
-    "smc_base",
-    "smc_grad",
-    "ssp",
-    "stratified",
-    "svdd",
-    "sweep",
-    "systematic",
-    "template",
-    "tilt_log_weight",
-    "tokens_of",
-    "total",
-    "uniform_noise",
-    "uniform_rate",
-    "uniform_steps",
-    "watching",
-]
+
+# All names but the version are loaded when the first of them is asked for, since torch takes seconds to import: the
+# command line would otherwise take as long to say what it can do.
+def __getattr__(name: str) -> Any:
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    api = import_module("tokensteer.api")
+    if name not in api.__all__ and name != "__all__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(api, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *import_module("tokensteer.api").__all__})
