@@ -38,17 +38,16 @@ def parse_memory(memory: str | int) -> int:
 
 @dataclass
 class Chunks:
-    """The budget of one network: `memory` in bytes, or None for what the device has free; `most` rows at once, learned
-    by running out of memory."""
+    """The budget of one network: `memory` in bytes, None until it is known what the device has free; `most` rows at
+    once, learned by running out of memory."""
 
     memory: int | None = None
     most: int | None = None
 
     def size(self, row_bytes: int, device: torch.device) -> int:
-        memory = self.memory
-        if memory is None:
-            memory = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else ON_CPU
-        rows = max(1, memory // max(1, row_bytes))
+        if self.memory is None:  # asked once: it takes a while
+            self.memory = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else ON_CPU
+        rows = max(1, self.memory // max(1, row_bytes))
         return rows if self.most is None else min(rows, self.most)
 
     def run(self, network: Callable[[Tensor], Answer], rows: Tensor, row_bytes: int) -> list[Answer]:

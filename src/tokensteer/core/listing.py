@@ -33,10 +33,26 @@ def support(log_p: Tensor, limit: int) -> tuple[Tensor, Tensor]:
 def same_rows(x: Tensor) -> Tensor:
     """A number for each row of x >= 0, the same for equal rows and for them alone."""
     base = int(x.max()) + 1 if x.numel() else 1
-    if base ** x.shape[1] < 2**62:  # one integer tells the whole row, and sorting integers is far quicker
-        key = (x * base ** torch.arange(x.shape[1], device=x.device)).sum(-1)
-        return torch.unique(key, return_inverse=True)[1]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    return torch.unique(x, dim=0, return_inverse=True)[1]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    exact = base ** x.shape[1] < 2**62  # then one integer tells the whole row
+    places = torch.arange(x.shape[1], device=x.device)
+    # Sorting integers is far quicker than sorting rows, so long rows are told apart by a hash, which is then checked.
+    weights = base**places if exact else (places * 2 + 1) * 0x5851F42D4C957F2D ^ (places + 1) * 0x9E3779B97F4A7C1
+    row = _unique((x * weights).sum(-1))
+    if exact:
+        return row
+    first = _first(row)
+    return row if torch.equal(x[first[row]], x) else _unique(x)
+
+
+def _unique(x: Tensor) -> Tensor:
+    dim = None if x.dim() == 1 else 0
+    return torch.unique(x, dim=dim, return_inverse=True)[1]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+
+
+def _first(row: Tensor) -> Tensor:
+    """The first place of each of the numbers 0, 1, ..., (D,)."""
+    positions = torch.arange(len(row), device=row.device)
+    return torch.full((int(row.max()) + 1,), len(row), device=row.device).scatter_reduce(0, row, positions, "amin")
 
 
 def log_sum_runs(log_mass: Tensor, lengths: Tensor) -> Tensor:
@@ -50,6 +66,4 @@ def log_sum_runs(log_mass: Tensor, lengths: Tensor) -> Tensor:
 def distinct(x: Tensor) -> tuple[Tensor, Tensor]:
     """`first` (D,) picks one particle of each distinct row of x, `row` (P,) says which of them each particle is."""
     row = same_rows(x)
-    positions = torch.arange(len(x), device=x.device)
-    first = torch.full((int(row.max()) + 1,), len(x), device=x.device).scatter_reduce(0, row, positions, "amin")
-    return first, row
+    return _first(row), row

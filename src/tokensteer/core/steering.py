@@ -136,10 +136,13 @@ class Steering:
         return Evaluation(nothing, prediction, reward)
 
     def _keeps(self, parent: Evaluation | None) -> Evaluation | None:
-        """The parent, if what was estimated of it holds for a child in the same state."""
-        estimator = None if self.twist is None else self.twist.estimator
+        """The parent, if what was estimated of it holds for a child in the same state. A potential that gathers
+        estimates wants them with fresh noise: the same noise, gathered again and again, would not average out."""
+        if self.twist is None or parent is None or parent.reward is None:
+            return None
+        estimator = self.twist.estimator
         timeless = isinstance(estimator, Timeless) and estimator.ignores_time and self.model.ignores_time
-        return parent if timeless and parent is not None and parent.reward is not None else None
+        return parent if timeless and (self.twist.potential is difference or not estimator.random) else None
 
     def _follow(
         self, x: Tensor, t: float, time: Time, generator: Generator | None, parent: Evaluation | None
@@ -214,7 +217,10 @@ class Steering:
 
     def log_ratio(self, y: Tensor, x: Tensor, evaluation: Evaluation, step: Step, q: Measure) -> Tensor:
         """log p(y | x_t) - log q(y | x_t), (P,)."""
-        return self.log_p(y, x, evaluation, step, q) - q.log_prob(y)
+        log_q = q.log_prob(y)
+        if isinstance(self.proposal, FromModel) and isinstance(self.model, Diffusion):
+            return log_q - log_q  # the same measure: 0, or NaN where the denoiser gave one
+        return self.log_p(y, x, evaluation, step, q) - log_q
 
     def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> tuple[Tensor, Tensor]:
         q = self.propose(x, evaluation, step)

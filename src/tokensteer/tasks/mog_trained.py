@@ -17,8 +17,9 @@ from typing import Any, cast
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.core.denoiser import Denoiser, from_logits
 from tokensteer.core.kernel import Ancestral
-from tokensteer.core.model import Denoiser, Diffusion, from_logits, template
+from tokensteer.core.model import Diffusion, template
 from tokensteer.core.schedule import constant_ramp, uniform_steps
 from tokensteer.core.smc import Result
 from tokensteer.core.steering import Steering

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.core.denoiser import from_logits
 from tokensteer.core.kernel import Ancestral, Kernel
-from tokensteer.core.model import Diffusion, from_logits, template
+from tokensteer.core.model import Diffusion, template
 from tokensteer.core.schedule import Ramp, exponential_ramp, uniform_steps
 from tokensteer.core.smc import Result
 from tokensteer.core.twist import Tilt
