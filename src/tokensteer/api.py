@@ -1,5 +1,6 @@
 """Every public name, gathered in one place. `tokensteer` hands them on, and loads this module when first asked."""
 
+from tokensteer.app.runs import Run, open_run
 from tokensteer.core.adaptive import Adaptive
 from tokensteer.core.ahead import ResampleFirst
 from tokensteer.core.continuous import (
@@ -162,6 +163,7 @@ __all__ = [
     "Rescale",
     "Result",
     "Reveal",
+    "Run",
     "Sampled",
     "Schedule",
     "SoftInput",
@@ -221,6 +223,7 @@ __all__ = [
     "next_opening",
     "no_remasking",
     "one_survivor",
+    "open_run",
     "opening_times",
     "padded",
     "paper_powers",

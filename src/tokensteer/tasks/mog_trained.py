@@ -18,7 +18,6 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.denoiser import Denoiser, from_logits
-from tokensteer.core.kernel import Ancestral
 from tokensteer.core.model import Diffusion, template
 from tokensteer.core.schedule import constant_ramp, uniform_steps
 from tokensteer.core.smc import Result
@@ -56,7 +55,7 @@ def denoiser(weights: Path) -> Denoiser:
 
 def model(setup: Setup) -> Diffusion:
     return Diffusion(
-        denoiser(setup.weights), Ancestral(mog.MASK), uniform_steps(setup.num_steps), template(2, mog.MASK)
+        denoiser(setup.weights), setup.kernel(mog.MASK), uniform_steps(setup.num_steps), template(2, mog.MASK)
     )
 
 
@@ -65,23 +64,24 @@ def task(setup: Setup | None = None) -> Task:
     setup = Setup() if setup is None else setup
     if setup.device != "cpu":
         raise ValueError(f"mog runs on the CPU, it is too small for anything else: leave out the device {setup.device}")
-    prior = model(setup)
-    tilt = mog.tilt(ramp=constant_ramp, estimator=mog.soft_value(prior))
+    prior, kl = model(setup), 1.0 if setup.kl is None else setup.kl
+    tilt = mog.tilt(kl, ramp=constant_ramp, estimator=mog.soft_value(prior, kl))
     target = mog.target(Steering(prior, tilt))
 
     def metrics(result: Result) -> Mapping[str, Measured]:
         weights = result.weights.double()
-        laws = [mog.histogram(x, w) for x, w in zip(result.samples, weights, strict=True)]
+        # A population of one says nothing of a law, but all of them together do.
+        groups = (result.samples, weights) if weights.shape[1] > 1 else (result.samples.transpose(0, 1), weights.T)
+        laws = [mog.histogram(x, w) for x, w in zip(*groups, strict=True)]
         return {
             "emd": measured(torch.tensor([mog.emd(law, target.pmf) for law in laws])),
             "reward": measured((weights * mog.reward(result.samples.flatten(0, 1)).view_as(weights)).sum(-1)),
-            "log_z": Measured(*result.pooled_log_z),
             "exact log_z": Measured(target.log_z, 0.0),
             "ess": measured(result.ess[-1] / weights.shape[1]),
         }
 
     about = "two tokens of 64 states, a mixture of nine Gaussians, towards y near 0"
-    return Task("mog", about, prior, tilt, metrics, picture)
+    return Task("mog", about, prior, tilt, metrics, picture, pictured=20_000)
 
 
 def picture(ids: Tensor, file: Path, zoom: int = 6) -> None:

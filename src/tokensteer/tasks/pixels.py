@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.denoiser import from_logits
-from tokensteer.core.kernel import Ancestral, Kernel
+from tokensteer.core.kernel import Kernel
 from tokensteer.core.model import Diffusion, template
 from tokensteer.core.schedule import Ramp, exponential_ramp, uniform_steps
 from tokensteer.core.smc import Result
@@ -100,7 +100,7 @@ def model(recipe: Recipe, setup: Setup, kernel: Kernel | None = None) -> Diffusi
     net = load_net(file_of(recipe, "denoiser", setup.weights), setup.device)
     canvas = template(recipe.length, MASK).to(setup.device)
     denoiser = from_logits(net, MASK, ignores_time=True)
-    return Diffusion(denoiser, Ancestral(MASK) if kernel is None else kernel, uniform_steps(setup.num_steps), canvas)
+    return Diffusion(denoiser, setup.kernel(MASK) if kernel is None else kernel, uniform_steps(setup.num_steps), canvas)
 
 
 def classifier(recipe: Recipe, role: str, setup: Setup) -> Classifier:
@@ -132,7 +132,7 @@ def task(recipe: Recipe, setup: Setup) -> Task:
         recipe.name,
         f"digits of {recipe.side} x {recipe.side} binary pixels, towards {digit}",
         model(recipe, setup),
-        tilt(reward, digit),
+        tilt(reward, digit, kl=1.0 if setup.kl is None else setup.kl),
         metrics,
         lambda ids, file: picture(ids, recipe.side, file),
         marks,
@@ -140,15 +140,14 @@ def task(recipe: Recipe, setup: Setup) -> Task:
 
 
 def assess(result: Result, marks: Callable[[Tensor], Tensor], rewarded: Tensor, real: float) -> dict[str, Measured]:
-    """Means over populations. `accuracy` is the judge's, of the weighted samples; `best` that of the best by reward;
-    `diversity` compares draws of different populations with each other, real digits of that class being 1."""
+    """Means over populations. `accuracy` is the judge's, of the weighted samples; `diversity` compares draws of
+    different populations with each other, real digits of that class being 1."""
     weights = result.weights.double()
     judged = marks(result.samples.flatten(0, 1)).view_as(weights)
     draws = result.sample()[:, 0]
     found = {
         "accuracy": measured((weights * judged).sum(-1)),
         "reward accuracy": measured((weights * rewarded.view_as(weights)).sum(-1)),
-        "best": measured(marks(result.best())),
         "diversity": measured(hamming(draws) / real),
         "ess": measured(result.ess[-1] / weights.shape[1]),
     }

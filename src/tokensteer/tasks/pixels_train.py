@@ -61,7 +61,7 @@ class Trial:
 def train(recipe: Recipe, training: Training, trial: Trial | None = None) -> dict[str, Any]:
     """Train, store, measure. A run that was killed goes on where it was if it is given the same folder and options."""
     trial = Trial() if trial is None else trial
-    setup = Setup(trial.num_steps, trial.goal, training.device, training.out)
+    setup = Setup(trial.num_steps, trial.goal, device=training.device, weights=training.out)
     data, out = recipe.data(), training.out
     checkpoints = out / "checkpoints"
     cards = {role: _train_one(recipe, role, data.train, training, checkpoints) for role in ROLES}

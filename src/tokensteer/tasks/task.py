@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tokensteer.core.kernel import Ancestral, Cap
 from tokensteer.core.model import Diffusion
 from tokensteer.core.smc import Result
 from tokensteer.core.twist import Tilt
@@ -37,11 +38,13 @@ def check_device(name: str) -> None:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a user may choose about a task. `goal` is its own to read (a digit, say); `weights` a folder of others than
-    those shipped."""
+    """What a user may choose about a task. `goal` is its own to read (a digit, say); `kl` is the task's unless given;
+    `remask` is the cap of ReMDM, 0 for none; `weights` a folder of others than those shipped."""
 
     num_steps: int = 100
     goal: int | None = None
+    kl: float | None = None
+    remask: float = 0.0
     device: str = "cpu"
     weights: Path = SHIPPED
 
@@ -49,6 +52,14 @@ class Setup:
         if self.num_steps < 1:
             raise ValueError(f"num_steps must be at least 1, got {self.num_steps}; try 100")
         check_device(self.device)
+        if self.kl is not None and not self.kl > 0:
+            raise ValueError(f"kl must be positive, got {self.kl:g}: it divides the reward")
+        if not 0 <= self.remask <= 1:
+            raise ValueError(f"remask must lie in [0, 1], got {self.remask:g}: it is a probability, 0 for none")
+
+    def kernel(self, mask_id: int) -> Ancestral:
+        """Ancestral sampling, with remasking if it was asked for."""
+        return Ancestral(mask_id, sigma=Cap(self.remask)) if self.remask else Ancestral(mask_id)
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,7 @@ class Task:
     """A model and what is asked of it, with the means to say how well that went.
 
     `judge` gives ids (P, L) a mark from 0 to 1 (P,) by other eyes than the reward's, where there are such eyes;
-    `picture` writes some ids (P, L) as a PNG file.
+    `picture` writes some ids (P, L) as a PNG file, at best `pictured` of them.
     """
 
     name: str
@@ -66,3 +77,4 @@ class Task:
     metrics: Callable[[Result], Mapping[str, Measured]]
     picture: Callable[[Tensor, Path], None]
     judge: Callable[[Tensor], Tensor] | None = None
+    pictured: int = 64

@@ -1,0 +1,179 @@
+"""`tokensteer check`: a user's own parts held to the laws of `tokensteer.testing`."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from tokensteer.app.names import unknown
+from tokensteer.app.options import Check
+from tokensteer.core.kernel import NO_MASK, Ancestral, Kernel
+from tokensteer.core.model import Diffusion, template
+from tokensteer.core.product import Product
+from tokensteer.core.schedule import uniform_steps
+from tokensteer.core.steering import Method, Steering
+from tokensteer.core.twist import Tilt
+from tokensteer.testing import assert_denoiser, assert_kernel, assert_proposal, assert_reward
+
+
+@runtime_checkable
+class AnyKernel(Kernel, Protocol):
+    """A kernel of a user's own, known by what it has."""
+
+
+@dataclass(frozen=True)
+class Law:
+    """Something that must hold; `hold` raises an AssertionError where it does not."""
+
+    what: str
+    hold: Callable[[], None]
+
+
+def check(command: Check) -> int:
+    """0 if all laws hold. The first that is broken is said with its mend."""
+    found = find(command.target)
+    laws = list(laws_of(found, command))
+    if not laws:
+        raise ValueError(f"there is no law for what {command.target} is, a {type(found).__name__} of this kind")
+    for law in laws:
+        try:
+            law.hold()
+        except (AssertionError, ValueError) as error:
+            raise ValueError(f"{command.target} breaks the law of the {law.what}: {error}") from error
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{command.target} breaks down under the law of the {law.what}: {said}") from error
+        print(f"holds: the law of the {law.what}")
+    return 0
+
+
+def find(target: str) -> object:
+    """module:attribute or file.py:attribute, with dots in the attribute."""
+    module, colon, attribute = target.rpartition(":")
+    if not colon or not module or not attribute:
+        raise ValueError(f"give what to check as module:attribute, such as mymodel:steering, got {target!r}")
+    found: Any = _load(module)
+    for name in attribute.split("."):
+        known = [word for word in dir(found) if not word.startswith("_")]
+        if name not in known:
+            raise ValueError(f"{module}: {unknown(name, known, 'attribute')}")
+        found = getattr(found, name)
+    return found
+
+
+def _load(module: str) -> object:
+    here = str(Path.cwd())
+    if here not in sys.path:  # a script is run with its own folder first, not the user's
+        sys.path.insert(0, here)
+    try:
+        if not module.endswith(".py"):
+            return import_module(module)
+        file = Path(module)
+        if not file.is_file():
+            raise FileNotFoundError(f"there is no file {file}")
+        spec = spec_from_file_location(file.stem, file)
+        assert spec is not None, "a file that ends in .py has a loader"
+        assert spec.loader is not None
+        loaded = module_from_spec(spec)
+        sys.modules[file.stem] = loaded  # dataclasses look their module up
+        spec.loader.exec_module(loaded)
+        return loaded
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def laws_of(found: Any, given: Check) -> Iterator[Law]:
+    """All laws for an object, by its type, or by what it takes."""
+    match found:
+        case Method():
+            yield from laws_of(found.steering, given)
+        case Steering():
+            for model in found.model.networks:
+                yield from _of_model(model, found.proposal.needs_gradient, given.seed)
+            if found.twist is not None:
+                base = found.model.base
+                yield _of_reward(found.twist, base.vocab_size, base.template.shape[-1], base.kernel.mask_id, given.seed)
+            yield Law("proposal", lambda: assert_proposal(found, seed=given.seed))
+        case Diffusion():
+            yield from _of_model(found, given.one_hots, given.seed)
+        case Product():
+            for model in found.networks:
+                yield from _of_model(model, given.one_hots, given.seed)
+        case Tilt():
+            yield _of_reward(found, *_sizes(given, "Tilt"), given.seed)
+        case AnyKernel():
+            yield _of_kernel(found, _vocab(given, "kernel"), given.seed)
+        case _ if callable(found):
+            yield from _of_function(found, given)
+        case _:
+            raise ValueError(
+                f"{given.target} is a {type(found).__name__}: give a Steering, Method, Diffusion, Tilt, kernel, "
+                "denoiser or reward, or a function that makes one"
+            )
+
+
+def _of_function(found: Any, given: Check) -> Iterator[Law]:
+    """Told apart by how many arguments they need: none makes something, one is a reward's, two are a denoiser's."""
+    needed = [
+        p
+        for p in inspect.signature(found).parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    if not needed:
+        yield from laws_of(found(), given)
+    elif len(needed) == 1:
+        vocab, length, mask = _sizes(given, "reward")
+        yield _of_reward(Tilt(found, differentiable=given.one_hots), vocab, length, mask, given.seed)
+    elif len(needed) == 2:
+        _, length, mask = _sizes(given, "denoiser")
+        model = Diffusion(found, Ancestral(mask), uniform_steps(4), template(length, mask))
+        yield _of_denoiser(model, given.one_hots, given.seed)
+    else:
+        raise ValueError(
+            f"{given.target} takes {len(needed)} arguments: a reward takes x, a denoiser x and t, and a kernel is an "
+            "object with mask_id, choose, survival and remasks"
+        )
+
+
+def _of_model(model: Diffusion, one_hots: bool, seed: int) -> Iterator[Law]:
+    if model.kernel.mask_id != NO_MASK:  # the laws of denoisers and kernels are those of masked processes
+        yield _of_denoiser(model, one_hots, seed)
+        yield _of_kernel(model.kernel, model.vocab_size, seed)
+
+
+def _of_denoiser(model: Diffusion, one_hots: bool, seed: int) -> Law:
+    return Law("denoiser", lambda: assert_denoiser(model, one_hots=one_hots, seed=seed))
+
+
+def _of_kernel(kernel: Any, vocab_size: int, seed: int) -> Law:
+    return Law("kernel", lambda: assert_kernel(kernel, vocab_size, seed=seed))
+
+
+def _of_reward(tilt: Tilt, vocab_size: int, length: int, mask: int, seed: int) -> Law:
+    mask_id = None if mask == NO_MASK else mask
+
+    def hold() -> None:
+        assert_reward(tilt.reward, vocab_size, length, mask_id=mask_id, differentiable=tilt.differentiable, seed=seed)
+
+    return Law("reward", hold)
+
+
+def _vocab(given: Check, what: str) -> int:
+    if given.vocab is None:
+        raise ValueError(f"{given.target} is a {what}: say with --vocab how many tokens there are, the mask among them")
+    return given.vocab
+
+
+def _sizes(given: Check, what: str) -> tuple[int, int, int]:
+    vocab = _vocab(given, what)
+    if given.length is None:
+        raise ValueError(f"{given.target} is a {what}: say with --length how many sites a sequence has")
+    return vocab, given.length, vocab - 1 if given.mask is None else given.mask

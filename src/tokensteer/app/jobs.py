@@ -1,0 +1,119 @@
+"""What is to be run: one job for each row of the results, planned before anything heavy is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from tokensteer.app.names import choose
+
+REMASK = 0.1
+"""The cap of ReMDM where a recipe compares it with plain masked diffusion."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A method on a task, with so many particles. What is None is left to the task or the method.
+
+    `extra` names what tells it from other jobs of the same method.
+    """
+
+    task: str
+    method: str
+    particles: int
+    populations: int
+    seed: int = 0
+    steps: int = 100
+    goal: int | None = None
+    kl: float | None = None
+    draws: int | None = None
+    ramp: str | None = None
+    trigger: str | None = None
+    remask: float = 0.0
+    extra: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, example in (("particles", 16), ("populations", 8), ("steps", 100), ("draws", 10)):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise ValueError(f"--{name} must be at least 1, got {count}; try {example}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"--seed must be a number from 0 to 2^63 - 1, got {self.seed}")
+
+    @property
+    def label(self) -> str:
+        return ", ".join((self.method, *self.extra))
+
+    @property
+    def file(self) -> str:
+        """A name for its files."""
+        words = (self.task, self.method, *self.extra, f"n{self.particles}", f"s{self.seed}")
+        return "-".join("".join(c if c.isalnum() or c in ".-" else "-" for c in word) for word in words)
+
+
+@dataclass(frozen=True)
+class Size:
+    """How a recipe is run unless told otherwise."""
+
+    methods: tuple[str, ...] | None = ("smc-base", "smc-grad")
+    particles: tuple[int, ...] = (16,)
+    populations: int = 8
+
+
+Vary = Callable[[Job], Sequence[Job]]
+
+
+def plain(job: Job) -> Sequence[Job]:
+    return [job]
+
+
+def ramps(job: Job) -> Sequence[Job]:
+    """The full reward after a tenth, two tenths, … of the time, without and with remasking."""
+    kernels: list[tuple[str, float]] = [("MDM", 0.0), ("ReMDM", job.remask or REMASK)]
+    return [
+        replace(job, ramp=f"clipped:{k}", remask=remask, extra=(kernel, f"k = {k}"))
+        for (kernel, remask), k in product(kernels, range(1, 11))
+    ]
+
+
+def draws(job: Job) -> Sequence[Job]:
+    """Estimates of the reward from few and from many clean samples."""
+    return [replace(job, draws=m, extra=(f"M = {m}",)) for m in (1, 2, 4, 10, 25)]
+
+
+def traces(job: Job) -> Sequence[Job]:
+    """No resampling, with the weights looked at in every step: how fast a proposal loses its particles."""
+    return [replace(job, trigger="watching", extra=("no resampling",))]
+
+
+RECIPES: dict[str, tuple[Vary, Size]] = {
+    "methods": (plain, Size(None)),
+    "ramps": (ramps, Size()),
+    "draws": (draws, Size()),
+    "traces": (traces, Size(populations=30)),
+}
+
+
+def plan(
+    recipe: str,
+    methods: Sequence[str] | None,
+    particles: Sequence[int] | None,
+    populations: int | None,
+    seeds: Sequence[int],
+    default_methods: Sequence[str],
+    common: dict[str, Any],
+) -> list[Job]:
+    """All jobs of a comparison, those that share a method one after the other."""
+    vary, size = choose(recipe, RECIPES, "recipe")
+    runs = product(
+        methods or size.methods or default_methods,
+        particles or size.particles,
+        seeds,
+    )
+    first = [
+        Job(method=m, particles=n, seed=seed, populations=populations or size.populations, **common)
+        for m, n, seed in runs
+    ]
+    return [varied for job in first for varied in vary(job)]

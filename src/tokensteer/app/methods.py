@@ -1,0 +1,187 @@
+"""Methods, ramps and triggers by the names that the command line knows them by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tokensteer.app.names import choose, unknown
+from tokensteer.core.adaptive import Adaptive
+from tokensteer.core.model import Diffusion
+from tokensteer.core.proposal import Enumerated
+from tokensteer.core.resample import Trigger, always, ess_below, every, multinomial, never, watching
+from tokensteer.core.schedule import Ramp, clipped_ramp, constant_ramp, end_ramp, exponential_ramp, linear_ramp
+from tokensteer.core.smc import Result
+from tokensteer.core.steering import (
+    Method,
+    Steering,
+    best_of_n,
+    fk_steering,
+    nested_svdd,
+    pretrained,
+    prop_grad,
+    smc_base,
+    smc_grad,
+    svdd,
+)
+from tokensteer.core.twist import Potential, Sampled, Tilt, difference, maximum, total
+from tokensteer.tasks.task import Task
+
+STAGES = 5
+"""How often FK steering resamples in a run."""
+
+
+# ---- how the answer of a method is read off its result
+
+
+def weighted(result: Result) -> Result:
+    """All particles with their weights."""
+    return result
+
+
+def unweighted(result: Result) -> Result:
+    """All particles as they are, as if there were no weights."""
+    return replace(result, log_w=torch.zeros_like(result.log_w))
+
+
+def one_draw(result: Result) -> Result:
+    """One posterior draw from each population."""
+    return _alone(result, result.sample(1))
+
+
+def best(result: Result) -> Result:
+    """The best by reward of each population, which is no posterior draw."""
+    return _alone(result, result.best().unsqueeze(1))
+
+
+def _alone(result: Result, samples: Tensor) -> Result:
+    """Populations of one particle each, whose reward is that of its twin among the particles."""
+    twin = (result.samples == samples).all(-1).int().argmax(-1, keepdim=True)
+    reward = None if result.reward is None else result.reward.gather(1, twin)
+    ones = torch.ones_like(result.log_w[:, :1])
+    return Result(
+        samples, 0.0 * ones, reward, ones.T, None, torch.zeros_like(twin).unsqueeze(0), {}, generator=result.generator
+    )
+
+
+# ---- methods
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a method is put together for a number of particles, and how its answer is read off.
+
+    With `sweeps`, that many sweeps of particle Gibbs follow a first run.
+    """
+
+    about: str
+    make: Callable[[Diffusion, Tilt, int], Method]
+    answer: Callable[[Result], Result] = weighted
+    sweeps: int = 0
+
+
+def _clip(tilt: Tilt) -> float | None:
+    """Estimates from few draws have steep gradients, which are clipped; those in closed form can be trusted."""
+    return 3.0 if tilt.estimator.random else None
+
+
+def _fk(potential: Potential) -> Callable[[Diffusion, Tilt, int], Method]:
+    return lambda model, tilt, n: fk_steering(model, tilt, potential, max(1, len(model.steps) // STAGES))
+
+
+METHODS: dict[str, Recipe] = {
+    "pretrained": Recipe("the model alone, unsteered", lambda model, tilt, n: pretrained(model), unweighted),
+    "best-of-n": Recipe("independent samples, weighed at the end", lambda model, tilt, n: best_of_n(model, tilt)),
+    "svdd": Recipe("one survivor in every step", lambda model, tilt, n: svdd(model, tilt), one_draw),
+    "nested-svdd": Recipe(
+        "SVDD in groups of up to four, SMC between them",
+        lambda model, tilt, n: nested_svdd(model, tilt, math.gcd(n, 4)),
+    ),
+    "fk-difference": Recipe("Feynman-Kac steering by differences of rewards", _fk(difference)),
+    "fk-max": Recipe("Feynman-Kac steering by the highest reward so far", _fk(maximum)),
+    "fk-sum": Recipe("Feynman-Kac steering by the sum of rewards", _fk(total)),
+    "prop-grad": Recipe(
+        "the gradient proposal without its weights: classifier guidance",
+        lambda model, tilt, n: prop_grad(model, tilt, _clip(tilt)),
+        unweighted,
+    ),
+    "smc-base": Recipe("SMC with the model as proposal", lambda model, tilt, n: smc_base(model, tilt)),
+    "smc-grad": Recipe("SMC with the gradient proposal", lambda model, tilt, n: smc_grad(model, tilt, _clip(tilt))),
+    "smc-enumerated": Recipe(
+        "SMC with the locally optimal proposal, by enumeration: for few states",
+        lambda model, tilt, n: Method(Steering(model, tilt, Enumerated())),
+    ),
+    "particle-gibbs": Recipe(
+        "SMC refined by three sweeps of particle Gibbs",
+        lambda model, tilt, n: Method(Steering(model, tilt), multinomial, ess_below(0.5)),
+        sweeps=3,
+    ),
+}
+
+
+def usual(tilt: Tilt) -> list[str]:
+    """The methods worth comparing; the enumerated proposal only where twists are not random."""
+    exact = not tilt.estimator.random
+    return [name for name in METHODS if name != "particle-gibbs" and (exact or name != "smc-enumerated")]
+
+
+# ---- ramps and triggers, with a number after a colon where they have one
+
+
+def _argument(text: str, name: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{name}: takes a number after the colon, got {text!r}") from None
+
+
+RAMPS: dict[str, Ramp] = {
+    "linear": linear_ramp,
+    "constant": constant_ramp,
+    "end": end_ramp,
+    "exponential": exponential_ramp(100),
+}
+_RAMPS_OF: dict[str, Callable[[float], Ramp | Adaptive]] = {"clipped": clipped_ramp, "adaptive": Adaptive}
+
+TRIGGERS: dict[str, Trigger] = {"always": always, "never": never, "watching": watching}
+_TRIGGERS_OF: dict[str, Callable[[float], Trigger]] = {"ess": ess_below, "every": lambda k: every(int(k))}
+
+
+def ramp(text: str) -> Ramp | Adaptive:
+    """linear, constant, end, exponential, clipped:k (full after k tenths of the time) or adaptive:share."""
+    name, _, value = text.partition(":")
+    if value and name in _RAMPS_OF:
+        number = _argument(value, f"--ramp {name}")
+        if number <= 0:
+            raise ValueError(f"--ramp {name}: takes a positive number, got {value}")
+        return _RAMPS_OF[name](number)
+    if text not in RAMPS:
+        raise ValueError(unknown(text, [*RAMPS, "clipped:3", "adaptive:0.9"], "ramp"))
+    return RAMPS[text]
+
+
+def trigger(text: str) -> Trigger:
+    """always, never, watching (never, but look), ess:share or every:k."""
+    name, _, value = text.partition(":")
+    if value and name in _TRIGGERS_OF:
+        return _TRIGGERS_OF[name](_argument(value, f"--trigger {name}"))
+    if text not in TRIGGERS:
+        raise ValueError(unknown(text, ["ess:0.5", "every:20", *TRIGGERS], "trigger"))
+    return TRIGGERS[text]
+
+
+def tilted(task: Task, draws: int | None, by: str | None) -> Tilt:
+    """The task's tilt with another ramp or number of draws. Who asks for draws wants the reward estimated from them,
+    even where the task knows it in closed form."""
+    tilt = task.tilt if by is None else replace(task.tilt, ramp=ramp(by))
+    if draws is None:
+        return tilt
+    return replace(tilt, draws=draws, estimator=tilt.estimator if tilt.estimator.random else Sampled())
+
+
+def recipe_of(name: str) -> Recipe:
+    return choose(name, METHODS, "method")

@@ -1,0 +1,202 @@
+"""What the command line understands. Nothing heavy is imported here, so that --help is quick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+METHODS = (
+    "pretrained, best-of-n, svdd, nested-svdd, fk-difference, fk-max, fk-sum, prop-grad, smc-base, smc-grad, "
+    "smc-enumerated, particle-gibbs"
+)
+
+RUN = f"""\
+Run one method on a task and write a run folder.
+
+  tokensteer run digits
+  tokensteer run digits --method smc-grad --particles 16 --populations 8 --goal 7 --out out/seven
+  tokensteer run mog --method smc-enumerated --particles 2000 --out out/mog
+  tokensteer run digits --trigger every:20 --ramp clipped:5 --draws 4 --out out/rarely
+
+Methods: {METHODS}."""
+
+COMPARE = """\
+Run several methods, sizes and seeds on a task, side by side in one run folder.
+
+  tokensteer compare mog --particles 2000 --populations 10 --out out/mog
+  tokensteer compare digits --methods smc-base smc-grad --particles 4 16 64 --seeds 0 1 2
+  tokensteer compare digits --recipe ramps --particles 16
+
+Denoiser and reward rows stand beside every method: compare methods at equal rows as well as at equal N. Recipes vary
+what a method is made of: ramps (the full reward after k tenths of the time, without and with remasking), draws (the
+reward from 1 to 25 clean samples), traces (ESS and reward without resampling)."""
+
+TRAIN = """\
+Train the networks of a task, with a card that says how good they are.
+
+  tokensteer train mog --out out/weights
+  tokensteer train mnist --device cuda --minutes 5 --out out/weights
+  tokensteer run mnist --weights out/weights
+
+A training that was stopped goes on where it was if it is given the same folder and options."""
+
+REPORT = """\
+Write a run folder's report: one HTML page that needs nothing else.
+
+  tokensteer report out/mog"""
+
+CHECK = """\
+Hold your own denoiser, kernel, reward, Diffusion or Steering to the laws of tokensteer.testing.
+
+  tokensteer check mymodel:steering
+  tokensteer check rewards.py:toxicity --vocab 30523 --length 32 --mask 30522
+  tokensteer check mymodel:kernel --vocab 5
+
+What is given is an object, or a function without arguments that makes one. A function of x is taken for a reward, of
+x and t for a denoiser. The first law that is broken is named, with the mend."""
+
+DOCTOR = """\
+Say what is installed: versions, devices, optional packages, data and weights.
+
+  tokensteer doctor"""
+
+
+def _left(to: str, shown: str) -> object:
+    """An option that is left to someone else unless given."""
+    return arg(metavar=shown, help_behavior_hint=f"(default: {to})")
+
+
+Task = Annotated[Positional[str], arg(metavar="TASK", help="mog, digits or mnist.")]
+Flag = FlagCreatePairsOff[bool]
+
+
+@dataclass(frozen=True)
+class Setting:
+    steps: int = 100
+    """Denoising steps from all noise to clean."""
+    goal: Annotated[int | None, _left("4", "INT")] = None
+    """What to steer towards: the digit, for digits and mnist."""
+    kl: Annotated[float | None, _left("the task's", "FLOAT")] = None
+    """The reward is divided by it: small steers hard."""
+    draws: Annotated[int | None, _left("the task's", "INT")] = None
+    """Clean samples that the reward of a half-finished one is estimated from."""
+    ramp: Annotated[str | None, _left("the task's", "STR")] = None
+    """How much of the reward counts on the way: linear, constant, end, exponential, clipped:3, adaptive:0.9."""
+    trigger: Annotated[str | None, _left("the method's", "STR")] = None
+    """When to resample: ess:0.5, every:20, always, never, watching (never, but look at the weights)."""
+    remask: float = 0.0
+    """The cap of ReMDM, a probability that open sites are masked again; 0 for none."""
+    weights: Annotated[Path | None, _left("those shipped", "FOLDER")] = None
+    """A folder of weights that train made."""
+    device: str = "cpu"
+    """cpu or cuda."""
+    memory: Annotated[str | None, _left("what is free", "SIZE")] = None
+    """What a network may take at once, such as 8GiB."""
+    force: Flag = False
+    """Replace the run that is in the folder."""
+
+
+Common = Annotated[Setting, arg(name="")]
+
+
+@dataclass(frozen=True)
+class Run:
+    task: Task
+    method: str = "smc-grad"
+    """One of those above."""
+    particles: int = 16
+    """Particles in each population."""
+    populations: int = 8
+    """Independent runs side by side, which give the standard errors."""
+    seed: int = 0
+    """Same seed, same samples."""
+    out: Annotated[Path | None, _left("out/TASK-METHOD", "FOLDER")] = None
+    """The run folder."""
+    setting: Common = field(default_factory=Setting)
+
+
+@dataclass(frozen=True)
+class Compare:
+    task: Task
+    methods: Annotated[tuple[str, ...], _left("all that suit the task, or the recipe's", "STR ...")] = ()
+    """Methods by name."""
+    particles: Annotated[tuple[int, ...], _left("16", "INT ...")] = ()
+    """Sizes of a population."""
+    populations: Annotated[int | None, _left("8, or 30 for traces", "INT")] = None
+    """Independent runs side by side, which give the standard errors."""
+    seeds: Annotated[tuple[int, ...], arg(metavar="INT ...")] = (0,)
+    """A row for each of them."""
+    recipe: str = "methods"
+    """What is varied: methods, ramps, draws or traces."""
+    out: Annotated[Path | None, _left("out/TASK-RECIPE", "FOLDER")] = None
+    """The run folder."""
+    setting: Common = field(default_factory=Setting)
+
+
+@dataclass(frozen=True)
+class Train:
+    task: Task
+    out: Annotated[Path | None, _left("out/TASK-weights", "FOLDER")] = None
+    """Where weights, cards and figures go."""
+    device: str = "cpu"
+    """cpu or cuda."""
+    seed: int = 0
+    """Same seed, same weights on the same machine."""
+    minutes: Annotated[float | None, _left("as long as the task's steps take", "FLOAT")] = None
+    """Time for training, measuring not counted."""
+    scale: float = 1.0
+    """Without --minutes: this many times the task's steps."""
+    force: Flag = False
+    """Replace the weights that are in the folder."""
+
+
+@dataclass(frozen=True)
+class Report:
+    folder: Annotated[Positional[Path], arg(metavar="FOLDER", help="What run or compare wrote.")]
+
+
+@dataclass(frozen=True)
+class Check:
+    target: Annotated[Positional[str], arg(metavar="MODULE:ATTRIBUTE", help="What to check; MODULE may be a file.")]
+    vocab: Annotated[int | None, _left("unknown", "INT")] = None
+    """Tokens there are, the mask among them; for a denoiser, kernel or reward on its own."""
+    length: Annotated[int | None, _left("unknown", "INT")] = None
+    """Sites of a sequence; for a denoiser or reward on its own."""
+    mask: Annotated[int | None, _left("the last token", "INT")] = None
+    """The id of the mask; for a denoiser or reward on its own."""
+    one_hots: Flag = False
+    """Whether a denoiser or reward on its own must take one-hots too, with gradients."""
+    seed: int = 0
+    """Of the random sequences it is asked about."""
+
+
+@dataclass(frozen=True)
+class Doctor:
+    pass
+
+
+COMMANDS: dict[str, tuple[type[Run | Compare | Report | Train | Check | Doctor], str]] = {
+    "run": (Run, RUN),
+    "compare": (Compare, COMPARE),
+    "report": (Report, REPORT),
+    "train": (Train, TRAIN),
+    "check": (Check, CHECK),
+    "doctor": (Doctor, DOCTOR),
+}
+
+HELP = f"""\
+Steer discrete diffusion models with Sequential Monte Carlo.
+
+usage: tokensteer COMMAND ...
+
+{chr(10).join(f"  {name:<8} {about.splitlines()[0]}" for name, (_, about) in COMMANDS.items())}
+
+Try
+  tokensteer run digits --goal 7 --out out/seven
+  tokensteer compare mog --particles 500 --populations 4 --out out/mog
+  tokensteer report out/mog
+
+There are the tasks mog, digits and mnist. `tokensteer COMMAND --help` has the options, with more examples."""

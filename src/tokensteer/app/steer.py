@@ -1,0 +1,110 @@
+"""The commands that run, compare, train and report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tokensteer.app import methods
+from tokensteer.app.jobs import Job, plan
+from tokensteer.app.names import choose
+from tokensteer.app.options import Compare, Run, Setting, Train
+from tokensteer.app.play import Place, config, make_task, play, prepare
+from tokensteer.app.progress import shown
+from tokensteer.app.runs import Writer
+from tokensteer.app.table import tables
+from tokensteer.tasks.catalogue import TASKS, TRAINERS
+from tokensteer.tasks.task import SHIPPED, Setup
+from tokensteer.tasks.training import Training
+
+
+def steer(command: Run | Compare, words: str) -> int:
+    setting = command.setting
+    place = Place(SHIPPED if setting.weights is None else setting.weights, setting.device, setting.memory)
+    if isinstance(command, Run):
+        jobs = [
+            Job(
+                method=command.method,
+                particles=command.particles,
+                populations=command.populations,
+                seed=command.seed,
+                **_common(command.task, setting),
+            )
+        ]
+        out = Path("out") / f"{command.task}-{command.method}" if command.out is None else command.out
+    else:
+        jobs = _compared(command, place)
+        out = Path("out") / f"{command.task}-{command.recipe}" if command.out is None else command.out
+    run_jobs(jobs, place, out, words, setting.force)
+    say(f"Run folder: {out}   (tokensteer report {out} makes a page of it)")
+    return 0
+
+
+def run_jobs(jobs: Sequence[Job], place: Place, out: Path, words: str, force: bool) -> Writer:
+    """Run all jobs into a folder and print their tables."""
+    writer = Writer(out, config(words, jobs, place), force)
+    ready = prepare(jobs, place)
+    try:
+        with shown(len(ready)) as watch:
+            play(ready, place, writer, watch)
+    finally:  # also when it was stopped
+        for part in tables(writer.rows):
+            say(part)
+    return writer
+
+
+def say(part: Any) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)  # a file has no edge to wrap at
+    console.print(part, highlight=False, soft_wrap=isinstance(part, str))
+
+
+def _common(task: str, setting: Setting) -> dict[str, Any]:
+    names = ("steps", "goal", "kl", "draws", "ramp", "trigger", "remask")
+    return {"task": task} | {name: getattr(setting, name) for name in names}
+
+
+def _compared(command: Compare, place: Place) -> list[Job]:
+    choose(command.task, TASKS, "task")
+    usual: list[str] = []
+    if not command.methods:
+        # Which methods suit a task is known once it is there.
+        setting = command.setting
+        task = make_task(Setup(1, setting.goal, device=place.device, weights=place.weights), command.task)
+        usual = methods.usual(task.tilt if setting.draws is None else methods.tilted(task, setting.draws, None))
+    return plan(
+        command.recipe,
+        command.methods,
+        command.particles,
+        command.populations,
+        command.seeds,
+        usual,
+        _common(command.task, command.setting),
+    )
+
+
+def train(command: Train) -> int:
+    trainer = choose(command.task, TRAINERS, "task")
+    out = Path("out") / f"{command.task}-weights" if command.out is None else command.out
+    training = Training(out, command.device, command.seed, command.minutes, command.scale)
+    cards = sorted(out.glob(f"{command.task}-*.json")) if out.is_dir() else []
+    if cards and not command.force:
+        raise ValueError(f"{out} holds finished weights, {cards[0].name}: give --out another folder, or --force")
+    trainer(training)
+    say(f"Weights: {out}   (tokensteer run {command.task} --weights {out} uses them)")
+    return 0
+
+
+def report(folder: Path) -> int:
+    say(f"Report: {write_report(folder)}")
+    return 0
+
+
+def write_report(folder: Path) -> Path:
+    from tokensteer.app.report import write
+
+    return write(folder)
