@@ -1,0 +1,135 @@
+"""Figures for a paper, drawn with matplotlib: PNG files in the folder `figures` of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokensteer.app.report import sweeps, traces
+from tokensteer.app.report.folder import Row, read
+from tokensteer.app.report.words import COLOURS, colours_of, heading, metrics_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TONES = ("#6b7078", "#0b6bb8", "#c44e00", "#00805e", "#a8408a", "#8f6a00", "#1389a3")
+WIDTH = 5.5
+"""Inches: the text width of most one-column papers."""
+DPI = 200
+
+Draw = Callable[["Figure"], None]
+
+
+def figures(folder: Path) -> list[Path]:
+    """Draw ESS and reward at every step, metrics against what was varied, and the weights at the end."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("figures need matplotlib: pip install 'tokensteer[plot]'") from error
+    run = read(folder)
+    place = folder / "figures"
+    place.mkdir(exist_ok=True)
+    made: list[Path] = []
+    for task in run.tasks():
+        rows = [row for row in run.rows if row.task == task]
+        for name, size, draw in _all(rows):
+            figure = Figure(figsize=size, layout="constrained")
+            draw(figure)
+            made.append(place / f"{task}-{name}.png")
+            figure.savefig(made[-1], dpi=DPI)  # pyright: ignore[reportUnknownMemberType]
+    return made
+
+
+def _all(rows: Sequence[Row]) -> list[tuple[str, tuple[float, float], Draw]]:
+    """Name, size in inches and content of each figure."""
+    panels = traces.by_size(rows)
+    colours = colours_of(rows)
+    found: list[tuple[str, tuple[float, float], Draw]] = [
+        ("traces", (WIDTH, 0.4 + 2.2 * len(panels)), lambda figure: _traces(figure, panels, colours)),
+        ("weights", (WIDTH, 0.4 + 2.2 * len(panels)), lambda figure: _weights(figure, panels, colours)),
+    ]
+    axis = sweeps.axis(rows)
+    if axis is not None:
+        height = 0.4 + 2.0 * math.ceil(len(metrics_of(rows)) / 2)
+        found.append(("metrics", (WIDTH, height), lambda figure: _metrics(figure, rows, axis, colours)))
+    return found
+
+
+def _style(index: int) -> dict[str, str]:
+    """The colours of the page; where they begin again, dashes."""
+    return {
+        "color": TONES[(index - 1) % 6 + 1] if index else TONES[0],
+        "linestyle": "--" if index > 6 else "-",
+    }
+
+
+def _traces(figure: Figure, panels: Sequence[tuple[str, Sequence[Row]]], colours: Mapping[str, int]) -> None:
+    grid: list[list[Axes]] = figure.subplots(len(panels), 2, squeeze=False).tolist()  # pyright: ignore
+    for (words, rows), (left, right) in zip(panels, grid, strict=True):
+        _lines(left, f"ESS/N{words}", rows, colours, traces.ess_share)
+        left.set_ylim(0, 1.03)
+        _lines(right, f"mean reward{words}", rows, colours, traces.mean_reward)
+        left.legend(frameon=False, fontsize=7)  # pyright: ignore[reportUnknownMemberType]
+
+
+def _lines(axes: Axes, title: str, rows: Sequence[Row], colours: Mapping[str, int], look: traces.Look) -> None:
+    for line in traces.lines(rows, colours, look):
+        steps = [k for k, v in enumerate(line.mean) if math.isfinite(v)]
+        mean = [line.mean[k] for k in steps]
+        style = _style(line.colour)
+        marker = "o" if len(steps) == 1 else ""
+        axes.plot(steps, mean, label=line.name, linewidth=1.2, marker=marker, **style)  # pyright: ignore
+        low, high = ([line.mean[k] + s * line.band[k] for k in steps] for s in (-1, 1))
+        axes.fill_between(steps, low, high, color=style["color"], alpha=0.12, linewidth=0)  # pyright: ignore
+    _plain(axes, title, "step")
+
+
+def _weights(figure: Figure, panels: Sequence[tuple[str, Sequence[Row]]], colours: Mapping[str, int]) -> None:
+    """Steps instead of bars, so that methods can share a panel."""
+    axes_of: list[list[Axes]] = figure.subplots(len(panels), 1, squeeze=False).tolist()  # pyright: ignore
+    for (words, rows), (axes,) in zip(panels, axes_of, strict=True):
+        most = traces.heaviest(rows)
+        labels = traces.weight_labels(most)
+        for method in dict.fromkeys(row.method for row in rows):
+            shares = traces.weight_shares([row.result for row in rows if row.method == method], most)
+            style = _style(colours[method])
+            axes.step(range(len(labels)), shares, where="mid", label=method, linewidth=1.2, **style)  # pyright: ignore
+        axes.set_xticks(range(len(labels)), labels, fontsize=6)  # pyright: ignore[reportUnknownMemberType]
+        axes.legend(frameon=False, fontsize=7)  # pyright: ignore[reportUnknownMemberType]
+        _plain(axes, f"share of particles{words}", "N · weight")
+
+
+def _metrics(figure: Figure, rows: Sequence[Row], axis: sweeps.Axis, colours: Mapping[str, int]) -> None:
+    names = metrics_of(rows)
+    grid: list[list[Axes]] = figure.subplots(math.ceil(len(names) / 2), 2, squeeze=False).tolist()  # pyright: ignore
+    places = [axes for line in grid for axes in line]
+    for axes, metric in zip(places, names, strict=False):
+        for k, (name, some) in enumerate(axis.series.items()):
+            known = [(x, row.metrics[metric]) for x, row in some.items() if metric in row.metrics]
+            axes.errorbar(  # pyright: ignore[reportUnknownMemberType]
+                [x for x, _ in known],
+                [m.mean for _, m in known],
+                [2 * m.error if math.isfinite(m.error) else 0.0 for _, m in known],
+                label=name,
+                linewidth=1.2,
+                marker="o",
+                markersize=3,
+                **_style(colours.get(name, 1 + k % COLOURS)),  # pyright: ignore[reportArgumentType]
+            )
+        if axis.name == "N":
+            axes.set_xscale("log", base=2)  # pyright: ignore[reportUnknownMemberType]
+        axes.set_xticks(axis.values, [f"{v:g}" for v in axis.values])  # pyright: ignore[reportUnknownMemberType]
+        _plain(axes, heading(metric), axis.name)
+    for axes in places[len(names) :]:
+        axes.set_axis_off()
+    places[0].legend(frameon=False, fontsize=7)  # pyright: ignore[reportUnknownMemberType]
+
+
+def _plain(axes: Axes, title: str, below: str) -> None:
+    axes.set_title(title, fontsize=9, loc="left")  # pyright: ignore[reportUnknownMemberType]
+    axes.set_xlabel(below, fontsize=8)  # pyright: ignore[reportUnknownMemberType]
+    axes.tick_params(labelsize=7)  # pyright: ignore[reportUnknownMemberType]
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,137 @@
+"""What the report needs of a run folder: its rows with their numbers and their saved results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Generator
+
+from tokensteer.app import methods, runs
+from tokensteer.core.smc import Result
+from tokensteer.tasks.metrics import Measured
+
+AGAIN = "give the --out of a run, or run it again with --force"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method with so many particles. What has no meaning or was not measured is NaN.
+
+    `method` says all that tells it from other methods: `family`, and `variant` if there are several of it. `best` are
+    the metrics of the best by reward, and `answer` what the method answers with: all its weighted particles, or fewer.
+    """
+
+    task: str
+    about: str
+    method: str
+    family: str
+    variant: tuple[str, ...]
+    particles: int
+    populations: int
+    seed: int
+    metrics: Mapping[str, Measured]
+    best: Mapping[str, Measured]
+    log_z: Measured
+    seconds: float
+    rows: Mapping[str, int]
+    saved: Mapping[str, int]
+    result: Result
+    answer: Result
+    job: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+    config: Mapping[str, Any]
+    rows: Sequence[Row]
+
+    def tasks(self) -> list[str]:
+        """In the order in which they were run."""
+        return list(dict.fromkeys(row.task for row in self.rows))
+
+
+def read(folder: Path) -> Run:
+    """All of a run folder, or a ValueError of one line that says how to mend it."""
+    try:
+        run = runs.open_run(folder)
+        if not run.rows:
+            raise ValueError(f"{folder} has no finished row to report on")
+        return Run(folder, run.config, [_row(run, index) for index in range(len(run.rows))])
+    except FileNotFoundError as error:
+        raise ValueError(f"{_line(error)}: {AGAIN}") from error
+    except ValueError as error:
+        known = _line(error)
+        raise ValueError(known if "again" in known else f"{known}: {AGAIN}") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _row(run: runs.Run, index: int) -> Row:
+    stored = run.rows[index]
+    try:
+        if not (run.folder / stored["file"]).resolve().is_relative_to(run.folder.resolve()):
+            raise ValueError(f"row {index} of {run.folder / runs.RESULTS} names a file outside its folder")
+        result = run.result(index)
+        populations, particles = result.log_w.shape
+        job: Mapping[str, Any] = stored.get("job", {})
+        return Row(
+            task=str(stored["task"]),
+            about=str(stored.get("about", "")),
+            method=str(stored["method"]),
+            family=str(job.get("method", stored["method"])),
+            variant=tuple(str(word) for word in job.get("extra", ())),
+            particles=particles,
+            populations=populations,
+            seed=int(stored.get("seed", 0)),
+            metrics=_metrics(stored.get("metrics")),
+            best=_metrics(stored.get("best")),
+            log_z=_measured([stored.get("log_z"), stored.get("log_z_error")]),
+            seconds=_number(stored.get("seconds")),
+            rows=_counts(stored.get("rows", result.rows)),
+            saved=_counts(stored.get("saved", result.saved)),
+            result=result,
+            answer=_answer(result, str(stored.get("answer", "weighted"))),
+            job=job,
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        what = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
+        raise ValueError(f"row {index} of {run.folder / runs.RESULTS} {what}") from error
+
+
+def _answer(result: Result, kind: str) -> Result:
+    """What the method answers with, of the populations that live; the same every time."""
+    alive = result.log_w.amax(-1) > -math.inf
+    living = replace(
+        result,
+        samples=result.samples[alive],
+        log_w=result.log_w[alive],
+        reward=None if result.reward is None else result.reward[alive],
+        generator=Generator().manual_seed(0),
+    )
+    answers = {answer.__name__: answer for answer in (methods.weighted, methods.unweighted, methods.one_draw)}
+    return answers.get(kind, methods.weighted)(living)
+
+
+def _metrics(stored: Any) -> dict[str, Measured]:
+    known: dict[str, Any] = stored or {}
+    return {str(name): _measured(value) for name, value in known.items()}
+
+
+def _measured(stored: Any) -> Measured:
+    mean, error = stored
+    return Measured(_number(mean), _number(error))
+
+
+def _number(stored: Any) -> float:
+    return math.nan if stored is None else float(stored)
+
+
+def _counts(stored: Mapping[str, Any]) -> dict[str, int]:
+    return {str(name): int(count) for name, count in stored.items()}

@@ -1,0 +1,186 @@
+"""Who descends from whom.
+
+Particles are put in rows so that no two lines ever cross: the children of one stand side by side, families in the order
+of their parents, and in a family the one on whom most of the end rests goes straight on. Only those with descendants at
+the end are survivors; a line is as thick as the share of the final weight that rests on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+import torch
+from torch import Tensor
+
+from tokensteer.app.report.charts import drawing
+from tokensteer.app.report.lists import floats, ints
+from tokensteer.app.report.markup import data
+from tokensteer.core.smc import Result
+
+MOST = 64
+"""With more particles than this the lines would not be told apart."""
+UNIT = 10  # of the drawing, for one step and one row
+CLASSES = (0.05, 0.15, 0.35, 0.7)
+"""Where a share of the final weight makes a line thicker."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """One population. Events are the steps that began with resampling; all else is by event and *row*.
+
+    parents[k] (N,) is the row before event k of each row after it, particles[k] who stands in each row from event k on
+    (with k = 0 the start), share[k] and heirs[k] what of the final weight and particles descends from it.
+    """
+
+    steps: int
+    events: list[int]
+    parents: list[list[int]]
+    particles: list[list[int]]
+    share: list[list[float]]
+    heirs: list[list[int]]
+
+    @property
+    def size(self) -> int:
+        return len(self.particles[0])
+
+
+def tree(result: Result, population: int) -> Tree:
+    ancestors = result.ancestors[:, population].cpu()
+    here = torch.arange(ancestors.shape[-1])
+    events = [t for t in range(1, len(ancestors)) if not torch.equal(ancestors[t], here)]
+    share, heirs = [result.weights[population].double().cpu()], [torch.ones_like(here)]
+    for t in reversed(events):
+        share.append(torch.zeros_like(share[-1]).index_add(0, ancestors[t], share[-1]))
+        heirs.append(torch.zeros_like(here).index_add(0, ancestors[t], heirs[-1]))
+    share, heirs = share[::-1], heirs[::-1]
+
+    parents: list[list[int]] = []
+    particles = [ints(here)]
+    for k, t in enumerate(events, 1):
+        children: dict[int, list[int]] = {}
+        for child, parent in enumerate(ints(ancestors[t])):
+            children.setdefault(parent, []).append(child)
+        worth = [(int(h > 0), s) for h, s in zip(ints(heirs[k]), floats(share[k]), strict=True)]
+        rows: list[int] = []
+        above: list[int] = []
+        for row, parent in enumerate(particles[-1]):
+            family = sorted(children.get(parent, ()), key=lambda child: worth[child], reverse=True)
+            rows += _around(family, row - len(rows))
+            above += [row] * len(family)
+        particles.append(rows)
+        parents.append(above)
+    return Tree(
+        steps=len(ancestors) - 1,
+        events=events,
+        parents=parents,
+        particles=particles,
+        share=[floats(s[rows]) for s, rows in zip(share, particles, strict=True)],
+        heirs=[ints(h[rows]) for h, rows in zip(heirs, particles, strict=True)],
+    )
+
+
+def _around(family: list[int], place: int) -> list[int]:
+    """The family in an order such that its first members come to stand nearest to `place`."""
+    nearest = sorted(range(len(family)), key=lambda slot: abs(slot - place))
+    ordered = dict(zip(nearest, family, strict=True))
+    return [ordered[slot] for slot in range(len(family))]
+
+
+def ancestors_alive(result: Result) -> Tensor:
+    """How many particles of each step have descendants at the end, (T + 1, B)."""
+    lines = result.lineages().sort(-1).values
+    return 1 + (lines[..., 1:] != lines[..., :-1]).sum(-1)
+
+
+def draw(tree: Tree) -> str:
+    """Marks where resampling struck, extinct lines, survivors over them, and a dot for each particle at the end."""
+    size, width = tree.size, UNIT * max(tree.steps, 1)
+    paths = _paths(tree)
+    struck = "".join(f"M{UNIT * (t - 1)} 0v{UNIT * size}" for t in tree.events)
+    dots: dict[str, list[str]] = {}
+    for row in range(size):
+        kind = _kind(tree.share[-1][row], 1)
+        dots.setdefault(kind, []).append(f"M{width} {_y(row)}h0")
+    parts = [f'<path class="struck" d="{struck}"/>'] if struck else []
+    parts += [f'<path class="{kind}" d="{"".join(paths[kind])}"/>' for kind in sorted(paths)]
+    parts += [f'<path class="leaf {kind}" d="{"".join(dots[kind])}"/>' for kind in sorted(dots)]
+    parts.append('<path class="chosen" d=""/>')
+    return drawing("".join(parts), width, UNIT * size)
+
+
+def _y(row: int) -> int:
+    return UNIT * row + UNIT // 2
+
+
+def _kind(share: float, heirs: int) -> str:
+    """Class of a line, in the order in which they are drawn: extinct, then ever thicker."""
+    return "g0" if not heirs else f"g{1 + sum(share >= least for least in CLASSES)}"
+
+
+def _paths(tree: Tree) -> dict[str, list[str]]:
+    """The lines of each class. A line goes on into its first child of the same class, which saves space."""
+    done: dict[str, list[str]] = {}
+    crowded = 3 * len(tree.events) > tree.steps  # then straight lines, which are shorter
+    bounds = [0, *tree.events, tree.steps + 1]
+    kinds = [_kind(s, h) for s, h in zip(tree.share[0], tree.heirs[0], strict=True)]
+    lines = [f"M0 {_y(row)}h{UNIT * (bounds[1] - 1)}" for row in range(tree.size)]
+    for k, parents in enumerate(tree.parents):
+        before, run = UNIT * (tree.events[k] - 1), UNIT * (bounds[k + 2] - 1 - tree.events[k])
+        new_kinds = [_kind(s, h) for s, h in zip(tree.share[k + 1], tree.heirs[k + 1], strict=True)]
+        taken: set[int] = set()
+        new: list[str] = []
+        for row, parent in enumerate(parents):
+            if parent not in taken and kinds[parent] == new_kinds[row]:
+                taken.add(parent)
+                line = lines[parent]
+            else:
+                line = f"M{before} {_y(parent)}"
+            new.append(line + _bend(UNIT * (row - parent), run, crowded))
+        for row, line in enumerate(lines):
+            if row not in taken:
+                done.setdefault(kinds[row], []).append(line)
+        lines, kinds = new, new_kinds
+    for line, kind in zip(lines, kinds, strict=True):
+        done.setdefault(kind, []).append(line)
+    return done
+
+
+def _bend(rise: int, run: int, crowded: bool) -> str:
+    """From the row of the parent to that of the child in one step, and then on."""
+    half = UNIT // 2
+    if not rise:
+        return f"h{UNIT + run}"
+    return (f"l{UNIT} {rise}" if crowded else f"c{half} 0 {half} {rise} {UNIT} {rise}") + (f"h{run}" if run else "")
+
+
+def facts(tree: Tree, result: Result, population: int) -> str:
+    """What the page needs to tell of any particle, as an attribute."""
+    weight = floats(result.weights[population])
+    reward = None if result.reward is None else [_rounded(r) for r in floats(result.reward[population])]
+    return data(
+        {
+            "steps": tree.steps,
+            "events": tree.events,
+            "parents": tree.parents,
+            "particles": tree.particles,
+            "weight": [_rounded(w) for w in weight],
+            "reward": reward,
+        }
+    )
+
+
+def _rounded(value: float) -> float | str:
+    """JSON knows no infinities."""
+    return round(value, 4) if abs(value) < 1e12 else str(value)
+
+
+def described(tree: Tree) -> str:
+    """The tree in a sentence."""
+    founders = sum(h > 0 for h in tree.heirs[0])
+    times = len(tree.events)
+    struck = "never resampled" if not times else f"resampled {'once' if times == 1 else f'{times} times'}"
+    return escape(
+        f"{tree.size} particles over {tree.steps} steps, {struck}; "
+        f"{founders} of the {tree.size} at the start {'has' if founders == 1 else 'have'} descendants at the end"
+    )

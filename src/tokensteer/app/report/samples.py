@@ -1,0 +1,183 @@
+"""What came out: images, heat maps, or tokens as text. Draws from the target and the best by reward stay apart."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from html import escape
+from itertools import groupby
+
+import torch
+from torch import Generator, Tensor
+
+from tokensteer.app.report.charts import swatch
+from tokensteer.app.report.folder import Row
+from tokensteer.app.report.lists import floats, ints
+from tokensteer.app.report.markup import element, text
+from tokensteer.app.report.words import number, plural, spread
+from tokensteer.core.smc import Result
+
+SHOWN = 16
+"""How many samples of each kind are shown."""
+TOKENS = 96
+"""How many tokens of a sequence are shown as text."""
+HEAT = (0x1F, 0x78, 0xC1)
+"""The colour of a heat map, seen well on white and on black; how much of it is its opacity."""
+
+
+def draws(answer: Result, count: int = SHOWN) -> Tensor:
+    """Up to `count` draws (K, L), as many from each population; always the same ones."""
+    if not len(answer.samples):
+        return answer.samples[:, 0]
+    each = min(answer.samples.shape[1], max(1, 8 // len(answer.samples)))
+    return replace(answer, generator=Generator().manual_seed(0)).sample(each).flatten(0, 1)[:count]
+
+
+def best(result: Result, count: int = SHOWN) -> tuple[Tensor, list[float]]:
+    """The best by reward of up to `count` living populations (K, L), and its reward, or NaN."""
+    alive = (result.log_w.amax(-1) > -math.inf).nonzero().squeeze(-1)[:count]
+    kept = replace(
+        result,
+        samples=result.samples[alive],
+        log_w=result.log_w[alive],
+        reward=None if result.reward is None else result.reward[alive],
+    )
+    if kept.reward is None:
+        return kept.best(), [math.nan] * len(alive)
+    counted = torch.where(kept.log_w == -math.inf, -math.inf, kept.reward)
+    return kept.best(), floats(counted.amax(-1))
+
+
+Show = Callable[[Sequence[int], str], str]
+"""A sample as markup, from its tokens and words that describe it."""
+
+
+def image(side: int) -> Show:
+    """Ink is drawn run by run along each line; what is still masked is grey."""
+
+    def show(tokens: Sequence[int], words: str) -> str:
+        ink, mask = (_runs(tokens, side, token) for token in (1, 2))
+        parts = "".join(f'<path class="{kind}" d="{d}"/>' for kind, d in (("ink", ink), ("mask", mask)) if d)
+        return element(
+            "svg",
+            f'class="glyph" viewBox="0 0 {side} {side}" role="img" aria-label="{escape(words)}" '
+            'shape-rendering="crispEdges"',
+            f"<title>{escape(words)}</title>",
+            parts,
+        )
+
+    return show
+
+
+def _runs(tokens: Sequence[int], side: int, token: int) -> str:
+    path: list[str] = []
+    for y in range(side):
+        x = 0
+        for value, group in groupby(tokens[y * side : (y + 1) * side]):
+            length = len(list(group))
+            if value == token:
+                path.append(f"M{x} {y}h{length}v1h-{length}z")
+            x += length
+    return "".join(path)
+
+
+def sequence(tokens: Sequence[int], words: str) -> str:
+    """Tokens as text, the first of them if there are many."""
+    more = f" … {len(tokens) - TOKENS} more" if len(tokens) > TOKENS else ""
+    return text("code", " ".join(str(token) for token in tokens[:TOKENS]) + more, f'title="{escape(words)}"')
+
+
+def shown_as(task: str, length: int) -> Show:
+    side = math.isqrt(length)
+    return image(side) if task in ("digits", "mnist") and side * side == length else sequence
+
+
+def sheet(row: Row, name: str, colour: int) -> str:
+    """Both kinds of samples of a row."""
+    result, show = row.result, shown_as(row.task, row.result.samples.shape[-1])
+    kind = "grid" if show is not sequence else "list"
+    drawn = draws(row.answer)
+    top, rewards = best(result)
+    posterior = [show(x, f"draw {k + 1} from the posterior, {name}") for k, x in enumerate(map(ints, drawn))]
+    highest = [
+        show(x, f"best of population {k + 1} by reward, {name}" + ("" if math.isnan(r) else f": {number(r)}"))
+        for k, (x, r) in enumerate(zip(map(ints, top), rewards, strict=True))
+    ]
+    dead = row.populations - int((result.log_w.amax(-1) > -math.inf).sum())
+    note = text("p", f"{plural(dead, 'population')} died: no particle kept any weight.", 'class="note"') if dead else ""
+    steered = result.reward is not None
+    return element(
+        "article",
+        'class="card"',
+        element("h3", "", swatch(colour), escape(name)),
+        note,
+        text("h4", "Draws from the posterior" if steered else "Draws"),
+        element("div", f'class="{kind}"', *posterior),
+        text("h4", f"Best of {row.particles} by reward") + element("div", f'class="{kind} best"', *highest)
+        if steered
+        else "",
+    )
+
+
+# ---- heat maps, for the mixture of Gaussians
+
+
+def heat_maps(rows: Sequence[Row], names: Mapping[int, str], colours: Mapping[int, int]) -> str:
+    """The exact target and what each row made of it, on one scale. `names` and `colours` go by place in `rows`."""
+    from tokensteer.tasks import mog
+
+    target = exact_target(rows[0])
+    laws = [mog.histogram(r.answer.samples.flatten(0, 1), r.answer.weights.double().flatten()) for r in rows]
+    top = float(target.max())
+    cards = [_heat_card("exact target", "", "by enumeration", target, top)]
+    for k, (row, law) in enumerate(zip(rows, laws, strict=True)):
+        mean, error = spread(row.metrics["emd"]) if "emd" in row.metrics else ("", "")
+        note = f"EMD {mean}{error and f' ± {error}'}" if mean else ""
+        cards.append(_heat_card(names[k], swatch(colours[k]), note, law, top))
+    return element("div", 'class="heats"', *cards)
+
+
+def exact_target(row: Row) -> Tensor:
+    """The law that the shipped model should be steered to with the settings of a row, (64, 64)."""
+    from tokensteer.core.steering import Steering
+    from tokensteer.tasks import mog, mog_trained
+    from tokensteer.tasks.task import Setup
+
+    kl = float(row.job.get("kl") or 1.0)
+    prior = mog_trained.model(Setup(len(row.result.ess) - 1, remask=float(row.job.get("remask") or 0.0)))
+    return mog.target(Steering(prior, mog.tilt(kl, estimator=mog.soft_value(prior, kl)))).pmf
+
+
+def _heat_card(name: str, mark: str, note: str, law: Tensor, top: float) -> str:
+    source = heat_png((law.T.flip(0) / top).clamp(0, 1).sqrt())  # the square root brings out what is faint
+    words = f"heat map of {name}, x to the right and y upwards"
+    return element(
+        "figure",
+        'class="heat"',
+        element("figcaption", "", mark, escape(name), text("small", note)),
+        f'<img src="{source}" alt="{escape(words)}" width="64" height="64">',
+    )
+
+
+def heat_png(values: Tensor) -> str:
+    """A picture (H, W) of numbers from 0 (clear) to 1 (full colour) as a data URI."""
+    height, width = values.shape
+    index = (values * 255).round().to(torch.uint8)
+    lines = torch.cat([torch.zeros(height, 1, dtype=torch.uint8), index], 1)
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    parts = [
+        b"\x89PNG\r\n\x1a\n",
+        chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
+        chunk(b"PLTE", bytes(HEAT) * 256),
+        chunk(b"tRNS", bytes(range(256))),
+        chunk(b"IDAT", zlib.compress(lines.numpy().tobytes(), 9)),
+        chunk(b"IEND", b""),
+    ]
+    return "data:image/png;base64," + base64.b64encode(b"".join(parts)).decode()

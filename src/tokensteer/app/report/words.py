@@ -1,0 +1,155 @@
+"""Numbers as a person writes them, and rows by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from tokensteer.app.report.folder import Row
+from tokensteer.tasks.metrics import Measured
+
+NOTHING = "–"
+HIGHER = frozenset({"accuracy", "reward accuracy", "best", "reward"})
+LOWER = frozenset({"emd", "nll", "perplexity", "error"})
+COLOURS = 12
+"""How many colours there are beside grey."""
+OF_MANY = frozenset({"ess", "diversity"})
+"""Metrics that say nothing of a single particle."""
+ELSEWHERE = frozenset({"log_z", "exact log_z"})
+"""Metrics that the column log Z and its note say already. ESS and diversity have no best: the unsteered model leads."""
+
+
+def fixed(value: float, decimals: int) -> str:
+    """With a true minus sign, and none before a zero."""
+    text = f"{value:,.{decimals}f}"
+    return text.lstrip("-") if not text.strip("-0.,") else text.replace("-", "−")
+
+
+def number(value: float, digits: int = 3) -> str:
+    """About `digits` significant ones, never an exponent for what is in reach."""
+    if math.isnan(value):
+        return NOTHING
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value and not 1e-4 <= abs(value) < 1e7:
+        return f"{value:.{digits - 1}e}".replace("-", "−")
+    size = math.floor(math.log10(abs(value))) if value else 0
+    return fixed(value, max(0, digits - 1 - size))
+
+
+def spread(measured: Measured) -> tuple[str, str]:
+    """The mean with as many places as its error bears, and the error with two digits; "" if there is none."""
+    mean, error = measured.mean, measured.error
+    if not math.isfinite(mean) or not math.isfinite(error) or not 0 < error < 1e6:
+        return number(mean, 4), ""
+    decimals = min(4, max(0, 1 - math.floor(math.log10(error))))
+    return fixed(mean, decimals), fixed(error, decimals)
+
+
+def short(count: float) -> str:
+    """A count in few places: 950, 2.0k, 200k, 2.0M."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= 0.9995 * size:
+            return f"{count / size:.{1 if count < 9.95 * size else 0}f}{unit}"
+    return f"{count:.0f}"
+
+
+def duration(seconds: float) -> str:
+    if math.isnan(seconds):
+        return NOTHING
+    return f"{seconds / 60:.1f} min" if seconds >= 90 else f"{number(seconds, 2 if seconds < 10 else 3)} s"
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """a, b and c."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+
+
+def heading(metric: str) -> str:
+    """The metric as a heading."""
+    return {"emd": "EMD", "ess": "ESS/N", "nll": "NLL"}.get(metric, metric)
+
+
+def naming(rows: Sequence[Row]) -> Callable[[Row], str]:
+    """A name for each row that says no more than what tells it from the others."""
+    sizes, seeds = {row.particles for row in rows}, {row.seed for row in rows}
+
+    def name(row: Row) -> str:
+        size = f", N = {row.particles}" if len(sizes) > 1 else ""
+        return f"{row.method}{size}" + (f", seed {row.seed}" if len(seeds) > 1 else "")
+
+    return name
+
+
+def colours_of(rows: Sequence[Row]) -> dict[str, int]:
+    """A colour for each method: grey for the model alone, then one after the other."""
+    methods = dict.fromkeys(row.method for row in rows)
+    steered = [method for method in methods if method != "pretrained"]
+    return {"pretrained": 0, **{method: 1 + k % COLOURS for k, method in enumerate(steered)}}
+
+
+Look = Callable[[Row], Mapping[str, Measured]]
+"""The metrics of a row that are meant: those of its answer, or of its best by reward."""
+
+
+def of_answer(row: Row) -> Mapping[str, Measured]:
+    return row.metrics
+
+
+def of_best(row: Row) -> Mapping[str, Measured]:
+    return row.best
+
+
+def leaders(rows: Sequence[Row], metric: str, look: Look = of_answer) -> tuple[Row | None, list[Row]]:
+    """The best row by a metric, and those that two standard errors do not tell from it."""
+    known = [row for row in rows if metric in look(row) and math.isfinite(look(row)[metric].mean)]
+    sign = 1.0 if metric in HIGHER else -1.0
+    if len(known) < 2 or metric not in HIGHER | LOWER:
+        return None, []
+    best = max(known, key=lambda row: sign * look(row)[metric].mean)
+    top = look(best)[metric]
+
+    def level(row: Row) -> bool:
+        here = look(row)[metric]
+        errors = [e for e in (here.error, top.error) if math.isfinite(e)]
+        return abs(top.mean - here.mean) <= 2.0 * math.hypot(*errors)
+
+    return best, [row for row in known if row is not best and level(row)]
+
+
+def metrics_of(rows: Sequence[Row], look: Look = of_answer) -> list[str]:
+    """All metrics of some rows, in their order."""
+    named = dict.fromkeys(name for row in rows for name in look(row))
+    left_out = ELSEWHERE if look is of_answer else ELSEWHERE | OF_MANY
+    return [name for name in named if name not in left_out]
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """What the table says, in a sentence or two."""
+    name = naming(rows)
+    main = next((metric for metric in metrics_of(rows) if metric in HIGHER | LOWER), None)
+    if main is None:
+        return f"{plural(len(rows), 'run')} finished."
+    if len(rows) == 1:
+        mean, error = spread(rows[0].metrics[main])
+        return f"{name(rows[0])} reached {heading(main)} {mean}{error and f' ± {error}'}."
+    best, level = leaders(rows, main)
+    if best is None:
+        return f"{plural(len(rows), 'run')} finished."
+    mean, error = spread(best.metrics[main])
+    side = "highest" if main in HIGHER else "lowest"
+    said = f"{name(best)} has the {side} {heading(main)}, {mean}{error and f' ± {error}'}"
+    if level:
+        few = listed([name(row) for row in level]) if len(level) <= 3 else f"{len(level)} others"
+        are = "is" if len(level) == 1 else "are"
+        said += f", but {few} {are} within two standard errors of it"
+    said += "."
+    cheap = min(rows, key=lambda row: row.rows.get("denoiser", 0))
+    spent, least = best.rows.get("denoiser", 0), cheap.rows.get("denoiser", 0)
+    if best is not cheap and least and spent > 1.05 * least:
+        said += f" It took {number(spent / least, 2)} times the denoiser rows of {name(cheap)}, the cheapest."
+    return said
