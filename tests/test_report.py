@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import tokensteer as ts
+from tokensteer.app import report
 from tokensteer.app.report import figures, genealogy, samples, write
 from tokensteer.app.report.page import most_within
 from tokensteer.app.report.words import number, short, spread
@@ -276,6 +277,17 @@ def test_heat_maps_and_the_exact_answer(mog: Path) -> None:
     assert "exact log_z" not in cells(root)[0]
 
 
+def test_an_estimate_far_from_the_exact_answer_is_marked(tmp_path: Path) -> None:
+    result = toy(4)
+    log_z, error = result.pooled_log_z
+    exact = {name: {"exact log_z": [log_z + far * error, 0.0]} for name, far in (("near", 2.9), ("far", 3.1))}
+    rows = [(row("text", name, result, metrics), result) for name, metrics in exact.items()]
+    root = page(fill(tmp_path / "run", rows))
+    lines = root.find("tbody")[0].find("tr")
+    assert [line.find("th")[0].words() for line in lines if line.find("span", "off")] == ["far"]
+    assert "≠ is more than three standard errors" in root.words()
+
+
 def test_many_particles_have_a_summary_instead_of_a_tree(mog: Path) -> None:
     root = page(mog)
     options = [o.words() for o in root.find("select", "pick-row")[0].find("option")]
@@ -404,6 +416,46 @@ def test_errors_set_the_places() -> None:
 def test_draws_are_the_same_every_time() -> None:
     result = toy(8, populations=3)
     assert torch.equal(samples.draws(result), samples.draws(result))
+
+
+# ---- colours
+
+SEEN_BY = {  # Machado, Oliveira and Fernandes (2009), full severity
+    "all three cones": [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],
+    "protanopia": [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]],
+    "deuteranopia": [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]],
+    "tritanopia": [[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]],
+}
+
+
+def light(colour: str) -> torch.Tensor:
+    """Linear red, green and blue."""
+    c = torch.tensor([int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)], dtype=torch.float64)
+    return torch.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted(float(light(c) @ light("#ffffff").new_tensor([0.2126, 0.7152, 0.0722])) for c in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+def lab(rgb: torch.Tensor) -> torch.Tensor:
+    to_xyz = rgb.new_tensor([[0.4339, 0.3762, 0.1899], [0.2126, 0.7152, 0.0722], [0.0177, 0.1095, 0.8728]])
+    x, y, z = ((v ** (1 / 3)) if v > 0.008856 else 7.787 * v + 16 / 116 for v in to_xyz @ rgb.clamp(0, 1))
+    return torch.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_colours_can_be_told_apart(theme: int) -> None:
+    css = (Path(report.__file__).parent / "report.css").read_text()
+    found = dict(re.findall(r"--(\w+): (#\w{6});", re.findall(r":root \{(.*?)\}", css, re.DOTALL)[theme]))
+    for paper in (found["paper"], found["card"]):
+        assert min(contrast(found[name], paper) for name in ("ink", "muted", "accent", "warn")) >= 4.5
+        assert min(contrast(found[f"c{k}"], paper) for k in range(7)) >= 3.0
+    for name, eye in SEEN_BY.items():
+        seen = [lab(light("#ffffff").new_tensor(eye) @ light(found[f"c{k}"])) for k in range(7)]
+        nearest = min(float((a - b).norm()) for k, a in enumerate(seen) for b in seen[:k])
+        assert nearest > 18, name  # 2.3 is a just noticeable difference
 
 
 # ---- what is no run folder

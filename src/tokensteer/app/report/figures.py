@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TONES = ("#6b7078", "#0b6bb8", "#c44e00", "#00805e", "#a8408a", "#8f6a00", "#1389a3")
+TONES = ("#6b7078", "#1f55e0", "#d95f02", "#00503a", "#7a1573", "#b08a5c", "#0a9bc9")
 WIDTH = 5.5
 """Inches: the text width of most one-column papers."""
 DPI = 200

@@ -127,18 +127,28 @@ def sheet(row: Row, name: str, colour: int) -> str:
 
 
 def heat_maps(rows: Sequence[Row], names: Mapping[int, str], colours: Mapping[int, int]) -> str:
-    """The exact target and what each row made of it, on one scale. `names` and `colours` go by place in `rows`."""
+    """The exact targets and what each row made of it, on one scale. `names` and `colours` go by place in `rows`."""
     from tokensteer.tasks import mog
 
-    target = exact_target(rows[0])
+    settings = {_setting(row): row for row in reversed(rows)}
+    targets = {setting: exact_target(row) for setting, row in reversed(settings.items())}
     laws = [mog.histogram(r.answer.samples.flatten(0, 1), r.answer.weights.double().flatten()) for r in rows]
-    top = float(target.max())
-    cards = [_heat_card("exact target", "", "by enumeration", target, top)]
+    top = max(float(target.max()) for target in targets.values())
+    cards = [
+        _heat_card("exact target", "", setting if len(targets) > 1 else "by enumeration", target, top)
+        for setting, target in targets.items()
+    ]
     for k, (row, law) in enumerate(zip(rows, laws, strict=True)):
         mean, error = spread(row.metrics["emd"]) if "emd" in row.metrics else ("", "")
         note = f"EMD {mean}{error and f' ± {error}'}" if mean else ""
         cards.append(_heat_card(names[k], swatch(colours[k]), note, law, top))
     return element("div", 'class="heats"', *cards)
+
+
+def _setting(row: Row) -> str:
+    """All that the target depends on."""
+    kl, remask, steps = row.job.get("kl"), row.job.get("remask"), len(row.result.ess) - 1
+    return ", ".join([f"{steps} steps", *([f"remask {remask}"] if remask else []), *([f"kl {kl}"] if kl else [])])
 
 
 def exact_target(row: Row) -> Tensor:

@@ -17,6 +17,7 @@ from tokensteer.app.report.words import (
     Look,
     heading,
     leaders,
+    listed,
     metrics_of,
     number,
     of_answer,
@@ -52,7 +53,7 @@ def table(rows: Sequence[Row], colours: Mapping[str, int]) -> str:
     if len({row.populations for row in rows}) > 1:
         columns.append(Column("B", [_count(row.populations) for row in rows], "populations"))
     columns += [_metric(rows, metric, of_answer) for metric in metrics_of(rows)]
-    columns.append(Column("log Z", [_measured(row.log_z) for row in rows], "log of the normaliser, pooled"))
+    columns.append(Column("log Z", [_log_z(row) for row in rows], "log of the normaliser, pooled over populations"))
     columns += [_network(rows, network) for network in dict.fromkeys(n for row in rows for n in row.rows)]
     columns.append(Column("seconds", [_plain(row.seconds) for row in rows]))
     return _table("Methods, their metrics and what they cost", columns, len(rows)) + text(
@@ -99,9 +100,13 @@ def note(rows: Sequence[Row]) -> str:
     said = [f"Mean ± standard error over {plural(sizes.pop(), 'population') if len(sizes) == 1 else 'populations'}."]
     if any(leaders(rows, metric)[0] for metric in metrics_of(rows)):
         said.append("★ is the best of a column, ☆ what two standard errors do not tell from it.")
-    exact = {row.metrics["exact log_z"].mean for row in rows if "exact log_z" in row.metrics}
-    if len(exact) == 1:
-        said.append(f"The exact log Z is {number(exact.pop(), 5)}.")
+    exact = sorted({number(row.metrics["exact log_z"].mean, 5) for row in rows if "exact log_z" in row.metrics})
+    if exact:
+        said.append(f"The exact log Z is {listed(exact)}.")
+    if any(missed(row) for row in rows):
+        said.append(
+            "≠ is more than three standard errors from it: the weights have a tail that N particles do not see."
+        )
     if any(sum(row.saved.values()) for row in rows):
         said.append("Rows are what networks computed, + what was asked for but known already.")
     said.append("Click a heading to sort.")
@@ -140,6 +145,22 @@ def _plain(value: float) -> Cell:
 def _measured(measured: Measured) -> Cell:
     mean, error = spread(measured)
     return Cell(mean + (element("small", "", f" ± {error}") if error else ""), measured.mean)
+
+
+def missed(row: Row) -> bool:
+    """Whether log Z is known exactly and the estimate is far from it."""
+    exact = row.metrics.get("exact log_z")
+    return exact is not None and abs(row.log_z.mean - exact.mean) > 3.0 * row.log_z.error
+
+
+def _log_z(row: Row) -> Cell:
+    plain = _measured(row.log_z)
+    if not missed(row):
+        return plain
+    words = "more than three standard errors from the exact value"
+    return Cell(
+        f'<span class="off" title="{words}" role="img" aria-label="{words}">≠</span> {plain.shown}', plain.value
+    )
 
 
 def _metric(rows: Sequence[Row], metric: str, look: Look) -> Column:
