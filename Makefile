@@ -11,8 +11,8 @@ READY := .venv/.ready
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-demo: $(READY) ## run the demonstration
-	@$(BIN)/python -m tokensteer.app.demo
+demo: $(READY) ## compare all methods on two tasks and write a report (two minutes)
+	@$(BIN)/tokensteer demo --force
 
 test: lint ## lint, then run the tests
 	$(BIN)/pytest -n 2

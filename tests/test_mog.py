@@ -1,8 +1,7 @@
-"""The mixture of Gaussians against its known numbers, and the demo that runs on it."""
+"""The mixture of Gaussians against its known numbers."""
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 
@@ -11,12 +10,13 @@ import torch
 from torch.nn.functional import one_hot
 
 import tokensteer as ts
-from tokensteer.app import demo
 from tokensteer.tasks import mog
 from tokensteer.testing import TableDenoiser, all_sequences
 
 ALL = all_sequences(mog.STATES + 1, 2)
 CLEAN = all_sequences(mog.STATES, 2)
+ARROW = ((0, 6, 0), (3, 0, 3), (2, 2, 2))
+"""Modes by x and y with unequal weights: each third of the mass in one, two and three of them."""
 
 
 def one_hots(x: torch.Tensor) -> torch.Tensor:
@@ -31,7 +31,7 @@ def test_data_constants():
     assert float((tilted * r).sum() / tilted.sum()) == pytest.approx(-0.29856, abs=1e-4)
 
 
-@pytest.mark.parametrize("weights", [None, torch.tensor(demo.ARROW)])
+@pytest.mark.parametrize("weights", [None, torch.tensor(ARROW)])
 def test_denoiser_is_the_exact_one_for_ids_and_one_hots(weights):
     joint = mog.pmf(weights)
     denoiser, table = mog.denoiser(joint), TableDenoiser(joint)
@@ -52,7 +52,7 @@ def test_reward_of_ids_and_one_hots():
 
 @pytest.mark.parametrize("kl", [1.0, 3.0])
 def test_soft_value_is_what_enumeration_gives(kl):
-    model = mog.model(2, mog.pmf(torch.tensor(demo.ARROW)))
+    model = mog.model(2, mog.pmf(torch.tensor(ARROW)))
     x = torch.cat([ALL[-65:], ALL[mog.STATES :: 65], ALL[:5]])  # all with a mask, and a few without
     exact = mog.tilt(kl, estimator=ts.Exact())
     value = mog.soft_value(model, kl).function
@@ -61,7 +61,7 @@ def test_soft_value_is_what_enumeration_gives(kl):
     torch.testing.assert_close(value(one_hots(x), 0.5), expected)
 
 
-@pytest.mark.parametrize("weights", [None, torch.tensor(demo.ARROW)])
+@pytest.mark.parametrize("weights", [None, torch.tensor(ARROW)])
 def test_target_is_the_samplers_own_law(weights):
     """Both sites open in the same of T equal steps with probability 1/T, and are then independent."""
     joint, num_steps = mog.pmf(weights), 4
@@ -105,7 +105,7 @@ def test_smc_base_knows_log_z(exact):
 
 
 def test_guidance_knows_log_z():
-    method = ts.cfg(mog.model(10, mog.pmf(torch.tensor(demo.ARROW))), mog.model(10), demo.SCALE)
+    method = ts.cfg(mog.model(10, mog.pmf(torch.tensor(ARROW))), mog.model(10), 2.0)
     assert abs(z_score(method, mog.target(method.steering).log_z, 200, 32)) < 4
 
 
@@ -115,32 +115,6 @@ def test_first_order_is_exact_here():
     tilt = mog.tilt(ramp=ts.constant_ramp, estimator=mog.soft_value(model))
     result = ts.prop_grad(model, tilt, clip=None)(100, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(result.log_w, torch.full_like(result.log_w, mog.target(ts.Steering(model, tilt)).log_z))
-
-
-def test_demo_writes_a_picture_and_its_numbers(tmp_path, capsys):
-    demo.main(["--particles", "50", "--num-steps", "5", "--repeats", "2", "--out", str(tmp_path / "new")])
-    picture, numbers = tmp_path / "new" / "demo.png", tmp_path / "new" / "results.json"
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    rows = json.loads(numbers.read_text())
-    expected = [c.name for challenge in demo.challenges(1) for c in challenge.contenders]
-    assert [row["method"] for row in rows] == expected
-    values = [value for row in rows for value in row.values() if isinstance(value, float)]
-    assert len(values) > 6 * len(rows)
-    assert all(math.isfinite(value) for value in values)
-    said = capsys.readouterr().out
-    assert str(picture) in said.replace("\n", "")
-    assert all(name in said for name in expected)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["--particles", "0"], ["--particles", "7"], ["--num-steps", "0"], ["--repeats", "0"], ["--out", __file__]],
-)
-def test_bad_arguments_give_one_line_and_exit_2(arguments, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        demo.main(arguments)
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_missing_pot_says_what_to_install(monkeypatch):

@@ -11,7 +11,7 @@ import tyro
 
 import tokensteer
 from tokensteer.app.names import choose
-from tokensteer.app.options import COMMANDS, HELP, Check, Compare, Doctor, Report, Run, Train
+from tokensteer.app.options import COMMANDS, HELP, Check, Compare, Demo, Doctor, Report, Run, Train
 
 EXPECTED = (ValueError, OSError, ImportError, FloatingPointError)
 """What the library raises to say what is wrong and how to mend it."""
@@ -53,6 +53,10 @@ def _dispatch(command: object, words: str) -> int:
             from tokensteer.app.steer import steer
 
             return steer(command, words)
+        case Demo():
+            from tokensteer.app.demo import demo
+
+            return demo(command, words)
         case Train():
             from tokensteer.app.steer import train
 

@@ -107,13 +107,7 @@ def plan(
 ) -> list[Job]:
     """All jobs of a comparison, those that share a method one after the other."""
     vary, size = choose(recipe, RECIPES, "recipe")
-    runs = product(
-        methods or size.methods or default_methods,
-        particles or size.particles,
-        seeds,
-    )
-    first = [
-        Job(method=m, particles=n, seed=seed, populations=populations or size.populations, **common)
-        for m, n, seed in runs
-    ]
+    many = size.populations if populations is None else populations
+    runs = product(methods or size.methods or default_methods, particles or size.particles, seeds)
+    first = [Job(method=m, particles=n, populations=many, seed=seed, **common) for m, n, seed in runs]
     return [varied for job in first for varied in vary(job)]

@@ -62,9 +62,15 @@ def _alone(result: Result, samples: Tensor) -> Result:
     """Populations of one particle each, whose reward is that of its twin among the particles."""
     twin = (result.samples == samples).all(-1).int().argmax(-1, keepdim=True)
     reward = None if result.reward is None else result.reward.gather(1, twin)
-    ones = torch.ones_like(result.log_w[:, :1])
     return Result(
-        samples, 0.0 * ones, reward, ones.T, None, torch.zeros_like(twin).unsqueeze(0), {}, generator=result.generator
+        samples,
+        log_w=torch.zeros_like(result.log_w[:, :1]),
+        reward=reward,
+        ess=result.ess / result.log_w.shape[1],  # the share of the particles that were drawn from
+        mean_reward=None,
+        ancestors=torch.zeros_like(twin).unsqueeze(0),
+        rows={},
+        generator=result.generator,
     )
 
 

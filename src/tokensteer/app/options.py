@@ -58,6 +58,12 @@ Hold your own denoiser, kernel, reward, Diffusion or Steering to the laws of tok
 What is given is an object, or a function without arguments that makes one. A function of x is taken for a reward, of
 x and t for a denoiser. The first law that is broken is named, with the mend."""
 
+DEMO = """\
+Compare all methods on mog and digits, from the weights that are shipped: two minutes, then a report.
+
+  tokensteer demo
+  tokensteer demo --seed 1 --out out/another"""
+
 DOCTOR = """\
 Say what is installed: versions, devices, optional packages, data and weights.
 
@@ -174,11 +180,22 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Demo:
+    out: Annotated[Path, arg(metavar="FOLDER")] = Path("out/demo")
+    """The run folder, with the report in it."""
+    seed: int = 0
+    """Same seed, same numbers."""
+    force: Flag = False
+    """Replace the run that is in the folder."""
+
+
+@dataclass(frozen=True)
 class Doctor:
     pass
 
 
-COMMANDS: dict[str, tuple[type[Run | Compare | Report | Train | Check | Doctor], str]] = {
+COMMANDS: dict[str, tuple[type[Demo | Run | Compare | Report | Train | Check | Doctor], str]] = {
+    "demo": (Demo, DEMO),
     "run": (Run, RUN),
     "compare": (Compare, COMPARE),
     "report": (Report, REPORT),
@@ -195,6 +212,7 @@ usage: tokensteer COMMAND ...
 {chr(10).join(f"  {name:<8} {about.splitlines()[0]}" for name, (_, about) in COMMANDS.items())}
 
 Try
+  tokensteer demo
   tokensteer run digits --goal 7 --out out/seven
   tokensteer compare mog --particles 500 --populations 4 --out out/mog
   tokensteer report out/mog

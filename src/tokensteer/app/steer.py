@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from tokensteer.app import methods
 from tokensteer.app.jobs import Job, plan
@@ -51,16 +52,20 @@ def run_jobs(jobs: Sequence[Job], place: Place, out: Path, words: str, force: bo
         with shown(len(ready)) as watch:
             play(ready, place, writer, watch)
     finally:  # also when it was stopped
-        for part in tables(writer.rows):
-            say(part)
+        console = terminal()
+        for part in tables(writer.rows, console.width):
+            say(part, console)
     return writer
 
 
-def say(part: Any) -> None:
+def terminal() -> Console:
+    """The standard output stream; a file has no edge to wrap at."""
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)  # a file has no edge to wrap at
-    console.print(part, highlight=False, soft_wrap=isinstance(part, str))
+    return console if console.is_terminal else Console(width=200)
+
+
+def say(part: str | Table, console: Console | None = None) -> None:
+    (console or terminal()).print(part, highlight=False, soft_wrap=isinstance(part, str))
 
 
 def _common(task: str, setting: Setting) -> dict[str, Any]:
@@ -105,6 +110,6 @@ def report(folder: Path) -> int:
 
 
 def write_report(folder: Path) -> Path:
-    from tokensteer.app.report import write
+    from tokensteer.app.report import write  # its parts take a while to load
 
     return write(folder)

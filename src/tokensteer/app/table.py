@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 Row = Mapping[str, Any]
+Column = tuple[str, Callable[[Row], str]]
+"""A title, and what stands below it for a row."""
 
 ELSEWHERE = ("exact log_z",)
 """Metrics that are said above the table."""
@@ -17,16 +20,26 @@ OF_MANY = ("ess", "diversity", *ELSEWHERE)
 """Metrics that mean nothing, or nothing new, for the best of each population."""
 
 
-def tables(rows: Sequence[Row]) -> list[str | Table]:
-    """For each task a heading and its tables."""
+def tables(rows: Sequence[Row], width: int) -> list[str | Table]:
+    """For each task a heading and its tables, for a terminal of so many columns."""
     found: list[str | Table] = []
     for task in dict.fromkeys(row["task"] for row in rows):
         here = [row for row in rows if row["task"] == task]
-        found.append(heading(here))
-        found.append(posterior(here))
-        if any(row["best"] for row in here):
-            found += ["Best of N by reward, which is no draw from the target", best(here)]
+        found += [heading(here), *fitted(here, [*metrics(here, "metrics", ELSEWHERE), LOG_Z, *COST], width)]
+        judged = [row for row in here if row["best"]]
+        if judged:
+            found.append("Best of N by reward, which is no draw from the target")
+            found += fitted(judged, metrics(judged, "best", OF_MANY), width)
     return found
+
+
+def fitted(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Table]:
+    """One table, or as many below each other as the width asks for."""
+    console, fit = Console(width=1000), 1
+    while fit < len(columns) and console.measure(table(rows, columns[: fit + 1])).maximum <= width:
+        fit += 1
+    rest = fitted(rows, columns[fit:], width) if fit < len(columns) else []
+    return [table(rows, columns[:fit]), *rest]
 
 
 def heading(rows: Sequence[Row]) -> str:
@@ -37,23 +50,51 @@ def heading(rows: Sequence[Row]) -> str:
     return f"{first['task']}: {first['about']}. Means ± standard errors over {sizes} populations.{known}"
 
 
-def posterior(rows: Sequence[Row]) -> Table:
-    names = _names(rows, "metrics", ELSEWHERE)
-    table = _table(rows, [*(_title(name) for name in names), "log Z", "denoiser\nrows", "reward\nrows", "s"])
+def table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
+    """Who, with so many particles, and the columns."""
+    seeds = len({row["seed"] for row in rows}) > 1
+    who: list[Column] = [("method", lambda row: row["method"]), ("N", lambda row: f"{row['particles']:,}")]
+    shown = [*who, *([("seed", _seed)] if seeds else []), *columns]
+    drawn = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for title, _ in shown:
+        left = title == "method"
+        drawn.add_column(title, justify="left" if left else "right", vertical="bottom", no_wrap=True)
     for row in rows:
-        marks = [spread(row["metrics"].get(name)) for name in names]
-        cost = [short(row["rows"].get(name, 0)) for name in ("denoiser", "reward")]
-        table.add_row(*_who(rows, row), *marks, spread([row["log_z"], row["log_z_error"]]), *cost, _seconds(row))
-    return table
+        drawn.add_row(*(cell(row) for _, cell in shown))
+    return drawn
 
 
-def best(rows: Sequence[Row]) -> Table:
-    rows = [row for row in rows if row["best"]]
-    names = _names(rows, "best", OF_MANY)
-    table = _table(rows, [_title(name) for name in names])
-    for row in rows:
-        table.add_row(*_who(rows, row), *(spread(row["best"].get(name)) for name in names))
-    return table
+def metrics(rows: Sequence[Row], key: str, without: Sequence[str]) -> list[Column]:
+    """A column for each metric of any row."""
+    names = [name for name in dict.fromkeys(name for row in rows for name in row[key]) if name not in without]
+    return [_metric(key, name) for name in names]
+
+
+def _metric(key: str, name: str) -> Column:
+    title = {"emd": "EMD", "ess": "ESS/N"}.get(name, name.replace(" ", "\n"))
+    return title, lambda row: spread(row[key].get(name))
+
+
+def _asked(row: Row) -> str:
+    """Denoiser rows computed, of those asked for where some were known already."""
+    rows, saved = row["rows"].get("denoiser", 0), row["saved"].get("denoiser", 0)
+    return f"{short(rows)}/{short(rows + saved)}" if saved else short(rows)
+
+
+def _seed(row: Row) -> str:
+    return str(row["seed"])
+
+
+def _seconds(row: Row) -> str:
+    return f"{row['seconds']:.1f}"
+
+
+LOG_Z: Column = ("log Z", lambda row: spread([row["log_z"], row["log_z_error"]]))
+COST: list[Column] = [
+    ("denoiser rows\ncomputed/asked", _asked),
+    ("reward rows\ncomputed", lambda row: short(row["rows"].get("reward", 0))),
+    ("s", _seconds),
+]
 
 
 def summary(row: Row) -> str:
@@ -62,42 +103,16 @@ def summary(row: Row) -> str:
     return f"{row['task']} {row['method']}, N = {row['particles']}: {', '.join(marks)}, {_seconds(row)} s"
 
 
-def _table(rows: Sequence[Row], headings: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("method", vertical="bottom")
-    for title in ["N", *(["seed"] if _seeds(rows) else []), *headings]:
-        table.add_column(title, justify="right", vertical="bottom", no_wrap=True)
-    return table
-
-
-def _who(rows: Sequence[Row], row: Row) -> list[str]:
-    return [row["method"], f"{row['particles']:,}", *([str(row["seed"])] if _seeds(rows) else [])]
-
-
-def _seeds(rows: Sequence[Row]) -> bool:
-    return len({row["seed"] for row in rows}) > 1
-
-
-def _names(rows: Sequence[Row], key: str, without: Sequence[str]) -> list[str]:
-    return [name for name in dict.fromkeys(name for row in rows for name in row[key]) if name not in without]
-
-
-def _title(name: str) -> str:
-    return {"emd": "EMD", "ess": "ESS/N"}.get(name, name.replace(" ", "\n"))
-
-
-def _seconds(row: Row) -> str:
-    return f"{row['seconds']:.1f}"
-
-
 def spread(value: Sequence[float | None] | None) -> str:
-    """A mean with as many places as its standard error bears; a dash for what is not known."""
+    """A mean with as many places as its standard error has: one digit of it, two if it begins with 1. A dash for what
+    is not known."""
     mean, error = value or (None, None)
     if mean is None:
         return "-"
     if not error:
-        return f"{mean:.3g}" if error is None else f"{mean:.4g}"
-    places = min(4, max(0, 1 - math.floor(math.log10(error))))
+        return f"{mean:.3g}"
+    size = math.floor(math.log10(error))
+    places = min(4, max(0, (error < 2 * 10.0**size) - size))
     return f"{mean:.{places}f}±{error:.{places}f}"
 
 

@@ -246,9 +246,11 @@ class Exact:
 
 @dataclass(frozen=True)
 class Value:
-    """Any function r_hat(x, t) of the noisy sequence, learned or known; x as ids, or one-hots for gradients."""
+    """Any function r_hat(x, t) of the noisy sequence, learned or known; x as ids, or one-hots for gradients. If it
+    `ignores_time`, a particle that has not moved keeps its value."""
 
     function: Callable[[Tensor, float], Tensor]
+    ignores_time: bool = False
     random: bool = field(default=False, init=False, repr=False)
 
     def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:

@@ -112,7 +112,7 @@ def soft_value(model: Diffusion, kl: float = 1.0) -> Value:
         known = rewards[torch.arange(2), x.clamp(max=STATES - 1)]
         return torch.where(x == MASK, masked, known).sum(-1)
 
-    return Value(value)
+    return Value(value, model.ignores_time)
 
 
 def tilt(kl: float = 1.0, draws: int = 10, ramp: Ramp = linear_ramp, estimator: Estimator | None = None) -> Tilt:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.denoiser import Denoiser, from_logits
+from tokensteer.core.denoiser import Denoiser, Time, from_logits
 from tokensteer.core.model import Diffusion, template
 from tokensteer.core.schedule import constant_ramp, uniform_steps
 from tokensteer.core.smc import Result
@@ -37,6 +38,18 @@ DRAWS = 100_000
 FILE = "mog-denoiser.safetensors"
 
 
+@dataclass(frozen=True)
+class LookedUp:
+    """A denoiser whose answers to ids stand in a table."""
+
+    network: Denoiser
+    table: Tensor
+    ignores_time: bool = True
+
+    def __call__(self, x: Tensor, t: Time) -> Tensor:
+        return self.network(x, t) if x.is_floating_point() else self.table[x[:, 0] * (mog.STATES + 1) + x[:, 1]]
+
+
 def denoiser(weights: Path) -> Denoiser:
     """The network in double precision. There are 65² states, so for ids all its answers are looked up."""
     net = load(weights / FILE)
@@ -45,12 +58,7 @@ def denoiser(weights: Path) -> Denoiser:
         return net(x).double()
 
     network = from_logits(logits, mog.MASK, ignores_time=True)
-    table = in_parts(lambda x: network(x, 0.5), all_sequences(mog.STATES + 1, 2))
-
-    def denoise(x: Tensor, t: float) -> Tensor:
-        return network(x, t) if x.is_floating_point() else table[x[:, 0] * (mog.STATES + 1) + x[:, 1]]
-
-    return denoise
+    return LookedUp(network, in_parts(lambda x: network(x, 0.5), all_sequences(mog.STATES + 1, 2)))
 
 
 def model(setup: Setup) -> Diffusion:
