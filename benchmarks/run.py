@@ -130,31 +130,30 @@ def timed_networks(options: Options) -> tuple[Timed, Timed]:
 
 
 def ours(
-    options: Options, gradient: bool, denoiser: Timed, reward: Timed, populations: int = 1
+    options: Options, gradient: bool, denoiser: Timed, reward: Timed, populations: int = 1, gumbel: bool = False
 ) -> Callable[[], object]:
-    """Our run, ready to go. Without gradients the head is applied where tokens are drawn, outside the clock."""
+    """Our run, ready to go. The head is applied where tokens are drawn, outside the clock, unless `gumbel` asks for the
+    baseline's own gradient, through Gumbel-softmax draws and one-hots."""
     mask_id = options.vocab - 1
     network = denoiser.network
     assert isinstance(network, DenoiserNet)
-    if not gradient:
+    if gumbel:
+        law = ts.from_logits(denoiser, mask_id, ignores_time=True)
+    else:
         denoiser.network = network.body
-    model = ts.Diffusion(
-        ts.from_logits(denoiser, mask_id, ignores_time=True)
-        if gradient
-        else ts.from_hidden(denoiser, network.head, mask_id, ignores_time=True),
-        ts.Ancestral(mask_id),
-        ts.uniform_steps(options.num_steps),
-        ts.template(options.length, mask_id),
-    )
-    tilt = ts.Tilt(reward, options.kl, draws=options.draws, average=ts.mean, differentiable=True)
+        law = ts.from_hidden(denoiser, network.head, mask_id, ignores_time=True)
+    canvas = ts.template(options.length, mask_id)
+    model = ts.Diffusion(law, ts.Ancestral(mask_id), ts.uniform_steps(options.num_steps), canvas)
+    estimator = ts.Sampled() if gumbel or not gradient else ts.StraightThrough()
+    tilt = ts.Tilt(reward, options.kl, draws=options.draws, average=ts.mean, estimator=estimator, differentiable=True)
     method = ts.smc_grad(model, tilt, clip=None) if gradient else ts.smc_base(model, tilt)
     method = replace(method, when=ts.all_of(ts.every(options.interval), ts.ess_below(0.5)))
     return lambda: method(options.particles, populations, generator=torch.Generator().manual_seed(options.seed))
 
 
-def measure_ours(options: Options, gradient: bool, populations: int = 1) -> Cost:
+def measure_ours(options: Options, gradient: bool, populations: int = 1, gumbel: bool = False) -> Cost:
     denoiser, reward = timed_networks(options)
-    return measure(ours(options, gradient, denoiser, reward, populations), denoiser, reward, options.num_steps)
+    return measure(ours(options, gradient, denoiser, reward, populations, gumbel), denoiser, reward, options.num_steps)
 
 
 def measure_dense(options: Options, gradient: bool, batched: bool) -> Cost:

@@ -82,8 +82,8 @@ class Model(Protocol):
         """log p(x_0 | x_t), (P, L, V), from one-hots x (P, L, V), differentiable in them."""
         ...
 
-    def differentiated(self, x: Tensor, t: Time, new: Tensor, log_x0: Tensor, before: Prediction | None) -> Prediction:
-        """The prediction at x where `relaxed` has just said log_x0 (n, L, V) of the particles `new` (n,)."""
+    def differentiated(self, x: Tensor, t: Time, new: Tensor, store: Store, before: Prediction | None) -> Prediction:
+        """The prediction at x where the first network has just said `store` of the particles `new` (n,)."""
         ...
 
     def clean(self, prediction: Prediction) -> Tokens:
@@ -219,10 +219,10 @@ class Diffusion:
     def predict(self, x: Tensor, t: Time, before: Prediction | None = None) -> Prediction:
         return predict_all((self,), x, t, before if self.ignores_time else None)
 
-    def differentiated(self, x: Tensor, t: Time, new: Tensor, log_x0: Tensor, before: Prediction | None) -> Prediction:
+    def differentiated(self, x: Tensor, t: Time, new: Tensor, store: Store, before: Prediction | None) -> Prediction:
         self.meter.count(len(new), len(x))
         row = torch.arange(len(new), device=x.device)
-        return updated(x, new, row, (Logs(log_x0.flatten(0, 1)),), before)
+        return updated(x, new, row, (store,), before)
 
     def laws(self, x: Tensor, t: Time, before: Prediction | None = None) -> Store:
         """The network's answer for rows x (D, L), D·L laws, in a form that can be joined with what it said before."""

@@ -195,6 +195,23 @@ class Sampled:
 
 
 @dataclass(frozen=True)
+class StraightThrough:
+    """Draws from p(x_0 | x_t), each with the gradient of the law it was drawn from: no noise but that of the draws, and
+    no softmax for each of them. For differentiable rewards; the cheapest gradient where networks are `Embedded`."""
+
+    random: bool = field(default=True, init=False, repr=False)
+    ignores_time: bool = field(default=True, init=False, repr=False)
+
+    def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
+        x0 = draw_clean(look, tilt.draws, generator)
+        log_v = look.zeros(tilt.draws, len(look.x))
+        if not look.relaxed:
+            return _average_draws(tilt, x0, log_v)
+        law = look.clean_law()
+        return _average_draws(tilt, one_hot(x0, law.shape[-1]).to(law.dtype) + (law - law.detach()), log_v)
+
+
+@dataclass(frozen=True)
 class Relaxed:
     """Gumbel-softmax draws taken as they are, between the corners of the simplex; for differentiable rewards."""
 
@@ -304,9 +321,9 @@ class Tilt:
             raise ValueError(f"Tilt.kl must be positive, got {self.kl}: it divides the reward")
         if self.draws < 1:
             raise ValueError(f"Tilt.draws must be at least 1, got {self.draws}")
-        if isinstance(self.estimator, SoftInput | Relaxed) and not self.differentiable:
+        if isinstance(self.estimator, SoftInput | Relaxed | StraightThrough) and not self.differentiable:
             raise ValueError(
-                f"{type(self.estimator).__name__} gives the reward one-hots that are no sequence: set "
+                f"{type(self.estimator).__name__} gives the reward one-hots, to follow its gradient: set "
                 "differentiable=True if it can take them, or use Sampled()"
             )
 
@@ -368,12 +385,15 @@ class Tilt:
         return torch.cat(self.chunks.run(self._rewards, x0, 64 * x0[0].numel() if len(x0) else 1))
 
     def _rewards(self, x0: Tensor) -> Tensor:
-        r = self.reward(x0)
+        return self.checked(self.reward(x0), len(x0))
+
+    def checked(self, r: Tensor, rows: int) -> Tensor:
+        """What the reward said of so many sequences, if it is one number for each."""
         if not isinstance(r, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"the reward must return a tensor of shape ({len(x0)},), got {type(r).__name__}")
-        if r.shape != (len(x0),):
+            raise ValueError(f"the reward must return a tensor of shape ({rows},), got {type(r).__name__}")
+        if r.shape != (rows,):
             raise ValueError(
-                f"the reward must give one number for each of {len(x0)} sequences, shape ({len(x0)},), got "
+                f"the reward must give one number for each of {rows} sequences, shape ({rows},), got "
                 f"{tuple(r.shape)}: sum or squeeze what is left"
             )
         return r if r.is_floating_point() else r.to(torch.get_default_dtype())
@@ -385,4 +405,8 @@ class Tilt:
             raise ValueError(
                 f"the estimate must give one number for each of {len(look.x)} sequences, got shape {tuple(r.shape)}"
             )
+        return self.hopeful(r)
+
+    def hopeful(self, r: Tensor) -> Tensor:
+        """An estimate, never -inf."""
         return torch.where(r == NEVER, self.hopeless * self.kl, r)
