@@ -4,7 +4,7 @@ The gradient of an estimate in the one-hots of x_t needs no one-hot anywhere: a 
 embedding, and the gradient there times that embedding is what each token of x_0 is worth, s = g·E^T. It reaches x_t
 directly, since what is drawn at a site has the law mu(x) = x[tokens] + x[mask]·mu there, and through the denoiser,
 whose logits get mu·(s - <mu, s>). Only the sites that may move are spelt out over the vocabulary, once, whatever the
-number of draws. The numbers are those of `StraightThrough` on one-hots.
+number of draws. The numbers are those of `Sampled` on one-hots.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokensteer.core.denoiser import FromHidden, FromLogits
 from tokensteer.core.kernel import NO_MASK
 from tokensteer.core.model import Diffusion, Model
 from tokensteer.core.tokens import Store, Tokens, log_law
-from tokensteer.core.twist import Look, StraightThrough, Tilt, draw_clean
+from tokensteer.core.twist import Look, Sampled, Tilt, draw_clean
 
 
 @runtime_checkable
@@ -34,7 +34,7 @@ def can_enter(model: Model, tilt: Tilt) -> bool:
     """Whether the denoiser and the reward can be entered, and nothing but a straight-through gradient is asked for."""
     if not isinstance(model, Diffusion) or model.kernel.mask_id == NO_MASK or not model.ignores_time:
         return False
-    straight = isinstance(tilt.estimator, StraightThrough) and tilt.differentiable
+    straight = isinstance(tilt.estimator, Sampled) and tilt.differentiable
     return straight and isinstance(tilt.reward, Embedded) and _network(model) is not None
 
 

@@ -175,19 +175,17 @@ def draw_clean(look: Look, draws: int, generator: Generator | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Draws from p(x_0 | x_t). Gradients go straight through Gumbel-softmax draws if the reward is differentiable, and
-    by REINFORCE if it is not."""
+    """Draws from p(x_0 | x_t). If the reward is differentiable, each has the gradient of the law it was drawn from
+    (straight through); if not, gradients are by REINFORCE."""
 
-    temperature: float = 1.0
     random: bool = field(default=True, init=False, repr=False)
     ignores_time: bool = field(default=True, init=False, repr=False)
 
     def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
-        log_v = look.zeros(tilt.draws, len(look.x))
+        x0, log_v = draw_clean(look, tilt.draws, generator), look.zeros(tilt.draws, len(look.x))
         if look.relaxed and tilt.differentiable:
-            soft = gumbel_softmax(look, _gumbel(look, tilt.draws, generator), self.temperature)
-            return _average_draws(tilt, _completed(look, _straight_through(soft)), log_v)
-        x0 = draw_clean(look, tilt.draws, generator)
+            law = look.clean_law()
+            return _average_draws(tilt, one_hot(x0, law.shape[-1]).to(law.dtype) + (law - law.detach()), log_v)
         if look.relaxed:
             score = _score(look, x0)
             log_v = log_v + (score - score.detach())
@@ -195,33 +193,20 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class StraightThrough:
-    """Draws from p(x_0 | x_t), each with the gradient of the law it was drawn from: no noise but that of the draws, and
-    no softmax for each of them. For differentiable rewards; the cheapest gradient where networks are `Embedded`."""
-
-    random: bool = field(default=True, init=False, repr=False)
-    ignores_time: bool = field(default=True, init=False, repr=False)
-
-    def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
-        x0 = draw_clean(look, tilt.draws, generator)
-        log_v = look.zeros(tilt.draws, len(look.x))
-        if not look.relaxed:
-            return _average_draws(tilt, x0, log_v)
-        law = look.clean_law()
-        return _average_draws(tilt, one_hot(x0, law.shape[-1]).to(law.dtype) + (law - law.detach()), log_v)
-
-
-@dataclass(frozen=True)
 class Relaxed:
-    """Gumbel-softmax draws taken as they are, between the corners of the simplex; for differentiable rewards."""
+    """Gumbel-softmax draws, between the corners of the simplex; for differentiable rewards. With `hard` the reward is
+    that of the nearest corner, an exact draw, and the gradient goes straight through, as in the paper: noisier than
+    `Sampled`, and dearer."""
 
     temperature: float = 1.0
+    hard: bool = False
     random: bool = field(default=True, init=False, repr=False)
     ignores_time: bool = field(default=True, init=False, repr=False)
 
     def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
         soft = gumbel_softmax(look, _gumbel(look, tilt.draws, generator), self.temperature)
-        return _average_draws(tilt, _completed(look, soft), look.zeros(tilt.draws, len(look.x)))
+        drawn = _straight_through(soft) if self.hard else soft
+        return _average_draws(tilt, _completed(look, drawn), look.zeros(tilt.draws, len(look.x)))
 
 
 @dataclass(frozen=True)
@@ -321,9 +306,9 @@ class Tilt:
             raise ValueError(f"Tilt.kl must be positive, got {self.kl}: it divides the reward")
         if self.draws < 1:
             raise ValueError(f"Tilt.draws must be at least 1, got {self.draws}")
-        if isinstance(self.estimator, SoftInput | Relaxed | StraightThrough) and not self.differentiable:
+        if isinstance(self.estimator, SoftInput | Relaxed) and not self.differentiable:
             raise ValueError(
-                f"{type(self.estimator).__name__} gives the reward one-hots, to follow its gradient: set "
+                f"{type(self.estimator).__name__} gives the reward one-hots that are no sequence: set "
                 "differentiable=True if it can take them, or use Sampled()"
             )
 
