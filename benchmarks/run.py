@@ -142,10 +142,15 @@ class Way:
 
 
 BASE = Way("tokensteer", False)
-GRAD = Way("tokensteer, straight through", True)
+GRAD = Way("straight through", True)
 WAYS = {
     False: (BASE,),
-    True: (Way("tokensteer, Gumbel-softmax", True, gumbel=True), GRAD, Way("… at every 2nd step", True, every=2)),
+    True: (
+        Way("Gumbel-softmax", True, gumbel=True),
+        GRAD,
+        Way("every 2nd step", True, every=2),
+        Way("every 5th step", True, every=5),
+    ),
 }
 
 

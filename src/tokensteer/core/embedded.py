@@ -32,7 +32,7 @@ class Embedded(Protocol):
 
 def can_enter(model: Model, tilt: Tilt) -> bool:
     """Whether the denoiser and the reward can be entered, and nothing but a straight-through gradient is asked for."""
-    if not isinstance(model, Diffusion) or model.kernel.mask_id == NO_MASK or not model.ignores_time:
+    if not isinstance(model, Diffusion) or model.kernel.mask_id == NO_MASK:
         return False
     straight = isinstance(tilt.estimator, Sampled) and tilt.differentiable
     return straight and isinstance(tilt.reward, Embedded) and _network(model) is not None
@@ -40,7 +40,7 @@ def can_enter(model: Model, tilt: Tilt) -> bool:
 
 def _network(model: Diffusion) -> Embedded | None:
     denoiser = model.denoiser
-    if not isinstance(denoiser, FromLogits | FromHidden):
+    if not isinstance(denoiser, FromLogits | FromHidden) or not denoiser.ignores_time:
         return None
     network = denoiser.network if isinstance(denoiser, FromLogits) else denoiser.trunk
     return network if isinstance(network, Embedded) else None

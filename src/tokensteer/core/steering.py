@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 from tokensteer.core.denoiser import Time, Timeless
 from tokensteer.core.embedded import can_enter, straight_through
 from tokensteer.core.kernel import Remembering
-from tokensteer.core.measure import Measure, Reveal, SiteMeasure, Table
+from tokensteer.core.measure import Measure, Reveal, SiteMeasure, Table, draw
 from tokensteer.core.model import Diffusion, Model, check_denoiser, clock, halfway
 from tokensteer.core.prediction import Prediction, changed, updated
 from tokensteer.core.product import Product, guided
@@ -235,15 +235,14 @@ class Steering:
 
     def log_ratio(self, y: Tensor, x: Tensor, evaluation: Evaluation, step: Step, q: Measure) -> Tensor:
         """log p(y | x_t) - log q(y | x_t), (P,)."""
-        log_q = q.log_prob(y)
-        if isinstance(self.proposal, FromModel) and isinstance(self.model, Diffusion):
-            return log_q - log_q  # the same measure: 0, or NaN where the denoiser gave one
-        return self.log_p(y, x, evaluation, step, q) - log_q
+        return self.log_p(y, x, evaluation, step, q) - q.log_prob(y)
 
     def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> tuple[Tensor, Tensor]:
         q = self.propose(x, evaluation, step)
-        y = q.sample(generator)
-        return y, self.log_ratio(y, x, evaluation, step, q)
+        y, log_q = draw(q, generator)
+        if isinstance(self.proposal, FromModel) and isinstance(self.model, Diffusion):
+            return y, log_q - log_q  # p is q: 0, or NaN where the denoiser gave one
+        return y, self.log_p(y, x, evaluation, step, q) - log_q
 
     def limit(self, memory: int | None) -> None:
         networks = (*self.model.networks, *(() if self.twist is None else (self.twist,)))

@@ -170,7 +170,7 @@ def _straight_through(soft: Tensor) -> Tensor:
 def draw_clean(look: Look, draws: int, generator: Generator | None) -> Tensor:
     """M clean sequences for each row from one pass over their laws, drawn at masked sites only, (M, P, L) ids."""
     hidden = look.hidden
-    return torch.where(hidden, look.tokens.draw(hidden, draws, generator), look.ids)
+    return torch.where(hidden, look.tokens.draw(hidden, draws, generator)[0], look.ids)
 
 
 @dataclass(frozen=True)
