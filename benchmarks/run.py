@@ -149,7 +149,7 @@ WAYS = {
         Way("Gumbel-softmax", True, gumbel=True),
         GRAD,
         Way("every 2nd step", True, every=2),
-        Way("every 5th step", True, every=5),
+        Way("every 4th step", True, every=4),
     ),
 }
 
