@@ -83,18 +83,6 @@ def trivial_reward(x: Tensor) -> Tensor:
     return (x % 2 == 0).float().sum(-1) / x.shape[-1]
 
 
-class Half(torch.nn.Module):
-    """A network that takes one-hots of any precision in its own."""
-
-    def __init__(self, network: torch.nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor) -> Tensor:
-        own = next(self.network.parameters()).dtype
-        return self.network(x.to(own) if x.is_floating_point() else x).float()
-
-
 def networks(options: Options, device: torch.device) -> tuple[DenoiserNet, RewardNet]:
     torch.manual_seed(0)
     shape = options.vocab, options.length, options.width
@@ -172,10 +160,11 @@ def bench(options: Options, console: Console) -> None:
                 path = ts.Steering(model(options, denoiser, options.num_steps, False, device), tilt)
                 add(f"compiled, {name}", path, forward)
     if options.grad:
-        soft = ts.Tilt(Half(reward_net), 0.1, draws=options.draws, average=ts.mean, differentiable=True)
-        denoiser = ts.from_logits(Half(net), mask_id, ignores_time=True)
-        path = ts.Steering(model(options, denoiser, options.num_steps, True, device), soft, ts.Gradient(clip=3.0))
-        add(f"SMC_grad, {options.memory or 'no budget'}", path, eager, options.memory)
+        soft = ts.Tilt(reward_net, 0.1, draws=options.draws, average=ts.mean, differentiable=True)
+        for every in (1, 2):
+            steps = model(options, hidden, options.num_steps, False, device)
+            path = ts.Steering(steps, soft, ts.Gradient(clip=3.0, every=every))
+            add(f"SMC_grad, gradient every {every}, {options.memory or 'no budget'}", path, eager, options.memory)
     console.print(table)
 
 

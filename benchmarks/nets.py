@@ -41,8 +41,14 @@ class Body(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens = x @ self.tokens if x.is_floating_point() else embedding(x, self.tokens)
-        return self.norm(self.blocks(tokens + self.places))
+        return self.of_embeddings(x @ self.tokens if x.is_floating_point() else embedding(x, self.tokens))
+
+    @property
+    def embedding(self) -> Tensor:
+        return self.tokens
+
+    def of_embeddings(self, embedded: Tensor) -> Tensor:
+        return self.norm(self.blocks(embedded + self.places))
 
 
 class DenoiserNet(nn.Module):
@@ -65,7 +71,17 @@ class RewardNet(nn.Module):
         self.scale = float(length) ** 0.5
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.scale * self.head(self.body(x).mean(-2)).squeeze(-1)
+        return self._value(self.body(x))
+
+    @property
+    def embedding(self) -> Tensor:
+        return self.body.tokens
+
+    def of_embeddings(self, embedded: Tensor) -> Tensor:
+        return self._value(self.body.of_embeddings(embedded))
+
+    def _value(self, states: Tensor) -> Tensor:
+        return self.scale * self.head(states.mean(-2)).squeeze(-1)
 
 
 def networks(vocab: int, length: int, seed: int = 0) -> tuple[DenoiserNet, RewardNet]:
@@ -98,14 +114,24 @@ class Timed:
         self.cpu += time.process_time() - self._since[0]
         self.wall += time.perf_counter() - self._since[1]
 
+    @property
+    def embedding(self) -> Tensor:
+        return self.network.embedding  # type: ignore[attr-defined]
+
+    def of_embeddings(self, embedded: Tensor) -> Tensor:
+        return self._timed(self.network.of_embeddings, embedded)  # type: ignore[attr-defined]
+
     def __call__(self, x: Tensor) -> Tensor:
+        return self._timed(self.network, x)
+
+    def _timed(self, network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         self.rows += len(x)
         self.calls += 1
         if x.requires_grad:
             x = x.view_as(x)
             x.register_hook(self._leave)
         self._enter()
-        answer = self.network(x)
+        answer = network(x)
         self._leave()
         if answer.requires_grad:
             answer.register_hook(self._enter)

@@ -89,6 +89,7 @@ class Cost:
     denoiser_rows: float
     reward_rows: float
     ran: int
+    ess: float | None = None
 
     @property
     def outside(self) -> float:
@@ -129,32 +130,56 @@ def timed_networks(options: Options) -> tuple[Timed, Timed]:
     return Timed(denoiser), Timed(reward)
 
 
-def ours(
-    options: Options, gradient: bool, denoiser: Timed, reward: Timed, populations: int = 1
-) -> Callable[[], object]:
-    """Our run, ready to go. Without gradients the head is applied where tokens are drawn, outside the clock."""
+@dataclass(frozen=True)
+class Way:
+    """One of our ways to run a method. `gumbel` takes the baseline's own gradient, through Gumbel-softmax draws and
+    one-hots; else it is straight through and behind the embeddings, taken at each `every`-th step."""
+
+    name: str
+    gradient: bool
+    gumbel: bool = False
+    every: int = 1
+
+
+BASE = Way("tokensteer", False)
+GRAD = Way("straight through", True)
+WAYS = {
+    False: (BASE,),
+    True: (
+        Way("Gumbel-softmax", True, gumbel=True),
+        GRAD,
+        Way("every 2nd step", True, every=2),
+        Way("every 4th step", True, every=4),
+    ),
+}
+
+
+def ours(options: Options, way: Way, denoiser: Timed, reward: Timed, populations: int = 1) -> Callable[[], ts.Result]:
+    """Our run, ready to go. Unless the way is `gumbel`, the head is applied where it is needed, outside the clock."""
     mask_id = options.vocab - 1
     network = denoiser.network
     assert isinstance(network, DenoiserNet)
-    if not gradient:
+    if way.gumbel:
+        law = ts.from_logits(denoiser, mask_id, ignores_time=True)
+    else:
         denoiser.network = network.body
-    model = ts.Diffusion(
-        ts.from_logits(denoiser, mask_id, ignores_time=True)
-        if gradient
-        else ts.from_hidden(denoiser, network.head, mask_id, ignores_time=True),
-        ts.Ancestral(mask_id),
-        ts.uniform_steps(options.num_steps),
-        ts.template(options.length, mask_id),
-    )
-    tilt = ts.Tilt(reward, options.kl, draws=options.draws, average=ts.mean, differentiable=True)
-    method = ts.smc_grad(model, tilt, clip=None) if gradient else ts.smc_base(model, tilt)
-    method = replace(method, when=ts.all_of(ts.every(options.interval), ts.ess_below(0.5)))
+        law = ts.from_hidden(denoiser, network.head, mask_id, ignores_time=True)
+    canvas = ts.template(options.length, mask_id)
+    model = ts.Diffusion(law, ts.Ancestral(mask_id), ts.uniform_steps(options.num_steps), canvas)
+    estimator = ts.Relaxed(hard=True) if way.gumbel else ts.Sampled()
+    tilt = ts.Tilt(reward, options.kl, draws=options.draws, average=ts.mean, estimator=estimator, differentiable=True)
+    proposal = ts.Gradient(every=way.every) if way.gradient else ts.FromModel()
+    when = ts.all_of(ts.every(options.interval), ts.ess_below(0.5))
+    method = ts.Method(ts.Steering(model, tilt, proposal), when=when)
     return lambda: method(options.particles, populations, generator=torch.Generator().manual_seed(options.seed))
 
 
-def measure_ours(options: Options, gradient: bool, populations: int = 1) -> Cost:
+def measure_ours(options: Options, way: Way, populations: int = 1) -> Cost:
     denoiser, reward = timed_networks(options)
-    return measure(ours(options, gradient, denoiser, reward, populations), denoiser, reward, options.num_steps)
+    results: list[ts.Result] = []
+    run = ours(options, way, denoiser, reward, populations)
+    cost = measure(lambda: results.append(run()), denoiser, reward, options.num_steps)
+    return replace(cost, ess=float(results[0].ess[-1].mean()) / options.particles)
 
 
 def measure_dense(options: Options, gradient: bool, batched: bool) -> Cost:
@@ -207,26 +232,29 @@ def cells(cost: Cost) -> list[str]:
 
 
 def compare(options: Options, gradient: bool, console: Console) -> None:
-    """One method, three ways; the ratios of each repeat are taken within it."""
+    """One method, ours and dense; the ratios of each repeat are taken within it."""
     name = "SMC_grad" if gradient else "SMC_base"
     costs = table(
         f"{name}: N={options.particles}, L={options.length}, T={options.num_steps}, V={options.vocab}, "
         f"M={options.draws}, every {options.interval}",
         "",
-        "steps run",
         *COLUMNS,
-        "× CPU",
+        "loop/",
+        "batched/",
+        "ESS/N",
     )
     for repeat in range(options.repeats):
         if repeat:
             costs.add_section()
-        mine = measure_ours(options, gradient)
         batched, loop = measure_dense(options, gradient, True), measure_dense(options, gradient, False)
-        for label, cost in (("tokensteer", mine), ("dense, batched", batched), ("dense, loop", loop)):
-            costs.add_row(label, f"{cost.ran}", *cells(cost), f"{cost.cpu / mine.cpu:.2f}")
-        share = f"{mine.denoiser_rows / (options.particles * options.num_steps):.3f}"
+        mine = [(way.name, measure_ours(options, way)) for way in WAYS[gradient]]
+        for label, cost in (*mine, ("dense, batched", batched), ("dense, loop", loop)):
+            ratios = f"{loop.cpu / cost.cpu:.2f}", f"{batched.cpu / cost.cpu:.2f}"
+            costs.add_row(label, *cells(cost), *ratios, "" if cost.ess is None else f"{cost.ess:.2f}")
+        first = mine[0][1]
         costs.caption = (
-            f"tokensteer: {share}·N·T denoiser rows, {mine.reward_rows / loop.reward_rows:.3f} of dense reward rows. "
+            f"tokensteer: {first.denoiser_rows / (options.particles * options.num_steps):.3f}·N·T denoiser rows, "
+            f"{first.reward_rows / loop.reward_rows:.3f} of dense reward rows. "
             f"Dense: {loop.ran} of {options.num_steps} steps were run and scaled."
         )
     console.print(costs)
@@ -255,20 +283,41 @@ def sized(options: Options, axis: str, size: int) -> Options:
             return options
 
 
-def grow(options: Options, axis: str, console: Console) -> None:
+def grow(options: Options, axis: str, console: Console) -> list[tuple[float, float]]:
     """Our cost as one size grows. The exponent is the slope of log CPU over log size at the large end: 1 is linear."""
     small = replace(quick_sizes(options), num_steps=8, interval=4)
     costs = table(f"SMC_base and SMC_grad as {axis} grows", axis, "base CPU s", "outside", "grad CPU s", "outside")
-    last: list[tuple[float, float]] = []
+    points: list[tuple[float, float]] = []
     for size in GROWTH[axis]:
         chosen, populations = sized(small, axis, size), size if axis == "B" else 1
-        base, grad = (measure_ours(chosen, gradient, populations) for gradient in (False, True))
+        base, grad = (measure_ours(chosen, way, populations) for way in (BASE, GRAD))
         costs.add_row(f"{size}", f"{base.cpu:.3f}", f"{base.outside:.0%}", f"{grad.cpu:.3f}", f"{grad.outside:.0%}")
-        last = [*last[-1:], (base.cpu, grad.cpu)]
+        points.append((base.cpu, grad.cpu))
     ratio = math.log(GROWTH[axis][-1] / GROWTH[axis][-2])
-    base, grad = (math.log(last[1][i] / last[0][i]) / ratio for i in (0, 1))
+    base, grad = (math.log(points[-1][i] / points[-2][i]) / ratio for i in (0, 1))
     costs.caption = f"exponent at the large end: base {base:.2f}, grad {grad:.2f}"
     console.print(costs)
+    return points
+
+
+def plot(growth: dict[str, list[tuple[float, float]]], file: Path) -> None:
+    """A small picture for each size: CPU seconds beside a straight line."""
+    from matplotlib import pyplot
+
+    figure, places = pyplot.subplots(1, len(growth), figsize=(2.6 * len(growth), 2.6), sharey=True)
+    for place, (axis, points) in zip(places, growth.items(), strict=True):
+        sizes = GROWTH[axis]
+        for i, name in enumerate(("SMC_base", "SMC_grad")):
+            (line,) = place.loglog(sizes, [point[i] for point in points], marker="o", label=name)
+            linear = [points[-1][i] * size / sizes[-1] for size in sizes]
+            place.loglog(sizes, linear, linestyle=":", color=line.get_color(), label=None if i else "linear")
+        place.set_xlabel(axis)
+        place.set_xticks(sizes, [f"{size}" for size in sizes])
+        place.minorticks_off()
+    places[0].set_ylabel("CPU seconds")
+    places[0].legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(file, dpi=110)
 
 
 # ---- where our time goes
@@ -277,7 +326,7 @@ def grow(options: Options, axis: str, console: Console) -> None:
 def profile(options: Options, gradient: bool, console: Console, top: int = 14) -> None:
     """torch's operations by their own time, and tokensteer's functions by the time below them: two runs."""
     denoiser, reward = timed_networks(options)
-    run = ours(options, gradient, denoiser, reward)
+    run = ours(options, GRAD if gradient else BASE, denoiser, reward)
     name = "SMC_grad" if gradient else "SMC_base"
     console.print(operations(run, f"{name}: torch operations, own time, networks included", top))
     console.print(functions(run, f"{name}: functions, with all they call", 2 * top))
@@ -375,12 +424,11 @@ def machine() -> str:
 
 def bench(options: Options, console: Console) -> None:
     sizes = quick_sizes(options) if options.quick else options
-    measure_ours(replace(quick_sizes(options), num_steps=2), True)  # the first call of everything is slow
+    measure_ours(replace(quick_sizes(options), num_steps=2), GRAD)  # the first call of everything is slow
     for method in options.methods:
         compare(sizes, method == "grad", console)
     if options.growth and not options.quick:
-        for axis in GROWTH:
-            grow(options, axis, console)
+        plot({axis: grow(options, axis, console) for axis in GROWTH}, Path(__file__).parent / "growth.png")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

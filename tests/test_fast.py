@@ -308,3 +308,101 @@ def ts_table(joint: Tensor) -> ts.Denoiser:
     from tokensteer.testing import TableDenoiser
 
     return TableDenoiser(joint)
+
+
+# ---- gradients without one-hots
+
+
+class Entered(nn.Module):
+    """A small random network that can be entered behind its embedding: logits, or one number for each sequence."""
+
+    def __init__(self, outputs: int, vocab: int = 4, width: int = 5, length: int = 3) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(outputs)
+            self.table = nn.Parameter(torch.randn(vocab, width, dtype=torch.float64))
+            self.mix = nn.Linear(width * length, width * length, dtype=torch.float64)
+            self.head = nn.Linear(width, outputs, dtype=torch.float64)
+
+    @property
+    def embedding(self) -> Tensor:
+        return self.table
+
+    def of_embeddings(self, embedded: Tensor) -> Tensor:
+        return self.mix(embedded.flatten(1)).view_as(embedded).tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.of_embeddings(x @ self.table if x.is_floating_point() else self.table[x])
+
+
+class Logit(Entered):
+    def of_embeddings(self, embedded: Tensor) -> Tensor:
+        return self.head(super().of_embeddings(embedded))
+
+
+class Valued(Entered):
+    def of_embeddings(self, embedded: Tensor) -> Tensor:
+        return self.head(super().of_embeddings(embedded)).sum((-1, -2))
+
+
+def entered(form: str, kernel: str) -> tuple[ts.Steering, ts.Steering]:
+    """The same steering with networks that are entered, and with plain functions of ids and one-hots."""
+    reward = Valued(1).requires_grad_(False)
+    trunk, logits = Entered(4).requires_grad_(False), Logit(4).requires_grad_(False)
+    hidden = ts.from_hidden(trunk, trunk.head, 3, ignores_time=True)
+    denoiser = hidden if form == "hidden" else ts.from_logits(logits, 3, ignores_time=True)
+    plain = ts.from_logits(lambda x: trunk.head(trunk(x)), 3, ignores_time=True)
+    options = {"kl": 1.0, "draws": 3, "estimator": ts.Sampled(), "differentiable": True}
+    parts = (denoiser, ts.Tilt(reward, **options)), (plain, ts.Tilt(lambda x: reward(x), **options))
+    return tuple(ts.Steering(model_of(d, kernel), tilt, ts.Gradient(clip=2.0)) for d, tilt in parts)
+
+
+@pytest.mark.parametrize("kernel", ["mdm", "remdm", "lowconf", "entropy"])
+@pytest.mark.parametrize("form", ["logits", "hidden"])
+def test_gradients_through_embeddings_are_those_of_one_hots(form: str, kernel: str) -> None:
+    fast, slow = entered(form, kernel)
+    x = torch.tensor([[3, 3, 3], [0, 3, 3], [3, 1, 2], [2, 2, 3], [0, 1, 2]])
+    quick, plain = (path.evaluate(x, 0.5, seeded(4)) for path in (fast, slow))
+    assert torch.allclose(quick.reward, plain.reward)
+    movable = (x == 3) | (kernel == "remdm")
+    ours, theirs = (evaluation.gradient.laws().at(movable) for evaluation in (quick, plain))
+    assert torch.allclose(ours, theirs, atol=1e-12)
+    same(*(ts.smc(path, 8, 5, generator=seeded(5)) for path in (fast, slow)))
+
+
+def test_straight_through_is_the_gradient_of_the_mean_draw() -> None:
+    """With a linear reward the estimate's gradient does not depend on what was drawn: it is that of r(mu(x))."""
+    weights = torch.randn(3, 4, generator=seeded(1), dtype=torch.float64)
+
+    def linear(x: Tensor) -> Tensor:
+        hot = x if x.is_floating_point() else nn.functional.one_hot(x, 4).double()
+        return (hot * weights).sum((-1, -2))
+
+    options = {"kl": 1.0, "average": ts.mean, "differentiable": True}
+    model = model_of(ts.from_logits(Logit(4).requires_grad_(False), 3, ignores_time=True))
+    straight = ts.Steering(model, ts.Tilt(linear, draws=2, estimator=ts.Sampled(), **options), ts.Gradient())
+    soft = ts.Steering(model, ts.Tilt(linear, estimator=ts.SoftInput(), **options), ts.Gradient())
+    x = torch.tensor([[3, 3, 3], [0, 3, 3], [2, 2, 3]])
+    ours, theirs = (path.evaluate(x, 0.5, seeded()).gradient.laws().dense() for path in (straight, soft))
+    assert torch.allclose(ours, theirs, atol=1e-12)
+
+
+@pytest.mark.parametrize("kernel", ["mdm", "remdm", "lowconf"])
+def test_straight_through_is_unbiased(kernel: str) -> None:
+    fast, _ = entered("hidden", kernel)
+    outcome = trial(fast, answer(fast.model, fast.twist), 8)
+    assert outcome.unbiased, str(outcome)
+
+
+@pytest.mark.parametrize("kernel", ["mdm", "remdm", "lowconf"])
+@pytest.mark.parametrize("embedded", [True, False])
+def test_gradients_may_be_older_than_the_state(kernel: str, embedded: bool) -> None:
+    """Any q is right: log Z and every state against enumeration, with fewer rewards."""
+    path = entered("hidden", kernel)[not embedded]
+    rare = replace(path, proposal=ts.Gradient(clip=2.0, every=3))
+    outcome = trial(rare, answer(path.model, path.twist), 8, when=ts.every(2))
+    assert outcome.unbiased, str(outcome)
+    often, seldom = (ts.smc(p, 8, 5, when=ts.every(4), generator=seeded()) for p in (path, rare))
+    assert seldom.rows["reward"] < often.rows["reward"]
+    with pytest.raises(ValueError, match="every must be at least 1, got 0"):
+        ts.Gradient(every=0)

@@ -54,7 +54,14 @@ class FromLogits:
         return log_law(self._ask(x, t), self.mask_id)
 
     def laws(self, x: Tensor, t: Time) -> Logits:
-        return Logits(self._ask(x, t).flatten(0, 1).contiguous(), self.mask_id)
+        return self.kept(self._ask(x, t))
+
+    def kept(self, answer: Tensor) -> Logits:
+        """The laws of the network's answer (P, L, V)."""
+        return Logits(answer.flatten(0, 1).contiguous(), self.mask_id)
+
+    def logits_at(self, answer: Tensor, where: Tensor) -> Tensor:
+        return answer[where]
 
 
 def from_logits(network: Callable[..., Tensor], mask_id: int, *, ignores_time: bool = False) -> FromLogits:
@@ -82,7 +89,14 @@ class FromHidden:
         return log_law(self.head(self._ask(x, t)), self.mask_id)
 
     def laws(self, x: Tensor, t: Time) -> Headed:
-        return Headed(self._ask(x, t).flatten(0, 1), self.head, self.mask_id)
+        return self.kept(self._ask(x, t))
+
+    def kept(self, answer: Tensor) -> Headed:
+        """The laws of the trunk's answer (P, L, H)."""
+        return Headed(answer.flatten(0, 1), self.head, self.mask_id)
+
+    def logits_at(self, answer: Tensor, where: Tensor) -> Tensor:
+        return self.head(answer[where])
 
 
 def from_hidden(

@@ -160,12 +160,14 @@ class OneSite(Reveal):
         """Which particles have a site to open, (P,)."""
         return (self.log_move > NEVER).any(-1)
 
-    def sample(self, generator: Generator | None) -> Tensor:
+    def draw(self, generator: Generator | None) -> tuple[Tensor, Tensor]:
         # Where no site may open any is drawn, and does not.
         moves = self.moves.unsqueeze(-1)
         site = categorical(torch.where(moves, self.log_move, 0.0), generator).unsqueeze(-1)
         opens = moves & (torch.arange(self.x.shape[-1], device=self.x.device) == site)
-        return torch.where(opens, self._token(opens, generator), self.x)
+        token, log_token = self._token(opens, generator)
+        log_p = torch.where(opens, self.log_move + log_token, 0.0).sum(-1)
+        return torch.where(opens, token, self.x), log_p
 
     def log_prob(self, y: Tensor) -> Tensor:
         return torch.where((y != self.x).sum(-1) == self.moves, super().log_prob(y), NEVER)

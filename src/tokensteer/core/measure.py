@@ -69,6 +69,14 @@ class SiteMeasure(Measure, Protocol):
         ...
 
 
+def draw(measure: Measure, generator: Generator | None) -> tuple[Tensor, Tensor]:
+    """A draw from a measure and its log-probability, (P,)."""
+    if isinstance(measure, Reveal):
+        return measure.draw(generator)
+    y = measure.sample(generator)
+    return y, measure.log_prob(y)
+
+
 def _rows(value: Tensor | None, rows: Tensor) -> Tensor | None:
     return None if value is None else value[rows]
 
@@ -159,17 +167,23 @@ class Reveal:
 
     def sample(self, generator: Generator | None) -> Tensor:
         """A draw; the measure must be normalised, as every proposal is. Tokens are drawn where sites open."""
+        return self.draw(generator)[0]
+
+    def draw(self, generator: Generator | None) -> tuple[Tensor, Tensor]:
+        """A draw and its log-probability, (P,), which the token law gives away as it is drawn from."""
         masked = self.masked
         u = torch.rand(self.x.shape, generator=generator, device=self.x.device, dtype=torch.float64)
         moves = u < self.log_move.double().exp()
-        y = self.x.masked_fill(moves & ~masked, self.mask_id)
         opens = moves & masked
-        return torch.where(opens, self._token(opens, generator), y)
+        token, log_token = self._token(opens, generator)
+        y = torch.where(moves, torch.where(masked, token, self.mask_id), self.x)
+        return y, torch.where(moves, self.log_move + log_token, self.log_stay).sum(-1)
 
-    def _token(self, opens: Tensor, generator: Generator | None) -> Tensor:
-        # The mask has no mass, so only a law of NaNs lands on it; any token will do, for `log_prob` then says NaN.
-        token = self.log_x0.draw(opens, 1, generator)[0]
-        return torch.where(token == self.mask_id, (self.mask_id + 1) % self.log_x0.vocab_size, token)
+    def _token(self, opens: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor]:
+        """Tokens and their log-probabilities at the sites that open, (P, L)."""
+        token, log_p = (drawn[0] for drawn in self.log_x0.draw(opens, 1, generator))
+        # The mask has no mass, so only a law of NaNs lands on it; any token will do, for the log-probability is NaN.
+        return torch.where(token == self.mask_id, (self.mask_id + 1) % self.log_x0.vocab_size, token), log_p
 
     def log_prob(self, y: Tensor) -> Tensor:
         masked, still = self.masked, y == self.x

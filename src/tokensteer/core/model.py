@@ -82,8 +82,8 @@ class Model(Protocol):
         """log p(x_0 | x_t), (P, L, V), from one-hots x (P, L, V), differentiable in them."""
         ...
 
-    def differentiated(self, x: Tensor, t: Time, new: Tensor, log_x0: Tensor, before: Prediction | None) -> Prediction:
-        """The prediction at x where `relaxed` has just said log_x0 (n, L, V) of the particles `new` (n,)."""
+    def differentiated(self, x: Tensor, t: Time, new: Tensor, store: Store, before: Prediction | None) -> Prediction:
+        """The prediction at x where the first network has just said `store` of the particles `new` (n,)."""
         ...
 
     def clean(self, prediction: Prediction) -> Tokens:
@@ -145,15 +145,15 @@ class Diffusion:
 
     `template` is (L,), or (B, L) with one row for each population: mask where free, a token where fixed. One row of it
     goes through the denoiser at construction, so that what cannot work is said at once. With `sharing` the network is
-    asked about distinct rows, and not again about rows that have not changed if it ignores time; finding them makes the
-    host wait for the device once a step, which small networks on a GPU may not be worth.
+    asked about distinct rows, and not again about rows that have not changed if it ignores time. Finding them makes the
+    host wait for the device, which only large networks on a GPU are worth: by default it is done on a CPU alone.
     """
 
     denoiser: Denoiser
     kernel: Kernel
     steps: Sequence[Step]
     template: Tensor
-    sharing: bool = True
+    sharing: bool | None = None
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
     chunks: Chunks = field(default_factory=Chunks, init=False, repr=False, compare=False)
     vocab_size: int = field(init=False)
@@ -214,15 +214,19 @@ class Diffusion:
 
     @property
     def ignores_time(self) -> bool:
-        return self.sharing and isinstance(self.denoiser, Timeless) and self.denoiser.ignores_time
+        return self.shares and isinstance(self.denoiser, Timeless) and self.denoiser.ignores_time
+
+    @property
+    def shares(self) -> bool:
+        return self.device.type == "cpu" if self.sharing is None else self.sharing
 
     def predict(self, x: Tensor, t: Time, before: Prediction | None = None) -> Prediction:
         return predict_all((self,), x, t, before if self.ignores_time else None)
 
-    def differentiated(self, x: Tensor, t: Time, new: Tensor, log_x0: Tensor, before: Prediction | None) -> Prediction:
+    def differentiated(self, x: Tensor, t: Time, new: Tensor, store: Store, before: Prediction | None) -> Prediction:
         self.meter.count(len(new), len(x))
         row = torch.arange(len(new), device=x.device)
-        return updated(x, new, row, (Logs(log_x0.flatten(0, 1)),), before)
+        return updated(x, new, row, (store,), before)
 
     def laws(self, x: Tensor, t: Time, before: Prediction | None = None) -> Store:
         """The network's answer for rows x (D, L), D·L laws, in a form that can be joined with what it said before."""
@@ -292,7 +296,7 @@ def _told_apart(x: Tensor, t: Time, models: Sequence[Diffusion]) -> tuple[Tensor
     """One particle of each kind that the networks tell apart, and of which kind each particle is."""
     clocks = isinstance(t, Tensor) and not all(model.ignores_time for model in models)
     each = torch.arange(len(x), device=x.device)
-    return (each, each) if clocks or not len(x) or not models[0].sharing else distinct(x)
+    return (each, each) if clocks or not len(x) or not models[0].shares else distinct(x)
 
 
 def check_denoiser(denoiser: Denoiser, model: Diffusion) -> Tensor:

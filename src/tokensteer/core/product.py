@@ -27,7 +27,7 @@ from tokensteer.core.measure import Reveal, SiteMeasure, Table
 from tokensteer.core.model import Diffusion, predict_all
 from tokensteer.core.prediction import Prediction, updated
 from tokensteer.core.schedule import Step
-from tokensteer.core.tokens import Laws, Logs, Tokens, at_sites
+from tokensteer.core.tokens import Laws, Store, Tokens, at_sites
 
 Convention = Callable[[Reveal, float, float], Reveal]
 
@@ -154,14 +154,12 @@ class Product:
     def ignores_time(self) -> bool:
         return all(model.ignores_time for model in self.models)
 
-    def differentiated(self, x: Tensor, t: Time, new: Tensor, log_x0: Tensor, before: Prediction | None) -> Prediction:
-        first, *others = (
-            model.laws(x[new], t, before) if k else Logs(log_x0.flatten(0, 1)) for k, model in enumerate(self.models)
-        )
+    def differentiated(self, x: Tensor, t: Time, new: Tensor, store: Store, before: Prediction | None) -> Prediction:
         for model in self.models:
-            model.meter.saved += len(x) - len(new)
+            model.meter.count(len(new), len(x))
+        others = (model.laws(x[new], t, before) for model in self.models[1:])
         row = torch.arange(len(new), device=x.device)
-        return updated(x, new, row, (first, *others), before)
+        return updated(x, new, row, (store, *others), before)
 
     def relaxed(self, x: Tensor, t: Time) -> Tensor:
         return self.models[0].relaxed(x, t)

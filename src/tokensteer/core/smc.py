@@ -349,33 +349,36 @@ def with_rows(result: Result, before: Mapping[str, tuple[int, int]], after: Mapp
 
 def summarise(records: Iterable[Record], generator: Generator | None = None) -> Result:
     """The result of a sweep from its records, one after the other."""
-    sizes: list[Tensor] = []
-    rewards: list[Tensor] = []
+    log_w: list[Tensor] = []
     ancestors: list[Tensor] = []
-    ramps: list[Tensor] = []
+    rewards: list[Tensor | None] = []
+    ramps: list[Tensor | None] = []
     last: Record | None = None
-    for record in records:
+    for record in records:  # they are kept for later, and not looked at: there are many, and each look takes a while
         last = record
-        sizes.append(ess(record.log_w))
+        log_w.append(record.log_w)
         ancestors.append(record.ancestors)
-        reward = record.evaluation.reward
-        unknown = torch.full_like(sizes[-1], math.nan)
-        rewards.append(unknown if reward is None else reward.view_as(record.log_w).double().mean(-1))
-        ramp = record.evaluation.ramp
-        ramps.append(torch.zeros_like(unknown) if ramp is None else ramp.view_as(record.log_w)[:, 0].double())
+        rewards.append(record.evaluation.reward)
+        ramps.append(record.evaluation.ramp)
     assert last is not None, "a sweep yields at least its start"
     reward = last.evaluation.reward
     return Result(
         samples=last.x,
         log_w=last.log_w,
         reward=None if reward is None else reward.view_as(last.log_w),
-        ess=torch.stack(sizes),
-        mean_reward=None if reward is None else torch.stack(rewards),
+        ess=ess(torch.stack(log_w)),
+        mean_reward=None if reward is None else _stacked(rewards, last.log_w, math.nan).mean(-1),
         ancestors=torch.stack(ancestors),
         rows={},
         generator=generator,
-        ramp=None if last.evaluation.ramp is None else torch.stack(ramps),
+        ramp=None if last.evaluation.ramp is None else _stacked(ramps, last.log_w, 0.0)[..., 0],
     )
+
+
+def _stacked(values: Sequence[Tensor | None], like: Tensor, missing: float) -> Tensor:
+    """Values (P,) of all times as (T + 1, B, N), with a number for those that are missing."""
+    absent = torch.full_like(like, missing)
+    return torch.stack([absent if value is None else value.view_as(like).double() for value in values])
 
 
 def _bar(records: Iterator[Record], total: int) -> Iterator[Record]:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 import torch
 from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
 from tokensteer.core.denoiser import Time, Timeless
+from tokensteer.core.embedded import can_enter, straight_through
 from tokensteer.core.kernel import Remembering
-from tokensteer.core.measure import Measure, Reveal, SiteMeasure, Table
+from tokensteer.core.measure import Measure, Reveal, SiteMeasure, Table, draw
 from tokensteer.core.model import Diffusion, Model, check_denoiser, clock, halfway
 from tokensteer.core.prediction import Prediction, changed, updated
 from tokensteer.core.product import Product, guided
@@ -34,7 +36,7 @@ from tokensteer.core.resample import (
 )
 from tokensteer.core.schedule import Step, end_ramp
 from tokensteer.core.smc import Evaluation, Result, smc
-from tokensteer.core.tokens import Logs
+from tokensteer.core.tokens import Logs, Store
 from tokensteer.core.twist import Look, Potential, Tilt, difference
 
 
@@ -107,11 +109,17 @@ class Steering:
         with torch.no_grad():
             memory = self._remember(x, generator, parent)
             time = clock(self.model, memory, t)
-            if self.proposal.needs_gradient:
+            if self._differentiates(t, parent):
                 known = self._follow(x, t, time, generator, parent)
             else:
                 known = self._look(x, t, time, generator, parent, weighed)
             return replace(self._weigh(known, t, parent), memory=memory)
+
+    def _differentiates(self, t: float, parent: Evaluation | None) -> bool:
+        """Whether the gradient is taken here, or that of the parent followed if there is any need of one."""
+        if not isinstance(self.proposal, Gradient) or parent is None or parent.gradient is None:
+            return self.proposal.needs_gradient
+        return next(step.index for step in self.steps if step.t == t) % self.proposal.every == 0
 
     def _look(
         self,
@@ -125,15 +133,16 @@ class Steering:
         """The prediction and, where it is needed, the estimate of the reward; no log-twist yet."""
         prediction = self.model.predict(x, time, _prediction(parent))
         nothing = torch.zeros_like(x[:, 0], dtype=self.model.dtype)
+        gradient = None if parent is None else parent.gradient
         if self.twist is None or self.twist.rests(t, parent, weighed):
-            return Evaluation(nothing, prediction)
+            return Evaluation(nothing, prediction, gradient=gradient)
         keeps = self._keeps(parent)
         new = changed(x, _prediction(keeps))
         reward = None if keeps is None else keeps.reward
         if reward is None or len(new):
             look = Look(x[new], self.model.clean(prediction).take(new), t, self.model.kernel.mask_id)
             reward = _renewed(reward, new, self.twist.estimate(look, generator))
-        return Evaluation(nothing, prediction, reward)
+        return Evaluation(nothing, prediction, reward, gradient)
 
     def _keeps(self, parent: Evaluation | None) -> Evaluation | None:
         """The parent, if what was estimated of it holds for a child in the same state. A potential that gathers
@@ -150,29 +159,38 @@ class Steering:
         """One pass forward and one back for the particles that have changed: prediction, estimate and its gradient."""
         assert self.twist is not None, "only a reward is followed"
         keeps = self._keeps(parent)
+        if keeps is not None and isinstance(self.proposal, Gradient) and self.proposal.every > 1:
+            keeps = None  # its gradient may be older than its state
         new = changed(x, _prediction(keeps))
         if keeps is not None and not len(new):
             return keeps
-        per_row = 4 * x.shape[1] * self.model.vocab_size * (8 + 6 * self.twist.draws)
+        copies = 8 if can_enter(self.model, self.twist) else 8 + 6 * self.twist.draws  # a guess
+        per_row = 4 * x.shape[1] * self.model.vocab_size * copies
         parts = self.model.base.chunks.run(lambda rows: self._differentiate(x, t, time, rows, generator), new, per_row)
-        log_x0, estimate, slope = (torch.cat(part) for part in zip(*parts, strict=True))
-        prediction = self.model.differentiated(x, time, new, log_x0, _prediction(keeps))
-        reward = _renewed(None if keeps is None else keeps.reward, new, estimate)
+        stores, estimates, slopes = zip(*parts, strict=True)
+        store = reduce(lambda a, b: a.join(b), stores)
+        prediction = self.model.differentiated(x, time, new, store, _prediction(keeps))
+        reward = _renewed(None if keeps is None else keeps.reward, new, torch.cat(estimates))
         before = keeps.gradient if keeps is not None and isinstance(keeps.gradient, Prediction) else None
         row = torch.arange(len(new), device=x.device)
-        gradient = updated(x, new, row, (Logs(slope.flatten(0, 1)),), before)
+        gradient = updated(x, new, row, (Logs(torch.cat(slopes).flatten(0, 1)),), before)
         return Evaluation(torch.zeros_like(reward), prediction, reward, gradient)
 
     def _differentiate(
         self, x: Tensor, t: float, time: Time, rows: Tensor, generator: Generator | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """log p(x_0 | x_t), the estimate of the reward and its gradient in x_t, for some of the particles."""
+    ) -> tuple[Store, Tensor, Tensor]:
+        """The prediction, the estimate of the reward and its gradient in x_t, for some of the particles."""
         assert self.twist is not None
+        model = self.model
+        if isinstance(model, Diffusion) and can_enter(model, self.twist):
+            self.twist.meter.count(self.twist.draws * len(rows))
+            movable = (x[rows] == model.kernel.mask_id) | any(model.kernel.remasks(step) for step in model.steps)
+            return straight_through(model, self.twist, x[rows], t, movable, generator)
         with torch.enable_grad():
             seen = one_hot(x[rows], self.model.vocab_size).to(self.model.dtype).requires_grad_()
             log_x0 = self.model.relaxed(seen, time[rows] if isinstance(time, Tensor) else time)
             estimate = self.twist.estimate(Look(seen, log_x0, t, self.model.kernel.mask_id), generator)
-            return log_x0.detach(), estimate.detach(), _gradient(estimate, seen)
+            return Logs(log_x0.detach().flatten(0, 1)), estimate.detach(), _gradient(estimate, seen)
 
     def _weigh(self, known: Evaluation, t: float, parent: Evaluation | None) -> Evaluation:
         """What is known with its log-twist. Where no estimate was made, that of the parent will do: they telescope."""
@@ -217,15 +235,14 @@ class Steering:
 
     def log_ratio(self, y: Tensor, x: Tensor, evaluation: Evaluation, step: Step, q: Measure) -> Tensor:
         """log p(y | x_t) - log q(y | x_t), (P,)."""
-        log_q = q.log_prob(y)
-        if isinstance(self.proposal, FromModel) and isinstance(self.model, Diffusion):
-            return log_q - log_q  # the same measure: 0, or NaN where the denoiser gave one
-        return self.log_p(y, x, evaluation, step, q) - log_q
+        return self.log_p(y, x, evaluation, step, q) - q.log_prob(y)
 
     def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> tuple[Tensor, Tensor]:
         q = self.propose(x, evaluation, step)
-        y = q.sample(generator)
-        return y, self.log_ratio(y, x, evaluation, step, q)
+        y, log_q = draw(q, generator)
+        if isinstance(self.proposal, FromModel) and isinstance(self.model, Diffusion):
+            return y, log_q - log_q  # p is q: 0, or NaN where the denoiser gave one
+        return y, self.log_p(y, x, evaluation, step, q) - log_q
 
     def limit(self, memory: int | None) -> None:
         networks = (*self.model.networks, *(() if self.twist is None else (self.twist,)))

@@ -40,8 +40,9 @@ class Store(Protocol):
         """The log-mass of one token of each, (k,)."""
         ...
 
-    def draw(self, index: Tensor, u: Tensor) -> Tensor:
-        """Tokens (k, M) from uniforms u (k, M) in (0, 1], each law normalised by its own mass."""
+    def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens (k, M) from uniforms u (k, M) in (0, 1], each law normalised by its own mass, and their
+        log-probabilities."""
         ...
 
     def select(self, index: Tensor) -> Self: ...
@@ -70,8 +71,8 @@ class Logs:
     def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
         return self.values[index, tokens]
 
-    def draw(self, index: Tensor, u: Tensor) -> Tensor:
-        return draw_from_logits(self.values, index, u, None)[0]
+    def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        return draw_from_logits(self.values, index, u, None)
 
     def select(self, index: Tensor) -> Logs:
         return Logs(self.values[index])
@@ -101,8 +102,8 @@ class Logits:
     def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
         return log_prob_from_logits(self.values, index, tokens, self.mask_id)
 
-    def draw(self, index: Tensor, u: Tensor) -> Tensor:
-        return draw_from_logits(self.values, index, u, self.mask_id)[0]
+    def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        return draw_from_logits(self.values, index, u, self.mask_id)
 
     def select(self, index: Tensor) -> Logits:
         return replace(self, values=self.values[index])
@@ -134,8 +135,8 @@ class Headed:
         weight, bias = self.head.weight, self.head.bias
         return log_prob_from_head(self.states, weight, bias, index, tokens, self.mask_id)
 
-    def draw(self, index: Tensor, u: Tensor) -> Tensor:
-        return draw_from_head(self.states, self.head.weight, self.head.bias, index, u, self.mask_id)[0]
+    def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        return draw_from_head(self.states, self.head.weight, self.head.bias, index, u, self.mask_id)
 
     def select(self, index: Tensor) -> Headed:
         return replace(self, states=self.states[index])
@@ -184,34 +185,24 @@ class Tokens:
 
     def entry(self, y: Tensor, where: Tensor) -> Tensor:
         """The log-mass of the tokens y (P, L) at the sites `where`, 0 elsewhere."""
-        return self._read(where, lambda index, sites: self.store.entries(index, y[sites]), self.dtype)
+        index, sites = self._asked(where)
+        read = self.store.entries(index, y.flatten() if sites is None else y[sites])
+        return _put(where & (self.index >= 0), sites, read)
 
-    def draw(self, where: Tensor, draws: int, generator: Generator | None) -> Tensor:
-        """`draws` tokens for each of the sites `where`, (draws, P, L), 0 elsewhere."""
+    def draw(self, where: Tensor, draws: int, generator: Generator | None) -> tuple[Tensor, Tensor]:
+        """`draws` tokens for each of the sites `where`, and their log-probabilities, (draws, P, L); 0 elsewhere."""
+        index, sites = self._asked(where)
+        tokens, log_p = self.store.draw(index, uniforms((len(index), draws), index, generator))
+        known = where & (self.index >= 0)
+        return _put(known, sites, tokens), _put(known, sites, log_p)
 
-        def one_uniform_each(index: Tensor, sites: tuple[Tensor, ...]) -> Tensor:
-            return self.store.draw(index, uniforms((len(index), draws), index, generator))
-
-        return self._read(where, one_uniform_each, torch.int64, draws).movedim(-1, 0)
-
-    def _read(
-        self,
-        where: Tensor,
-        read: Callable[[Tensor, tuple[Tensor, ...]], Tensor],
-        dtype: torch.dtype,
-        *more: int,
-    ) -> Tensor:
-        """read(index (k,), sites) at the sites `where`, and 0 elsewhere, (P, L, ...)."""
-        where = where & (self.index >= 0)
-        answer = torch.zeros(*where.shape, *more, dtype=dtype, device=where.device)
-        if where.is_cuda:  # the number of sites is not known to the host, and asking for it would make it wait
-            index = torch.where(where, self.index, -1).flatten()
-            row, site = (torch.arange(n, device=where.device) for n in where.shape)
-            sites = row.repeat_interleave(len(site)), site.repeat(len(row))
-            there = where.view(*where.shape, *(1 for _ in more))
-            return torch.where(there, read(index, sites).view_as(answer), answer)
-        sites = where.nonzero(as_tuple=True)
-        return answer.index_put(sites, read(self.index[sites], sites))
+    def _asked(self, where: Tensor) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        """The laws (k,) of the sites `where`, and the sites. On a GPU these are all sites, -1 where nothing is asked:
+        how many there are is not known to the host, and finding out would make it wait."""
+        if where.is_cuda:
+            return torch.where(where, self.index, -1).flatten(), None
+        sites = (where & (self.index >= 0)).nonzero(as_tuple=True)
+        return self.index[sites], sites
 
     def mass(self, where: Tensor) -> Tensor:
         """log sum_v of the laws at the sites `where`, 0 elsewhere, (P, L): softmaxes have none to speak of."""
@@ -240,6 +231,16 @@ class Tokens:
         """The laws changed, (k, V) -> (k, V)."""
         known = self.index >= 0
         return at_sites(known, change(self.at(known)))
+
+
+def _put(where: Tensor, sites: tuple[Tensor, ...] | None, values: Tensor) -> Tensor:
+    """Values (k, ...) back at their sites, (..., P, L), 0 elsewhere."""
+    values = values.movedim(0, -1)
+    if sites is None:
+        return torch.where(where, values.reshape(*values.shape[:-1], *where.shape), 0)
+    answer = torch.zeros(*values.shape[:-1], *where.shape, dtype=values.dtype, device=values.device)
+    answer[(..., *sites)] = values
+    return answer
 
 
 Laws = Tensor | Tokens

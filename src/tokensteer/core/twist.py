@@ -170,24 +170,22 @@ def _straight_through(soft: Tensor) -> Tensor:
 def draw_clean(look: Look, draws: int, generator: Generator | None) -> Tensor:
     """M clean sequences for each row from one pass over their laws, drawn at masked sites only, (M, P, L) ids."""
     hidden = look.hidden
-    return torch.where(hidden, look.tokens.draw(hidden, draws, generator), look.ids)
+    return torch.where(hidden, look.tokens.draw(hidden, draws, generator)[0], look.ids)
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """Draws from p(x_0 | x_t). Gradients go straight through Gumbel-softmax draws if the reward is differentiable, and
-    by REINFORCE if it is not."""
+    """Draws from p(x_0 | x_t). If the reward is differentiable, each has the gradient of the law it was drawn from
+    (straight through); if not, gradients are by REINFORCE."""
 
-    temperature: float = 1.0
     random: bool = field(default=True, init=False, repr=False)
     ignores_time: bool = field(default=True, init=False, repr=False)
 
     def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
-        log_v = look.zeros(tilt.draws, len(look.x))
+        x0, log_v = draw_clean(look, tilt.draws, generator), look.zeros(tilt.draws, len(look.x))
         if look.relaxed and tilt.differentiable:
-            soft = gumbel_softmax(look, _gumbel(look, tilt.draws, generator), self.temperature)
-            return _average_draws(tilt, _completed(look, _straight_through(soft)), log_v)
-        x0 = draw_clean(look, tilt.draws, generator)
+            law = look.clean_law()
+            return _average_draws(tilt, one_hot(x0, law.shape[-1]).to(law.dtype) + (law - law.detach()), log_v)
         if look.relaxed:
             score = _score(look, x0)
             log_v = log_v + (score - score.detach())
@@ -196,15 +194,19 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Relaxed:
-    """Gumbel-softmax draws taken as they are, between the corners of the simplex; for differentiable rewards."""
+    """Gumbel-softmax draws, between the corners of the simplex; for differentiable rewards. With `hard` the reward is
+    that of the nearest corner, an exact draw, and the gradient goes straight through, as in the paper: noisier than
+    `Sampled`, and dearer."""
 
     temperature: float = 1.0
+    hard: bool = False
     random: bool = field(default=True, init=False, repr=False)
     ignores_time: bool = field(default=True, init=False, repr=False)
 
     def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
         soft = gumbel_softmax(look, _gumbel(look, tilt.draws, generator), self.temperature)
-        return _average_draws(tilt, _completed(look, soft), look.zeros(tilt.draws, len(look.x)))
+        drawn = _straight_through(soft) if self.hard else soft
+        return _average_draws(tilt, _completed(look, drawn), look.zeros(tilt.draws, len(look.x)))
 
 
 @dataclass(frozen=True)
@@ -370,12 +372,15 @@ class Tilt:
         return torch.cat(self.chunks.run(self._rewards, x0, 64 * x0[0].numel() if len(x0) else 1))
 
     def _rewards(self, x0: Tensor) -> Tensor:
-        r = self.reward(x0)
+        return self.checked(self.reward(x0), len(x0))
+
+    def checked(self, r: Tensor, rows: int) -> Tensor:
+        """What the reward said of so many sequences, if it is one number for each."""
         if not isinstance(r, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"the reward must return a tensor of shape ({len(x0)},), got {type(r).__name__}")
-        if r.shape != (len(x0),):
+            raise ValueError(f"the reward must return a tensor of shape ({rows},), got {type(r).__name__}")
+        if r.shape != (rows,):
             raise ValueError(
-                f"the reward must give one number for each of {len(x0)} sequences, shape ({len(x0)},), got "
+                f"the reward must give one number for each of {rows} sequences, shape ({rows},), got "
                 f"{tuple(r.shape)}: sum or squeeze what is left"
             )
         return r if r.is_floating_point() else r.to(torch.get_default_dtype())
@@ -387,4 +392,8 @@ class Tilt:
             raise ValueError(
                 f"the estimate must give one number for each of {len(look.x)} sequences, got shape {tuple(r.shape)}"
             )
+        return self.hopeful(r)
+
+    def hopeful(self, r: Tensor) -> Tensor:
+        """An estimate, never -inf."""
         return torch.where(r == NEVER, self.hopeless * self.kl, r)
