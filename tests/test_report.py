@@ -291,8 +291,8 @@ def test_an_estimate_far_from_the_exact_answer_is_marked(tmp_path: Path) -> None
 def test_many_particles_have_a_summary_instead_of_a_tree(mog: Path) -> None:
     root = page(mog)
     options = [o.words() for o in root.find("select", "pick-row")[0].find("option")]
-    assert options == ["smc-base, N = 8", "smc-grad, N = 8"]
-    assert "2 rows have too many particles to draw" in root.words()
+    assert [o.replace("\u00a0", " ") for o in options] == ["smc-base, N = 8", "smc-grad, N = 8"]
+    assert "2 rows have too many lines to draw" in root.words()
     assert len(root.find("svg", "trace")) == 2 * 2 + 2  # ESS, reward and survival, for both sizes
 
 

@@ -14,6 +14,8 @@ from html import escape
 from tokensteer.app.report.markup import data, element, text
 from tokensteer.app.report.words import fixed
 
+BANDS = 6
+"""With more lines than this their bands would hide them."""
 WIDTH, HEIGHT = 1000, 400  # of the drawing, in its own units
 
 
@@ -86,7 +88,8 @@ def line_chart(title: str, lines: Sequence[Line], span: tuple[float, float] | No
         return HEIGHT * (1.0 - (min(max(value, low), high) - low) / (high - low))
 
     rules = "".join(f'<path class="rule" d="M0 {up(v):.0f}H{WIDTH}"/>' for v in marks)
-    drawn = "".join(_band(line, up) for line in lines) + "".join(_stroke(line, up) for line in lines)
+    bands = "".join(_band(line, up) for line in lines) if len(lines) <= BANDS else ""
+    drawn = bands + "".join(_stroke(line, up) for line in lines)
     series = [[None if not math.isfinite(v) else round(v, 4) for v in line.mean] for line in lines]
     cursor = '<path class="cursor" d="" hidden=""/>'
     svg = drawing(rules + drawn + cursor, attributes=f'class="trace" data-series="{data(series)}"')

@@ -162,16 +162,18 @@ def _genealogy(rows: Sequence[Row], name: Callable[[Row], str], colours: Mapping
     shown = most_within(drawn, TREE_BYTES)
     kept = [(row, trees[: shown[k]]) for k, (row, trees) in enumerate(zip(drawable, drawn, strict=True)) if shown[k]]
     note = (
-        "Time runs to the right and a line is a particle; children stand side by side, so that no lines cross. "
-        "Coloured lines have descendants at the end, thicker ones more of the final weight; grey ones died out. "
-        "Upright lines mark where resampling struck."
+        ""
+        if not kept
+        else (
+            "Time runs to the right and a line is a particle; children stand side by side, so that no lines cross. "
+            "Coloured lines have descendants at the end, thicker ones more of the final weight; grey ones died out. "
+            "Upright lines mark where resampling struck."
+        )
     )
     if len(kept) < len(many):
         left = len(many) - len(kept)
-        note += (
-            f" {plural(left, 'row')} {'has' if left == 1 else 'have'} too many particles to draw: only the chart of "
-            "surviving ancestors shows them."
-        )
+        has = "has" if left == 1 else "have"
+        note += f" {plural(left, 'row')} {has} too many lines to draw one by one: the chart of survivors shows them."
     worth = [any_resampling(row) * (2 if row.method.startswith("smc") else 1) for row, _ in kept]
     first = worth.index(max(worth)) if kept else 0
     trees = "".join(

@@ -38,7 +38,7 @@
       item.addEventListener("pointerenter", () => fade(true));
       item.addEventListener("pointerleave", () => fade(false));
     });
-    plot.addEventListener("pointermove", (event) => {
+    const look = (event) => {
       const box = plot.getBoundingClientRect();
       const share = Math.min(1, Math.max(0, (event.clientX - box.left) / box.width));
       const step = Math.round(share * steps);
@@ -48,8 +48,11 @@
         values[k].textContent = short(line[Math.round(steps ? step / steps * (line.length - 1) : 0)]);
       });
       at.textContent = `at step ${step}`;
-    });
-    plot.addEventListener("pointerleave", () => {
+    };
+    plot.addEventListener("pointermove", look);
+    plot.addEventListener("pointerdown", look);
+    plot.addEventListener("pointerleave", (event) => {
+      if (event.pointerType === "touch") return; // a lifted finger still wants to read
       cursor.setAttribute("hidden", "");
       [...values, at].forEach((node, k) => { node.textContent = resting[k]; });
     });
@@ -135,13 +138,15 @@
       output.textContent = said.join(" · ");
     };
 
-    plot.addEventListener("pointermove", (event) => {
+    const aim = (event) => {
       const box = plot.getBoundingClientRect(), { steps, particles } = known(), size = particles[0].length;
       const inside = (share, most) => Math.min(most, Math.max(0, share));
       point(inside(Math.round((event.clientX - box.left) / box.width * steps), steps),
         inside(Math.floor((event.clientY - box.top) / box.height * size), size - 1));
-    });
-    plot.addEventListener("pointerleave", clear);
+    };
+    plot.addEventListener("pointermove", aim);
+    plot.addEventListener("pointerdown", aim);
+    plot.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") clear(); });
     plot.addEventListener("blur", clear);
     plot.addEventListener("keydown", (event) => {
       const { steps, particles } = known(), size = particles[0].length;

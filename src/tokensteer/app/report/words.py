@@ -9,6 +9,7 @@ from tokensteer.app.report.folder import Row
 from tokensteer.tasks.metrics import Measured
 
 NOTHING = "–"
+UNBROKEN = "\u00a0=\u00a0"
 HIGHER = frozenset({"accuracy", "reward accuracy", "best", "reward"})
 LOWER = frozenset({"emd", "nll", "perplexity", "error"})
 COLOURS = 12
@@ -80,16 +81,20 @@ def naming(rows: Sequence[Row]) -> Callable[[Row], str]:
 
     def name(row: Row) -> str:
         size = f", N = {row.particles}" if len(sizes) > 1 else ""
-        return f"{row.method}{size}" + (f", seed {row.seed}" if len(seeds) > 1 else "")
+        seed = f", seed {row.seed}" if len(seeds) > 1 else ""
+        return f"{row.method}{size}{seed}".replace(" = ", UNBROKEN)
 
     return name
 
 
 def colours_of(rows: Sequence[Row]) -> dict[str, int]:
-    """A colour for each method: grey for the model alone, then one after the other."""
-    methods = dict.fromkeys(row.method for row in rows)
-    steered = [method for method in methods if method != "pretrained"]
-    return {"pretrained": 0, **{method: 1 + k % COLOURS for k, method in enumerate(steered)}}
+    """A colour for each method: grey for the model alone, then one after the other. If they are too many, variants that
+    end in the same words share one."""
+    methods = {row.method: row for row in rows if row.method != "pretrained"}
+    crowded = len(methods) > COLOURS
+    words = {method: row.variant[-1] if crowded and row.variant else method for method, row in methods.items()}
+    places = list(dict.fromkeys(words.values()))
+    return {"pretrained": 0, **{method: 1 + places.index(words[method]) % COLOURS for method in methods}}
 
 
 Look = Callable[[Row], Mapping[str, Measured]]
