@@ -22,7 +22,8 @@ class Row:
     """One method with so many particles. What has no meaning or was not measured is NaN.
 
     `method` says all that tells it from other methods: `family`, and `variant` if there are several of it. `best` are
-    the metrics of the best by reward, and `answer` what the method answers with: all its weighted particles, or fewer.
+    the metrics of the best by reward, and `answer` what the method answers with: all its particles, or fewer, unless
+    `weighted` as if they had no weights.
     """
 
     task: str
@@ -41,6 +42,7 @@ class Row:
     saved: Mapping[str, int]
     result: Result
     answer: Result
+    weighted: bool
     job: Mapping[str, Any]
 
 
@@ -98,6 +100,7 @@ def _row(run: runs.Run, index: int) -> Row:
             saved=_counts(stored.get("saved", result.saved)),
             result=result,
             answer=_answer(result, str(stored.get("answer", "weighted"))),
+            weighted=stored.get("answer") != "unweighted",
             job=job,
         )
     except (KeyError, TypeError, AttributeError) as error:

@@ -44,6 +44,11 @@ class Tree:
     def size(self) -> int:
         return len(self.particles[0])
 
+    @property
+    def crowded(self) -> bool:
+        """Whether resampling strikes so often that bends take less room and marks none."""
+        return 3 * len(self.events) > self.steps
+
 
 def tree(result: Result, population: int) -> Tree:
     ancestors = result.ancestors[:, population].cpu()
@@ -102,11 +107,11 @@ def draw(tree: Tree) -> str:
     for row in range(size):
         kind = _kind(tree.share[-1][row], 1)
         dots.setdefault(kind, []).append(f"M{width} {_y(row)}h0")
-    parts = [f'<path class="struck" d="{struck}"/>'] if struck else []
+    parts = [f'<path class="struck" d="{struck}"/>'] if struck and not tree.crowded else []
     parts += [f'<path class="{kind}" d="{"".join(paths[kind])}"/>' for kind in sorted(paths)]
     parts += [f'<path class="leaf {kind}" d="{"".join(dots[kind])}"/>' for kind in sorted(dots)]
     parts.append('<path class="chosen" d=""/>')
-    return drawing("".join(parts), width, UNIT * size)
+    return drawing("".join(parts), width, UNIT * size, 'class="dense"' if tree.crowded else "")
 
 
 def _y(row: int) -> int:
@@ -121,7 +126,6 @@ def _kind(share: float, heirs: int) -> str:
 def _paths(tree: Tree) -> dict[str, list[str]]:
     """The lines of each class. A line goes on into its first child of the same class, which saves space."""
     done: dict[str, list[str]] = {}
-    crowded = 3 * len(tree.events) > tree.steps  # then straight lines, which are shorter
     bounds = [0, *tree.events, tree.steps + 1]
     kinds = [_kind(s, h) for s, h in zip(tree.share[0], tree.heirs[0], strict=True)]
     lines = [f"M0 {_y(row)}h{UNIT * (bounds[1] - 1)}" for row in range(tree.size)]
@@ -136,7 +140,7 @@ def _paths(tree: Tree) -> dict[str, list[str]]:
                 line = lines[parent]
             else:
                 line = f"M{before} {_y(parent)}"
-            new.append(line + _bend(UNIT * (row - parent), run, crowded))
+            new.append(line + _bend(UNIT * (row - parent), run, tree.crowded))
         for row, line in enumerate(lines):
             if row not in taken:
                 done.setdefault(kinds[row], []).append(line)
@@ -146,12 +150,12 @@ def _paths(tree: Tree) -> dict[str, list[str]]:
     return done
 
 
-def _bend(rise: int, run: int, crowded: bool) -> str:
+def _bend(rise: int, run: int, straight: bool) -> str:
     """From the row of the parent to that of the child in one step, and then on."""
     half = UNIT // 2
     if not rise:
         return f"h{UNIT + run}"
-    return (f"l{UNIT} {rise}" if crowded else f"c{half} 0 {half} {rise} {UNIT} {rise}") + (f"h{run}" if run else "")
+    return (f"l{UNIT} {rise}" if straight else f"c{half} 0 {half} {rise} {UNIT} {rise}") + (f"h{run}" if run else "")
 
 
 def facts(tree: Tree, result: Result, population: int) -> str:

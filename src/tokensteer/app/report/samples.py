@@ -115,7 +115,10 @@ def sheet(row: Row, name: str, colour: int) -> str:
         'class="card"',
         element("h3", "", swatch(colour), escape(name)),
         note,
-        text("h4", "Draws from the posterior" if steered else "Draws"),
+        text(
+            "h4",
+            "Draws from the posterior" if steered and row.weighted else "Draws, unweighted" if steered else "Draws",
+        ),
         element("div", f'class="{kind}"', *posterior),
         text("h4", f"Best of {row.particles} by reward") + element("div", f'class="{kind} best"', *highest)
         if steered
