@@ -104,9 +104,7 @@ def note(rows: Sequence[Row]) -> str:
     if exact:
         said.append(f"The exact log Z is {listed(exact)}.")
     if any(missed(row) for row in rows):
-        said.append(
-            "≠ is more than three standard errors from it."
-        )
+        said.append("≠ is more than three standard errors from it.")
     if any(sum(row.saved.values()) for row in rows):
         said.append("Rows are what networks computed, + what was asked for but known already.")
     said.append("Click a heading to sort.")
