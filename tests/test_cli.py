@@ -283,6 +283,7 @@ RUN = ["run", "digits", *TINY, "--out", "OUT"]
         ([*RUN, "--weights", "NOWHERE"], "no weights at"),
         ([*RUN, "--weights", "DAMAGED"], "is damaged, or no safetensors file"),
         (["run", "digits", *TINY, "--out", __file__], "is a file"),
+        (["run", "digits", *TINY, "--out", f"{__file__}/deeper"], "is a file"),
         (["run", "digits", *TINY, "--out", str(Path(__file__).parent)], "is not empty"),
         (["report", "NOWHERE"], ""),
         (["train", "mog", "--minutes", "-1", "--out", "OUT"], "--minutes must be positive"),

@@ -194,10 +194,10 @@ def test_digits_denoiser_is_as_good_as_its_card_says():
 def test_digits_are_steered():
     task = digits.task(Setup(num_steps=30, goal=7))
     plain = ts.pretrained(task.model)(1, 40, generator=seeded()).samples[:, 0]
-    result = ts.smc_base(task.model, task.tilt)(8, 8, generator=seeded())
+    result = ts.smc_base(task.model, task.tilt)(8, 16, generator=seeded())  # 0.79 ± 0.06, by 64 populations
     assert task.judge is not None
     assert float(task.judge(plain).mean()) < 0.35
-    assert task.metrics(result)["accuracy"].mean > 0.7
+    assert task.metrics(result)["accuracy"].mean > 0.55
 
 
 def test_trained_mog_is_near_the_data_and_steered_to_its_own_target():

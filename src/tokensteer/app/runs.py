@@ -102,8 +102,11 @@ def write_json(file: Path, content: object) -> None:
 
 def check_free(folder: Path, force: bool) -> None:
     """Say so unless a run may be written there: in a new or empty folder, or with `force` over an earlier run."""
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file: give --out a folder")
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise ValueError(f"{there} is a file: give --out a folder")
+    if not os.access(there, os.W_OK):
+        raise ValueError(f"{there} cannot be written to: give --out another folder")
     if not folder.is_dir() or not any(folder.iterdir()):
         return
     if not force:
