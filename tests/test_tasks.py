@@ -213,6 +213,16 @@ def test_trained_mog_is_near_the_data_and_steered_to_its_own_target():
     assert abs(float((z.mean() - 1) / (z.std() / math.sqrt(32)))) < 4
 
 
+def test_small_populations_of_mog_are_measured_together():
+    task = mog_trained.task(Setup(num_steps=5))
+    small, large = (
+        ts.prop_grad(task.model, task.tilt, clip=None)(*n, generator=seeded()) for n in ((2, 2000), (2000, 2))
+    )
+    alone, together = task.metrics(large)["emd"], task.metrics(small)["emd"]
+    assert math.isfinite(together.error)  # two laws of 2,000 samples each
+    assert together.mean == pytest.approx(alone.mean, abs=0.3)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
