@@ -477,7 +477,7 @@ def test_training_leaves_weights_that_can_be_run(tmp_path: Path, capsys):
 
 
 def test_demo_compares_two_tasks_and_writes_a_report(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.setattr(demo, "SIZES", (demo.Size("mog", 10, 2, 3), demo.Size("digits", 4, 2, 3)))
+    monkeypatch.setattr(demo, "SIZES", (demo.Size("mog", 10, 2, 3, alone=5), demo.Size("digits", 4, 2, 3)))
     assert tokensteer("demo", "--out", tmp_path / "demo") == 0
     rows = ts.open_run(tmp_path / "demo").rows
     assert {row["particles"] * row["populations"] for row in rows if row["task"] == "mog"} == {20}

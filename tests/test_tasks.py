@@ -213,6 +213,18 @@ def test_trained_mog_is_near_the_data_and_steered_to_its_own_target():
     assert abs(float((z.mean() - 1) / (z.std() / math.sqrt(32)))) < 4
 
 
+def test_small_populations_of_mog_are_measured_together():
+    sizes = [(10, 2000), (4, 1000), (4000, 5), (3, 1000), (8, 16), (300, 1), (5000, 1), (1, 9000)]
+    assert [mog_trained.sets(*size) for size in sizes] == [10, 2, 10, 1, 8, 1, 2, 1]
+    task = mog_trained.task(Setup(num_steps=5))
+    small, large = (
+        ts.prop_grad(task.model, task.tilt, clip=None)(*n, generator=seeded()) for n in ((2, 2000), (2000, 2))
+    )
+    alone, together = task.metrics(large)["emd"], task.metrics(small)["emd"]
+    assert math.isfinite(together.error)  # two laws of 2,000 samples each
+    assert together.mean == pytest.approx(alone.mean, abs=0.3)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
