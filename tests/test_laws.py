@@ -447,7 +447,9 @@ def test_sites_of_its_own_that_p_does_not_share_are_caught():
 class Forgetful(ts.Steering):
     """The classic: particles move by q and the weight forgets p/q."""
 
-    def log_ratio(self, y: Tensor, x: Tensor, evaluation: ts.Evaluation, step: ts.Step, q: ts.Measure) -> Tensor:
+    def log_ratio(
+        self, y: Tensor, x: Tensor, evaluation: ts.Evaluation, step: ts.Step, q: ts.Measure, log_q: Tensor | None = None
+    ) -> Tensor:
         return torch.zeros(len(y), dtype=torch.float64)
 
 

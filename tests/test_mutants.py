@@ -157,7 +157,7 @@ class LastWeightSkipped(ts.Steering):
         evaluation = super().evaluate(x, t, generator, parent, weighed)
         return replace(evaluation, log_twist=parent.log_twist) if t == 0 and parent is not None else evaluation
 
-    def log_ratio(self, y, x, evaluation, step, q):
+    def log_ratio(self, y, x, evaluation, step, q, log_q=None):
         return super().log_ratio(y, x, evaluation, step, q) * (step.s > 0)
 
 
@@ -168,7 +168,7 @@ class LastWeightSkipped(ts.Steering):
 class WrongRatio(ts.Steering):
     wrong: Callable[..., Tensor] = ts.Steering.log_ratio
 
-    def log_ratio(self, y, x, evaluation, step, q):
+    def log_ratio(self, y, x, evaluation, step, q, log_q=None):
         return self.wrong(self, y, x, evaluation, step, q)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_uniform import UniformDenoiser
+from test_uniform import uniform_denoiser
 from torch import Tensor
 
 import tokensteer as ts
@@ -109,7 +109,7 @@ def test_the_time_of_a_masked_sequence_is_the_right_one():
 def test_uniform_bound_of_the_exact_denoiser_is_the_entropy():
     joint = some_joint(3, 2)
     predict = predict_uniform(joint)
-    exact = UniformDenoiser(joint, ts.Linear())
+    exact = uniform_denoiser(joint, ts.Linear())
     x = all_sequences(3, 2)
     torch.testing.assert_close(predict(x, torch.full((9,), 0.3)), exact(x, 0.3), atol=1e-6, rtol=1e-5)
     bound = train.uniform_bound(predict, draws(joint), 3, seeded(2), even(ROWS))

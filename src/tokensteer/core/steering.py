@@ -233,16 +233,19 @@ class Steering:
         """log p(y | x_t) over the sites that q shares, (P,)."""
         return self.model.log_prob(y, x, _known(evaluation), step, q.sites)
 
-    def log_ratio(self, y: Tensor, x: Tensor, evaluation: Evaluation, step: Step, q: Measure) -> Tensor:
-        """log p(y | x_t) - log q(y | x_t), (P,)."""
-        return self.log_p(y, x, evaluation, step, q) - q.log_prob(y)
+    def log_ratio(
+        self, y: Tensor, x: Tensor, evaluation: Evaluation, step: Step, q: Measure, log_q: Tensor | None = None
+    ) -> Tensor:
+        """log p(y | x_t) - log q(y | x_t), (P,); log_q is known where y was drawn from q."""
+        log_q = q.log_prob(y) if log_q is None else log_q
+        if isinstance(self.proposal, FromModel) and isinstance(self.model, Diffusion):
+            return log_q - log_q  # p is q: 0, or NaN where the denoiser gave one
+        return self.log_p(y, x, evaluation, step, q) - log_q
 
     def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> tuple[Tensor, Tensor]:
         q = self.propose(x, evaluation, step)
         y, log_q = draw(q, generator)
-        if isinstance(self.proposal, FromModel) and isinstance(self.model, Diffusion):
-            return y, log_q - log_q  # p is q: 0, or NaN where the denoiser gave one
-        return y, self.log_p(y, x, evaluation, step, q) - log_q
+        return y, self.log_ratio(y, x, evaluation, step, q, log_q)
 
     def limit(self, memory: int | None) -> None:
         networks = (*self.model.networks, *(() if self.twist is None else (self.twist,)))
