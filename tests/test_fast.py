@@ -16,7 +16,7 @@ from toys import Toy
 import tokensteer as ts
 from tokensteer.core.chunks import parse_memory
 from tokensteer.core.prediction import Prediction
-from tokensteer.testing import enumerate_steering
+from tokensteer.testing import TableDenoiser, enumerate_steering, score
 
 B = Toy("B")
 
@@ -42,14 +42,12 @@ class Net(nn.Module):
         return self.mix(hot.flatten(1)).view(*hot.shape[:2], -1).tanh()
 
     def forward(self, x: Tensor) -> Tensor:
-        return 2 * self.head(self.hidden(x)) - self.head.bias
+        return self.head(self.hidden(x))
 
 
 def forms() -> dict[str, tuple[Net, ts.Denoiser]]:
     """The same denoiser in every form there is, each with its own counter."""
     nets = {name: Net().requires_grad_(False) for name in ("plain", "timed", "logits", "hidden")}
-    for net in nets.values():
-        net.forward = lambda x, net=net: net.head(net.hidden(x))  # type: ignore[method-assign]
     logits = {name: ts.from_logits(nets[name], 3, ignores_time=True) for name in nets}
     return {
         "plain": (nets["plain"], lambda x, t: logits["plain"](x, t)),
@@ -275,7 +273,7 @@ def test_padded_templates_run_as_their_own_populations() -> None:
     """Each population follows the law of its own length, and padding never moves."""
     pad, mask = 2, 3
     joints = {n: torch.rand(*(2,) * n, generator=seeded(n), dtype=torch.float64) for n in (2, 3)}
-    tables = {n: ts_table(joint / joint.sum()) for n, joint in joints.items()}
+    tables = {n: TableDenoiser(joint / joint.sum()) for n, joint in joints.items()}
 
     def denoiser(x: Tensor, t: float) -> Tensor:
         """Two models in one: rows are told by their padding, which is looked past."""
@@ -302,12 +300,6 @@ def test_padded_templates_run_as_their_own_populations() -> None:
         assert abs(float((ratio.mean() - 1) / ratio.std() * len(ratio) ** 0.5)) < 4
     with pytest.raises(ValueError, match="holds 2, the padding itself"):
         ts.padded([torch.tensor([2, 3])], pad)
-
-
-def ts_table(joint: Tensor) -> ts.Denoiser:
-    from tokensteer.testing import TableDenoiser
-
-    return TableDenoiser(joint)
 
 
 # ---- gradients without one-hots
@@ -406,3 +398,17 @@ def test_gradients_may_be_older_than_the_state(kernel: str, embedded: bool) -> N
     assert seldom.rows["reward"] < often.rows["reward"]
     with pytest.raises(ValueError, match="every must be at least 1, got 0"):
         ts.Gradient(every=0)
+
+
+def test_the_ratio_of_a_base_proposal_is_computed_and_not_assumed() -> None:
+    """A steering whose p is not its q is found out, though the proposal says that it is the model."""
+    steering = ts.Steering(model_of(forms()["plain"][1]))
+
+    class Other(ts.Steering):
+        def log_p(self, y: Tensor, x: Tensor, evaluation: Any, step: Any, q: Any) -> Tensor:
+            return super().log_p(y, x, evaluation, step, q) - 1.0
+
+    x = torch.full((1, 7, 3), 3)
+    x[:, -1] = torch.tensor([0, 1, 2])
+    right, wrong = (score(path, x).log_increment for path in (steering, Other(steering.model)))
+    assert torch.allclose(right - wrong, torch.ones_like(right))

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-NEVER = -math.inf
+from tokensteer.core.draws import NEVER
+
 BUDGET = 2**28  # bytes of temporaries in plain torch
 BLOCK, TILE = 512, 4  # words in a block of logits, blocks that one program (a single warp) sums
 HEAD_BLOCK, HEAD_ROWS, FIND_ROWS = 128, 128, 32  # words in a block of a head, rows beside it when summing and finding

@@ -236,8 +236,9 @@ class Steering:
     def log_ratio(
         self, y: Tensor, x: Tensor, evaluation: Evaluation, step: Step, q: Measure, log_q: Tensor | None = None
     ) -> Tensor:
-        """log p(y | x_t) - log q(y | x_t), (P,); log_q is known where y was drawn from q."""
-        log_q = q.log_prob(y) if log_q is None else log_q
+        """log p(y | x_t) - log q(y | x_t), (P,); log_q is given where y was just drawn from q."""
+        if log_q is None:  # whoever asks about any y wants p for itself, not the word of a proposal that it is p
+            return self.log_p(y, x, evaluation, step, q) - q.log_prob(y)
         if isinstance(self.proposal, FromModel) and isinstance(self.model, Diffusion):
             return log_q - log_q  # p is q: 0, or NaN where the denoiser gave one
         return self.log_p(y, x, evaluation, step, q) - log_q
