@@ -162,6 +162,15 @@ def test_twins_of_different_populations_aim_with_their_own_ramps() -> None:
     assert abs(float(q.log_mass[1] - p.total()[1])) > 0.1
 
 
+def test_a_constrained_ramp_is_frozen() -> None:
+    automaton = rewards.contains([1], B.tokens + 1)
+    ramp = ts.adapted_ramp(rewards.constrain(B.model("mdm"), automaton, adaptive()), 50, 4, generator=seeded())
+    steering = rewards.constrain(B.model("mdm"), automaton, adaptive())
+    steering = replace(steering, twist=replace(steering.twist, ramp=ramp))
+    outcome = trial(steering, answer(steering.model, steering.twist), 3, populations=6000)
+    assert outcome.unbiased, str(outcome)
+
+
 @pytest.mark.parametrize("sampler", ["mdm", "remdm"])
 def test_frozen_it_is_unbiased(sampler: str) -> None:
     steering = ts.Steering(B.model(sampler), ts.Tilt(B.reward, B.kl, draws=4))
@@ -198,6 +207,3 @@ def test_refused() -> None:
         ts.Adaptive(1.5)
     with pytest.raises(ValueError, match="no reward to let in"):
         ts.adapted_ramp(ts.Steering(B.model("mdm")), 4)
-    automaton = rewards.contains([1], B.tokens + 1)
-    with pytest.raises(ValueError, match="freeze"):
-        rewards.constrain(B.model("mdm"), automaton, adaptive())

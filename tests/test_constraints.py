@@ -244,26 +244,6 @@ def test_gradient_against_finite_differences(name):
     assert torch.autograd.grad(automaton.log_accept(zeros).sum(), zeros)[0].isfinite().all()
 
 
-def test_followed_gradient_is_exact():
-    """V is multilinear in one-hots, so its gradient gives V after any single change, of open sites too."""
-    model, automaton = factorised(4, "mdm"), EXAMPLES["regex"](4)
-    ahead = LookAhead(automaton, kept(model), follow=True)
-    tilt = ts.Tilt(Satisfies(automaton), ramp=ts.constant_ramp, estimator=ahead)
-    x = torch.tensor([[0, 3, 3, 3]])
-    hot = torch.nn.functional.one_hot(x, 4).double().requires_grad_()
-    look = ts.Look(hot, model.clean(model.predict(x, 0.5)), 0.5, 3)
-    chance = tilt.estimate(look, None).exp()
-    (gradient,) = torch.autograd.grad(chance.sum(), hot)
-    for site, token in itertools.product(range(4), range(4)):
-        y = x.clone()
-        y[0, site] = token
-        there = tilt.estimate(ts.Look(y, model.clean(model.predict(y, 0.5)), 0.5, 3), None).exp()
-        change = gradient[0, site, token] - gradient[0, site, x[0, site]]
-        assert float((there - chance).detach()) == pytest.approx(float(change), abs=1e-10)
-    steering = ts.Steering(model, tilt, ts.Gradient())
-    assert trial(steering, answer(model, tilt), populations=2048).unbiased
-
-
 # ---- steering: a denoiser that factorises
 
 
@@ -419,7 +399,7 @@ def test_look_ahead_alone_is_a_twist():
     """With the model as proposal: unbiased, and far better than judging at the end."""
     model, automaton = B.model("mdm"), contains([0, 1], 4)
     truth = answer(model, ts.Tilt(Satisfies(automaton)))
-    ahead = ts.Tilt(Satisfies(automaton), ramp=ts.linear_ramp, estimator=LookAhead(automaton, kept(model)))
+    ahead = ts.Tilt(Satisfies(automaton), ramp=ts.end_ramp, chance=LookAhead(automaton, kept(model)))
     spread = []
     for twist in (ahead, ts.Tilt(Satisfies(automaton), ramp=ts.end_ramp)):
         outcome = trial(ts.Steering(model, twist), truth, populations=2048)
@@ -441,10 +421,59 @@ def test_ramps_scale_the_soft_reward_only():
     assert hard.log_twist[0].exp()[-1] == pytest.approx(float(hard.log_value[0].exp()[-1]), rel=0.3)
 
 
+@pytest.mark.parametrize("potential", [ts.difference, ts.maximum, ts.total], ids=["difference", "max", "total"])
+@pytest.mark.parametrize("ramp", [ts.linear_ramp, ts.Adaptive(0.8)], ids=["linear", "adaptive"])
+def test_any_ramp_and_potential(ramp, potential):
+    """The look-ahead is a term of its own, so a potential gathers rewards and no chances, and a ramp may adapt."""
+    model, automaton = B.model("mdm"), toy_automaton(B)
+    tilt = replace(B.tilt("mdm"), kl=2.0, ramp=ramp, potential=potential)
+    steering = constrain(model, automaton, tilt)
+    outcome = trial(steering, answer(model, steering.twist), 3, populations=12_000, seed=12)
+    assert outcome.unbiased, str(outcome)
+
+
+def test_a_look_ahead_does_not_hold_an_adaptive_ramp_back():
+    """A reward of nothing is let in at once, whatever the chances of the particles."""
+    steering = constrain(B.model("mdm"), toy_automaton(B), ts.Tilt(lambda x: x[:, 0] * 0.0, ramp=ts.Adaptive(0.9)))
+    result = ts.smc(steering, 8, 20, generator=torch.Generator().manual_seed(0))
+    assert result.ramp is not None
+    assert (result.ramp[1:] == 1).all()
+
+
+@pytest.mark.parametrize("soft", [False, True], ids=["hard", "soft"])
+def test_the_optimal_proposal_looks_ahead_too(soft):
+    model, automaton = B.model("mdm"), toy_automaton(B)
+    steering = replace(constrain(model, automaton, B.tilt("mdm") if soft else None), proposal=ts.Enumerated())
+    exact = enumerate_steering(steering)
+    for k, moves in enumerate(exact.moves):
+        there = exact.log_optimal(k)
+        alive = there > -50
+        torch.testing.assert_close(moves.log_q[alive], there[alive], rtol=0, atol=1e-9)
+    outcome = trial(ts.ResampleFirst(steering), answer(model, steering.twist), populations=2048, seed=13)
+    assert outcome.unbiased, str(outcome)
+
+
+def test_chances_are_asked_only_where_weights_are_looked_at():
+    asked = []
+    model, automaton = factorised(6, "mdm", steps=6), EXAMPLES["avoids"](4)
+    steering = constrain(model, automaton)
+    ahead = steering.twist.chance
+    twist = replace(steering.twist, chance=lambda look: asked.append(look.t) or ahead(look))
+    steering = replace(steering, twist=twist)
+    asked.clear()
+    result = ts.smc(steering, 4, 3, when=ts.every(3), generator=torch.Generator().manual_seed(0))
+    assert len(asked) == 2  # the start, and the third step
+    assert float((result.log_z - mass(model, automaton, 6)).abs().max()) < 1e-9
+
+
 def test_reward_rows_are_counted():
-    steering = constrain(B.model("mdm"), toy_automaton(B), ts.Tilt(B.reward, B.kl, draws=3))
+    asked = []
+    tilt = ts.Tilt(lambda x: asked.append(len(x)) or B.reward(x), B.kl, draws=3)
+    steering = constrain(B.model("mdm"), toy_automaton(B), tilt)
+    asked.clear()
     result = ts.smc(steering, 10, generator=torch.Generator().manual_seed(0))
-    assert result.rows["reward"] == 10 + 3 * 30  # the end, and three steps on which the ramp is awake
+    assert result.rows["reward"] == sum(asked)
+    assert sum(asked) < 10 + 3 * 30  # the end, and three steps at which only those that have moved ask
 
 
 # ---- laws and refusals
@@ -533,7 +562,7 @@ def test_look_ahead_costs_less_than_a_denoiser_call():
     canvas = ts.template(length, vocab_size - 1)
     model = ts.Diffusion(denoiser, ts.Ancestral(vocab_size - 1), ts.uniform_steps(2), canvas)
     x = canvas.repeat(rows, 1)
-    tilt = ts.Tilt(Satisfies(automaton), ramp=ts.constant_ramp, estimator=LookAhead(automaton, kept(model)))
+    ahead = LookAhead(automaton, kept(model))
 
     def cpu_time(work) -> float:
         times = []
@@ -545,5 +574,5 @@ def test_look_ahead_costs_less_than_a_denoiser_call():
 
     with torch.no_grad():
         look = ts.Look(x, denoiser(x, 0.5), 0.5, vocab_size - 1)
-        ratio = cpu_time(lambda: tilt.estimate(look, None)) / cpu_time(lambda: denoiser(x, 0.5))
+        ratio = cpu_time(lambda: ahead(look)) / cpu_time(lambda: denoiser(x, 0.5))
     assert ratio < 1, ratio

@@ -187,9 +187,10 @@ class Enumerated:
             first = row = torch.arange(len(x), device=x.device)
         owner, candidates = _at_least_one(*p.take(first).support(self.limit), x[first], model.kernel.mask_id)
         log_q = p.take(first[owner]).log_prob(candidates)
-        if twist is not None and not twist.idle(step.s, evaluation):
+        if twist is not None and (twist.chance is not None or not twist.idle(step.s, evaluation)):
             once, which = distinct(candidates)
-            log_q = log_q + (aim[first[owner]] * reward_ahead(candidates[once], step.s, model, twist)[which]).to(log_q)
+            r, chance = reward_ahead(candidates[once], step.s, model, twist)
+            log_q = log_q + (aim[first[owner]] * r[which] + chance[which]).to(log_q)
         lengths = torch.bincount(owner, minlength=len(first))
         mass = log_sum_runs(log_q, lengths)
         # Where nothing has a future any law will do: the weight is zero whatever is drawn.
@@ -206,14 +207,14 @@ def _at_least_one(owner: Tensor, candidates: Tensor, x: Tensor, mask_id: int) ->
     return order.values, torch.cat([candidates, somewhere])[order.indices]
 
 
-def reward_ahead(x: Tensor, t: float, model: Model, twist: Tilt) -> Tensor:
-    """r_hat(x), (P,), for a twist that x alone determines. Masks left at t = 0 are valued by the estimate."""
+def reward_ahead(x: Tensor, t: float, model: Model, twist: Tilt) -> tuple[Tensor, Tensor]:
+    """r_hat(x) and the log-chance, (P,), for a twist that x alone determines. Masks left at t = 0 are valued too."""
     if twist.estimator.random or twist.potential is not difference:
         raise ValueError(
             "Enumerated needs a log-twist that x_s alone determines: use an estimator that is not random, such as "
             "Exact() or Value(...), and the difference potential"
         )
-    r = torch.zeros(len(x), dtype=model.dtype, device=x.device)
+    r, chance = torch.zeros(2, len(x), dtype=model.dtype, device=x.device)
     clean = (x != model.kernel.mask_id).all(-1) if t == 0 else torch.zeros_like(x[:, 0], dtype=torch.bool)
     if clean.any():
         r[clean] = twist.exact(x[clean]).to(r.dtype)
@@ -221,4 +222,6 @@ def reward_ahead(x: Tensor, t: float, model: Model, twist: Tilt) -> Tensor:
         noisy = x[~clean]
         look = Look(noisy, model.clean(model.predict(noisy, t)), t, model.kernel.mask_id)
         r[~clean] = twist.estimate(look, None).to(r.dtype)
-    return r
+        if twist.chance is not None:
+            chance[~clean] = twist.chance(look).to(r.dtype)
+    return r, chance

@@ -37,9 +37,9 @@ class Rows(Protocol):
 class Evaluation:
     """All that one look at (x_t, t) taught us; it travels with its particle and is never computed again.
 
-    log_twist, reward and carry are (P,), a kernel's memory (P, ...). `ramp` (P,) is the lambda chosen where a ramp
-    adapts. `pending` (B, N) is filled in by the loop for the one who evaluates the children: the log-weight of each
-    before its new twist counts.
+    log_twist, reward and carry are (P,), a kernel's memory (P, ...). `chance` (P,) is the part of the log-twist that no
+    ramp scales, `ramp` (P,) the lambda chosen where a ramp adapts. `pending` (B, N) is filled in by the loop for the
+    one who evaluates the children: the log-weight of each before its new twist counts.
     """
 
     log_twist: Tensor
@@ -48,6 +48,7 @@ class Evaluation:
     gradient: Rows | None = None
     carry: Tensor | None = None
     memory: Tensor | None = None
+    chance: Tensor | None = None
     ramp: Tensor | None = None
     pending: Tensor | None = None
 

@@ -113,6 +113,7 @@ class Steering:
                 known = self._follow(x, t, time, generator, parent)
             else:
                 known = self._look(x, t, time, generator, parent, weighed)
+            known = replace(known, chance=self._chance(x, known, t, parent, weighed))
             return replace(self._weigh(known, t, parent), memory=memory)
 
     def _differentiates(self, t: float, parent: Evaluation | None) -> bool:
@@ -192,16 +193,31 @@ class Steering:
             estimate = self.twist.estimate(Look(seen, log_x0, t, self.model.kernel.mask_id), generator)
             return Logs(log_x0.detach().flatten(0, 1)), estimate.detach(), _gradient(estimate, seen)
 
+    def _chance(
+        self, x: Tensor, known: Evaluation, t: float, parent: Evaluation | None, weighed: bool
+    ) -> Tensor | None:
+        """The term of the log-twist that counts in full. Where nobody looks, that of the parent will do."""
+        if self.twist is None or self.twist.chance is None:
+            return None
+        if parent is not None and not weighed:
+            return parent.chance
+        look = Look(x, self.model.clean(_known(known)), t, self.model.kernel.mask_id)
+        return self.twist.chance(look).to(known.log_twist.dtype)
+
     def _weigh(self, known: Evaluation, t: float, parent: Evaluation | None) -> Evaluation:
         """What is known with its log-twist. Where no estimate was made, that of the parent will do: they telescope."""
         if self.twist is None:
             return known
+        chance = 0.0 if known.chance is None else known.chance
+        if parent is not None and parent.chance is not None:  # potentials build on what the ramp has let in
+            parent = replace(parent, log_twist=parent.log_twist - parent.chance)
         if known.reward is None:
+            ramp = None if parent is None else parent.ramp
             log_twist, carry = self.twist.rest(known.log_twist, t, parent)
-            return replace(known, log_twist=log_twist, carry=carry, ramp=None if parent is None else parent.ramp)
-        ramp = self.twist.adapt(t, known.reward, parent)
-        log_twist, carry = self.twist.potential(self.twist.scale(t, ramp), known.reward, parent)
-        return Evaluation(log_twist, known.prediction, known.reward, known.gradient, carry, ramp=ramp)
+        else:
+            ramp = self.twist.adapt(t, known.reward, parent, chance)
+            log_twist, carry = self.twist.potential(self.twist.scale(t, ramp), known.reward, parent)
+        return replace(known, log_twist=log_twist + chance, carry=carry, ramp=ramp, pending=None)
 
     def _remember(self, x: Tensor, generator: Generator | None, parent: Evaluation | None) -> Tensor | None:
         """What the kernel wants kept of this state, if it has a memory."""

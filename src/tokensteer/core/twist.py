@@ -32,6 +32,7 @@ from tokensteer.core.tokens import Laws, Tokens, dense_of, tokens_of
 
 Reward = Callable[[Tensor], Tensor]
 Average = Callable[[Tensor, Tensor, float], Tensor]
+Chance = Callable[["Look"], Tensor]
 # From ramp(t)/kl, one for all or (P,), the estimate and the parent: the log-twist and what is to be carried along.
 Potential = Callable[[float | Tensor, Tensor, Evaluation | None], tuple[Tensor, Tensor | None]]
 
@@ -286,7 +287,8 @@ class Tilt:
     `reward` takes clean ids (P, L) and gives (P,); if `differentiable`, it also takes one-hots (P, L, V). -inf is a
     hard constraint. An estimate of -inf before the end only means that no draw met it, and the sequence may still
     recover: it counts as a log-twist of ramp(t) · `hopeless`, since a weight of zero would lose what is still possible.
-    `ramp` is a function of t, or `Adaptive(share)`.
+    `ramp` is a function of t, or `Adaptive(share)`. `chance` is a finite term of the log-twist before the end that
+    counts in full whatever the ramp, such as the log-probability that a constraint will be met.
     """
 
     reward: Reward
@@ -298,6 +300,7 @@ class Tilt:
     potential: Potential = difference
     differentiable: bool = False
     hopeless: float = -2.0
+    chance: Chance | None = None
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
     chunks: Chunks = field(default_factory=Chunks, init=False, repr=False, compare=False)
 
@@ -333,8 +336,9 @@ class Tilt:
         like = evaluation.log_twist
         return torch.as_tensor(self.scale(t, evaluation.ramp), dtype=like.dtype, device=like.device).expand_as(like)
 
-    def adapt(self, t: float, r: Tensor, parent: Evaluation | None) -> Tensor | None:
-        """The lambda of each particle with estimate r, (P,): 0 at the start, 1 at the end. None for a ramp of t."""
+    def adapt(self, t: float, r: Tensor, parent: Evaluation | None, chance: Tensor | float = 0.0) -> Tensor | None:
+        """The lambda of each particle with estimate r and log-chance, (P,): 0 at the start, 1 at the end. None for a
+        ramp of t."""
         if not isinstance(self.ramp, Adaptive):
             return None
         nothing = torch.zeros_like(r)
@@ -344,7 +348,9 @@ class Tilt:
         if parent is None or parent.pending is None:
             return before  # there is no population to adapt to
         least = nothing if self.potential in (maximum, total) else before
-        chosen = self.ramp.choose(parent.pending, least, lambda ramp: self.potential(ramp / self.kl, r, parent)[0])
+        chosen = self.ramp.choose(
+            parent.pending, least, lambda ramp: self.potential(ramp / self.kl, r, parent)[0] + chance
+        )
         return chosen.to(r.dtype)
 
     def idle(self, t: float, parent: Evaluation | None = None) -> bool:

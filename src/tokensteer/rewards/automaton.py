@@ -105,10 +105,6 @@ class Automaton:
         log_mass = safe_log((log_p.double() - top).exp() @ members)
         return torch.where(log_mass == LOW, LOW, log_mass + top)
 
-    def mass(self, p: Tensor) -> Tensor:
-        """The masses of the classes (..., C) under masses over tokens (..., V): differentiable at zero, too."""
-        return p.double() @ self._members()
-
     def point(self, x: Tensor) -> Tensor:
         """The log-masses of ids (...) that are certain, (..., C)."""
         certain = one_hot(self.classes[x], self.step.shape[1]).bool()

@@ -22,21 +22,20 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.adaptive import Adaptive
+from tokensteer.core.denoiser import Timeless
 from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK
 from tokensteer.core.measure import Measure, Reveal, SiteMeasure
 from tokensteer.core.model import Meter, Model
 from tokensteer.core.proposal import FromModel, SiteProposal
-from tokensteer.core.schedule import Ramp, Step, constant_ramp
+from tokensteer.core.schedule import Step, end_ramp
 from tokensteer.core.smc import Evaluation
 from tokensteer.core.steering import Steering
 from tokensteer.core.tokens import Tokens
 from tokensteer.core.twist import Look, Reward, Tilt
-from tokensteer.rewards.automaton import LOW, Automaton, safe_log
+from tokensteer.rewards.automaton import LOW, Automaton
 
 FLOOR = -1e4  # log V of a state without hope: below all others, and finite as a twist must be
-ASLEEP = 1e-3  # the least ramp, since the look-ahead is divided by it
 
 
 @dataclass(frozen=True)
@@ -128,57 +127,44 @@ def _final(automaton: Automaton, log_mu: Tensor, z: Tensor, mask_id: int, rho: T
 # ---- the twist
 
 
-def _of_time(ramp: Ramp | Adaptive) -> Ramp:
-    if isinstance(ramp, Adaptive):
-        raise ValueError(
-            "the look-ahead of a constraint counts in full whatever the ramp, so the ramp must be known before: freeze "
-            "it with adapted_ramp(...) on the steering without the constraint"
-        )
-    return ramp
-
-
 @dataclass(frozen=True)
 class LookAhead:
-    """r_hat(x_t) = soft estimate + kl · log V_t(x_t) / ramp(t): the look-ahead counts in full whatever the ramp.
-
-    `kept` is kept(model); `soft` is the tilt of the reward without the constraint. A gradient follows that alone: the
-    constraint is left to `Constrained`. With `follow` the gradient of log V is added to it.
-    """
+    """log V_t(x_t), the term of the twist that counts in full whatever the ramp; `kept` is kept(model). No gradient
+    follows it: the constraint is left to `Constrained`."""
 
     automaton: Automaton
     kept: Kept
+
+    def __call__(self, look: Look) -> Tensor:
+        ids, rho = look.ids, self.kept.at(look.t, len(look.x))
+        masked = ids == look.mask_id
+        log_mu = _law(self.automaton, look.tokens, look.mask_id, masked, masked | (rho < 1))
+        final = _final(self.automaton, log_mu, ids, look.mask_id, rho)
+        return self.automaton.log_chance(final).clamp(min=FLOOR)
+
+
+@dataclass(frozen=True)
+class Softly:
+    """The estimate of a reward without its constraint, since a draw that breaks it says little: 0 if there is none."""
+
     soft: Tilt | None = None
-    follow: bool = False
 
     @property
     def random(self) -> bool:
         return self.soft is not None and self.soft.estimator.random
 
-    def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
-        ramp = _of_time(tilt.ramp)(look.t)
-        r = self._soft(tilt, ramp, look, generator)
-        if ramp == 0:  # whatever is said here is multiplied by zero
-            return r
-        return r + (tilt.kl / ramp * self.log_chance(look).clamp(min=FLOOR)).to(r.dtype)
+    @property
+    def ignores_time(self) -> bool:
+        inner = None if self.soft is None else self.soft.estimator
+        return inner is None or (isinstance(inner, Timeless) and inner.ignores_time)
 
-    def _soft(self, tilt: Tilt, ramp: float, look: Look, generator: Generator | None) -> Tensor:
-        if self.soft is None or (ramp <= ASLEEP and not look.relaxed):
+    def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
+        if self.soft is None:
             return look.zeros(len(look.x))
         before = self.soft.meter.rows
         r = self.soft.estimate(look, generator)
         tilt.meter.count(self.soft.meter.rows - before)
         return r
-
-    def log_chance(self, look: Look) -> Tensor:
-        """log V_t(x_t), (P,), -inf where there is no hope."""
-        ids, rho = look.ids, self.kept.at(look.t, len(look.x))
-        masked = ids == look.mask_id
-        log_mu = _law(self.automaton, look.tokens, look.mask_id, masked, masked | (rho < 1))
-        if not (look.relaxed and self.follow):
-            return self.automaton.log_chance(_final(self.automaton, log_mu, ids, look.mask_id, rho))
-        rho = torch.where(masked, 1.0, rho).unsqueeze(-1)
-        mass = rho * self.automaton.mass(look.clean_law()) + torch.where(rho < 1, (1.0 - rho) * log_mu.exp(), 0.0)
-        return self.automaton.log_chance(safe_log(mass))
 
 
 # ---- the proposal
@@ -290,16 +276,6 @@ class Constrained:
         return torch.where(q.masked.unsqueeze(-1), log_mu, torch.logaddexp(log_stay + stays, log_move + log_mu))
 
 
-@dataclass(frozen=True)
-class Awake:
-    """A ramp that is never quite zero, so that a look-ahead divided by it always counts."""
-
-    ramp: Ramp
-
-    def __call__(self, t: float) -> float:
-        return max(self.ramp(t), ASLEEP)
-
-
 def constrain(
     model: Model, automaton: Automaton, tilt: Tilt | None = None, base: SiteProposal | None = None
 ) -> Steering:
@@ -313,15 +289,9 @@ def constrain(
     automaton = automaton.to(model.device)
     _check_possible(model, automaton)
     rho = kept(model)
-    if tilt is None:
-        twist = Tilt(Satisfies(automaton), ramp=constant_ramp, estimator=LookAhead(automaton, rho))
-    else:
-        reward, ramp, ahead = (
-            Satisfies(automaton, tilt.reward),
-            Awake(_of_time(tilt.ramp)),
-            LookAhead(automaton, rho, tilt),
-        )
-        twist = replace(tilt, reward=reward, ramp=ramp, estimator=ahead)
+    soft = Tilt(Satisfies(automaton), ramp=end_ramp) if tilt is None else tilt
+    reward = Satisfies(automaton, None if tilt is None else tilt.reward)
+    twist = replace(soft, reward=reward, estimator=Softly(tilt), chance=LookAhead(automaton, rho))
     return Steering(model, twist, Constrained(automaton, rho, FromModel() if base is None else base))
 
 

@@ -145,7 +145,7 @@ def enumerate_steering(steering: Steering, limit: int = 2_000_000) -> Enumeratio
         moves.append(listed)
     zeros = torch.zeros(len(states), dtype=model.dtype, device=states.device)
     end = steering.twist
-    log_twists.append(zeros if end is None else end.scale(0.0) * reward_ahead(states, 0.0, model, end))
+    log_twists.append(zeros if end is None else end.scale(0.0) * reward_ahead(states, 0.0, model, end)[0])
 
     log_law = [model.log_start(states)]
     for listed in moves:
