@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
-from tokensteer.core.denoiser import Time, Timeless
+from tokensteer.core.denoiser import Denoiser, Time, Timeless
 from tokensteer.core.embedded import can_enter, straight_through
 from tokensteer.core.kernel import Remembering
 from tokensteer.core.measure import Measure, Reveal, SiteMeasure, Table, draw
@@ -376,6 +376,17 @@ def smc_grad(model: Model, tilt: Tilt, clip: float | None = 3.0) -> Method:
 def prop_grad(model: Model, tilt: Tilt, clip: float | None = 3.0) -> Method:
     """The gradient proposal alone, without resampling: classifier guidance."""
     return Method(Steering(model, tilt, Gradient(clip=clip)), when=never)
+
+
+def smc_amot(model: Model, tilt: Tilt, proposal: Denoiser | Amortised) -> Method:
+    """SMC with a learned proposal: a network that was trained for this target, given as a denoiser."""
+    q = proposal if isinstance(proposal, Amortised) else Amortised(proposal)
+    return Method(Steering(model, tilt, q))
+
+
+def prop_amot(model: Model, tilt: Tilt, proposal: Denoiser | Amortised) -> Method:
+    """The learned proposal alone, without resampling."""
+    return replace(smc_amot(model, tilt, proposal), when=never)
 
 
 def product(models: Sequence[Diffusion], powers: Sequence[float], tilt: Tilt | None = None) -> Method:

@@ -12,7 +12,7 @@ the sequences are relaxed one-hots; or through the weights, whose logs carry log
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -26,7 +26,7 @@ from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK
 from tokensteer.core.listing import distinct, support
 from tokensteer.core.model import Meter
-from tokensteer.core.schedule import Ramp, linear_ramp
+from tokensteer.core.schedule import Ramp, constant_ramp, linear_ramp
 from tokensteer.core.smc import Evaluation
 from tokensteer.core.tokens import Laws, Tokens, dense_of, tokens_of
 
@@ -258,6 +258,23 @@ class Value:
 
     def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
         return self.function(look.x, look.t)
+
+
+@dataclass(frozen=True)
+class LearnedTwist:
+    """The log-twist itself, as a network learned it: psi_t = value(x_t, t), whatever the ramp. Use it as
+    `LearnedTwist(value).on(tilt)`."""
+
+    value: Callable[[Tensor, float], Tensor]
+    random: bool = field(default=False, init=False, repr=False)
+
+    def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
+        tilt.meter.count(len(look.x))
+        return tilt.kl * self.value(look.x, look.t).to(look.log_x0.dtype)
+
+    def on(self, tilt: Tilt) -> Tilt:
+        """The same target, led to by what was learned."""
+        return replace(tilt, estimator=self, ramp=constant_ramp, potential=difference)
 
 
 # ---- potentials: log-twists from estimates, with what must be carried along; all end in r/kl, their final correction

@@ -1,5 +1,6 @@
-"""Training of denoisers and classifiers: losses, and one compact trainer that can be killed and resumed."""
+"""Training of denoisers, classifiers and proposals: losses, and trainers that can be killed and resumed."""
 
+from tokensteer.train.baselines import OfState, OfTime, PerStep
 from tokensteer.train.fit import Fitted, Plan, Report, Watch, fit
 from tokensteer.train.losses import (
     Loss,
@@ -11,21 +12,39 @@ from tokensteer.train.losses import (
     uniform_bound,
     uniform_loss,
 )
+from tokensteer.train.objectives import Balance, Lesson, Objective, PathVariance, StepVariance
+from tokensteer.train.paths import Paths, Transitions, walk
 from tokensteer.train.progress import shown
+from tokensteer.train.proposal import Learned, Progress, ProposalPlan, fit_proposal
 
 __all__ = [
+    "Balance",
     "Fitted",
+    "Learned",
+    "Lesson",
     "Loss",
+    "Objective",
+    "OfState",
+    "OfTime",
+    "PathVariance",
+    "Paths",
+    "PerStep",
     "Plan",
     "Predict",
+    "Progress",
+    "ProposalPlan",
     "Report",
+    "StepVariance",
+    "Transitions",
     "Watch",
     "classifier_loss",
     "fit",
+    "fit_proposal",
     "masked_bound",
     "masked_loss",
     "shown",
     "strata",
     "uniform_bound",
     "uniform_loss",
+    "walk",
 ]

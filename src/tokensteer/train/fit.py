@@ -11,13 +11,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tokensteer import stored
+from tokensteer.train.learning import Learning
 from tokensteer.train.losses import Loss
 
 
@@ -91,8 +89,8 @@ def fit(
     """
     device = next(net.parameters()).device
     ids, labels = ids.to(device), None if labels is None else labels.to(device)
-    run = _Run(net.train(), plan, generator)
-    step, spent = run.resume(checkpoint) if checkpoint is not None and checkpoint.is_file() else (0, 0.0)
+    run = Learning(net.train(), asdict(plan), generator, plan.weight_decay, plan.clip, plan.average)
+    step, spent, _ = run.resume(checkpoint)
     began = time.perf_counter() - spent
     seconds, reported, total = spent, step, torch.zeros((), device=device)
     report = Report(step, plan.done(step, spent), math.nan, spent)
@@ -100,7 +98,8 @@ def fit(
         index = torch.randint(len(ids), (plan.batch_size,), generator=generator, device=device)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             value = loss(net, ids[index].long(), None if labels is None else labels[index].long(), generator)
-        run.learn(value, plan.rate_at(plan.done(step, seconds)))
+        value.backward()  # pyright: ignore[reportUnknownMemberType]
+        run.learn(plan.rate_at(plan.done(step, seconds)))
         step, total, seconds = step + 1, total + value.detach(), time.perf_counter() - began
         done = plan.done(step, seconds)
         if step % plan.report_every == 0 or done >= 1.0:  # reading the loss makes a GPU wait, so not at every step
@@ -113,53 +112,3 @@ def fit(
         if watch is not None and report.step == step:
             watch(report)
     return Fitted(run.average.module.eval(), report)
-
-
-class _Run:
-    """All that changes in a run: network, average, optimiser, generator."""
-
-    def __init__(self, net: nn.Module, plan: Plan, generator: Generator) -> None:
-        self.net, self.plan, self.generator = net, plan, generator
-        moving = cast("Any", get_ema_multi_avg_fn(plan.average))
-        self.average = AveragedModel(net, multi_avg_fn=moving)
-        self.optimiser = torch.optim.AdamW(net.parameters(), plan.rate, weight_decay=plan.weight_decay)
-
-    def learn(self, loss: Tensor, rate: float) -> None:
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
-        self.optimiser.zero_grad()
-        loss.backward()  # pyright: ignore[reportUnknownMemberType]
-        nn.utils.clip_grad_norm_(self.net.parameters(), self.plan.clip)
-        self.optimiser.step()  # pyright: ignore[reportUnknownMemberType]
-        self.average.update_parameters(self.net)
-
-    def save(self, file: Path, step: int, seconds: float) -> None:
-        moments: dict[int, dict[str, Tensor]] = self.optimiser.state_dict()["state"]
-        tensors = {f"net.{name}": value for name, value in self.net.state_dict().items()}
-        tensors |= {f"average.{name}": value for name, value in self.average.state_dict().items()}
-        tensors |= {f"moments.{i}.{name}": value for i, state in moments.items() for name, value in state.items()}
-        tensors["generator"] = self.generator.get_state()
-        stored.write(file, tensors, {"plan": asdict(self.plan), "step": step, "seconds": seconds})
-
-    def resume(self, file: Path) -> tuple[int, float]:
-        """Go on from a checkpoint: the step and the seconds that went before."""
-        tensors, header = stored.read(file)
-        if header.get("plan") != asdict(self.plan):
-            raise ValueError(f"{file} is a checkpoint of another plan: delete it to begin anew, or keep to its plan")
-
-        def part(prefix: str) -> dict[str, Tensor]:
-            return {name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)}
-
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name, value in part("moments.").items():
-            index, _, what = name.partition(".")
-            moments.setdefault(int(index), {})[what] = value
-        try:
-            self.net.load_state_dict(part("net."))
-            self.average.load_state_dict(part("average."))
-        except RuntimeError as error:
-            raise ValueError(f"{file} is a checkpoint of another network: delete it to begin anew") from error
-        state: dict[str, Any] = {"state": moments, "param_groups": self.optimiser.state_dict()["param_groups"]}
-        self.optimiser.load_state_dict(state)
-        self.generator.set_state(tensors["generator"])
-        return int(header["step"]), float(header["seconds"])

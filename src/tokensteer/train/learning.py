@@ -1,0 +1,98 @@
+"""What every training has in common: AdamW, clipped gradients, an average of the weights, and checkpoints.
+
+All that changes in a run is in its checkpoint, the generator too, so that a run that was killed and resumed ends with
+the same weights, bit for bit on a CPU, as one that was not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from tokensteer import stored
+
+
+class Resumed(NamedTuple):
+    """What a caller had put into a checkpoint, nothing if there was none."""
+
+    tensors: dict[str, Tensor]
+    header: dict[str, Any]
+
+
+class Learning:
+    """A network, its average, its optimiser and its generator. `plan` is what a checkpoint must agree with to be gone
+    on from. Gradients are gathered by the caller; `learn` applies them."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        plan: Mapping[str, Any],
+        generator: Generator,
+        weight_decay: float,
+        clip: float,
+        average: float,
+        faster: Sequence[tuple[nn.Module, float]] = (),
+    ) -> None:
+        """`faster` are parts of the network that learn at so many times the rate of the rest."""
+        self.net, self.plan, self.generator, self.clip = net, dict(plan), generator, clip
+        moving = cast("Any", get_ema_multi_avg_fn(average))
+        self.average = AveragedModel(net, multi_avg_fn=moving)
+        apart = {id(p) for part, _ in faster for p in part.parameters()}
+        groups: list[tuple[list[nn.Parameter], float]] = [([p for p in net.parameters() if id(p) not in apart], 1.0)]
+        groups += [(list(part.parameters()), times) for part, times in faster]
+        moved = [([p for p in params if p.requires_grad], times) for params, times in groups]
+        named: list[dict[str, Any]] = [{"params": params, "times": times} for params, times in moved if params]
+        self.optimiser = torch.optim.AdamW(named, 1e-3, weight_decay=weight_decay)
+        self.optimiser.zero_grad()
+
+    def learn(self, rate: float) -> None:
+        """One step along the gradients that were gathered, which are then forgotten."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate * group["times"]
+        nn.utils.clip_grad_norm_(self.net.parameters(), self.clip)
+        self.optimiser.step()  # pyright: ignore[reportUnknownMemberType]
+        self.optimiser.zero_grad()
+        self.average.update_parameters(self.net)
+
+    def save(
+        self, file: Path, step: int, seconds: float, more: Mapping[str, Tensor] | None = None, **header: Any
+    ) -> None:
+        """Everything, with tensors and words of the caller's own."""
+        moments: dict[int, dict[str, Tensor]] = self.optimiser.state_dict()["state"]
+        tensors = {f"net.{name}": value for name, value in self.net.state_dict().items()}
+        tensors |= {f"average.{name}": value for name, value in self.average.state_dict().items()}
+        tensors |= {f"moments.{i}.{name}": value for i, state in moments.items() for name, value in state.items()}
+        tensors |= {f"more.{name}": value for name, value in (more or {}).items()}
+        tensors["generator"] = self.generator.get_state()
+        stored.write(file, tensors, {"plan": self.plan, "step": step, "seconds": seconds, **header})
+
+    def resume(self, file: Path | None) -> tuple[int, float, Resumed]:
+        """Go on from a checkpoint if there is one: the step and the seconds that went before, and what was the
+        caller's own."""
+        if file is None or not file.is_file():
+            return 0, 0.0, Resumed({}, {})
+        tensors, header = stored.read(file)
+        if header.get("plan") != self.plan:
+            raise ValueError(f"{file} is a checkpoint of another plan: delete it to begin anew, or keep to its plan")
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)}
+
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, value in part("moments.").items():
+            index, _, what = name.partition(".")
+            moments.setdefault(int(index), {})[what] = value
+        try:
+            self.net.load_state_dict(part("net."))
+            self.average.load_state_dict(part("average."))
+        except RuntimeError as error:
+            raise ValueError(f"{file} is a checkpoint of another network: delete it to begin anew") from error
+        state: dict[str, Any] = {"state": moments, "param_groups": self.optimiser.state_dict()["param_groups"]}
+        self.optimiser.load_state_dict(state)
+        self.generator.set_state(tensors["generator"])
+        return int(header["step"]), float(header["seconds"]), Resumed(part("more."), header)

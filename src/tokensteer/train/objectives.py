@@ -1,0 +1,187 @@
+"""What a proposal is trained for: log-weights without variance.
+
+With G_t = psi_s(x_s) - psi_t(x_t) + log p(x_s | x_t) - log q(x_s | x_t) the log-weight of a move,
+
+- `StepVariance`, the mean of (G_t - F)² over chosen steps. With a baseline F(x_t, t) it is zero exactly at the locally
+  optimal q* ∝ p · exp(psi_s), whatever policy walked the paths; with F(t), as in the paper, it cannot be zero unless
+  the twist is already the value function.
+- `Balance`, for which F(x_t, t) is itself the log-twist, v: the mean of (v(x_j) - v(x_i) + sum of log p/q from i to j)²
+  over stretches of the path, with v = r/kl at the end. Its zero is the global optimum: v is the value function of the
+  sampler, q = p · V_s/V_t, and all weights are equal. `decay` says how much longer stretches count: 0 for single steps
+  (detailed balance), inf for whole paths (trajectory balance), anything in between for all (sub-trajectory balance).
+- `PathVariance`, the variance of the log-weight of whole paths, without any baseline: the same optimum for q.
+
+Gradients are gathered a few steps at a time, so that memory does not grow with the number of steps. An objective of
+whole paths goes over them twice: first for its derivative in every log q and v, then for theirs in the networks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tokensteer.core.denoiser import Time
+from tokensteer.core.draws import NEVER
+from tokensteer.core.measure import SiteMeasure
+from tokensteer.train.paths import Transitions
+
+Baseline = Callable[[Tensor, Time], Tensor]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one update learns from: moves, the steps that count, and how much. `rows` go through the networks at once.
+
+    `entropy` and `kl` are the coefficients of -H(q) and KL(q | p), both exact for the transition.
+    """
+
+    moves: Transitions
+    baseline: Baseline
+    steps: Sequence[int]
+    rows: int = 4096
+    entropy: float = 0.0
+    kl: float = 0.0
+
+    @cached_property
+    def parts(self) -> list[list[int]]:
+        few = max(1, self.rows // len(self.moves.paths))
+        steps = list(self.steps)
+        return [steps[i : i + few] for i in range(0, len(steps), few)]
+
+    def expected(self, steps: Sequence[int]) -> Tensor:
+        """F at the beginning of each of `steps`, (K, P)."""
+        x = self.moves.paths.x
+        return torch.stack([self.baseline(x[k], self.moves.time(k)) for k in steps]).to(self.moves.paths.log_p.dtype)
+
+    def held_back(self, steps: Sequence[int], measures: Sequence[SiteMeasure]) -> Tensor | float:
+        """What the regularisers add, summed over `steps`."""
+        if not self.entropy and not self.kl:
+            return 0.0
+        total = torch.zeros((), device=self.moves.paths.x.device)
+        for k, q in zip(steps, measures, strict=True):
+            log_q = q.dense().log_p
+            log_p = self._base(k) if self.kl else torch.zeros_like(log_q)
+            # What cannot happen counts for nothing, and its log is kept out of the graph.
+            possible = log_q > NEVER
+            gap = (self.entropy + self.kl) * log_q - self.kl * log_p
+            each = (log_q.exp() * torch.where(possible, gap, 0.0)).sum((-2, -1))
+            total = total + self.moves.paths.mean(each)
+        return total
+
+    @torch.no_grad()
+    def _base(self, k: int) -> Tensor:
+        model, x = self.moves.model, self.moves.paths.x[k]
+        sites = None if self.moves.paths.sites is None else self.moves.paths.sites[k]
+        return model.transition(x, model.predict(x, self.moves.time(k)), model.steps[k], sites).dense().log_p
+
+
+class Objective(Protocol):
+    """Gathers the gradients of a lesson and says what the loss was. `twists` says whether it wants the twists on the
+    way, `paths` whether it wants all steps."""
+
+    @property
+    def twists(self) -> bool: ...
+    @property
+    def whole(self) -> bool: ...
+    def backward(self, lesson: Lesson, share: float) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class StepVariance:
+    """The mean of (log-weight of a move - F)² over the steps of a lesson."""
+
+    twists: bool = True
+    whole: bool = False
+
+    def backward(self, lesson: Lesson, share: float) -> Tensor:
+        paths, total = lesson.moves.paths, torch.zeros((), device=lesson.moves.paths.x.device)
+        for part in lesson.parts:
+            measures = lesson.moves.measures(part)
+            rise = torch.stack([paths.log_twist[k + 1] - paths.log_twist[k] + paths.log_p[k] for k in part])
+            spread = rise - lesson.moves.log_q(part, measures) - lesson.expected(part)
+            loss = paths.mean(spread.square()).sum() / len(lesson.steps)
+            total = total + loss.detach()
+            _gather(share * (loss + lesson.held_back(part, measures) / len(lesson.steps)))
+        return total
+
+
+@dataclass(frozen=True)
+class Balance:
+    """The mean of (v_j - v_i + sum of log p/q)² over stretches i..j of a path, each weighted by decay^(length - 1)."""
+
+    decay: float = 0.9
+    twists: bool = False
+    whole: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.decay >= 0:
+            raise ValueError(f"Balance.decay must be 0 or more, got {self.decay}: 0 for steps, inf for whole paths")
+
+    def backward(self, lesson: Lesson, share: float) -> Tensor:
+        paths = lesson.moves.paths
+
+        def loss(log_q: Tensor, value: Tensor) -> Tensor:
+            gone = torch.cat([torch.zeros_like(log_q[:1]), (paths.log_p - log_q).cumsum(0)])
+            level = torch.cat([value, paths.log_twist[-1:]]) + gone
+            return (self._pairs(level) * paths.mean((level.unsqueeze(0) - level.unsqueeze(1)).square())).sum()
+
+        return _two_passes(lesson, share, loss)
+
+    def _pairs(self, level: Tensor) -> Tensor:
+        """How much each stretch from i to j counts, (T + 1, T + 1), in all 1."""
+        place = torch.arange(len(level), device=level.device, dtype=level.dtype)
+        length = place.unsqueeze(0) - place.unsqueeze(1)
+        if self.decay == math.inf:
+            return (length == len(level) - 1).to(level.dtype)
+        weight = torch.where(length > 0, self.decay ** (length - 1).clamp(min=0), 0.0)
+        return weight / weight.sum()
+
+
+@dataclass(frozen=True)
+class PathVariance:
+    """The variance of the log-weight of whole paths."""
+
+    twists: bool = False
+    whole: bool = True
+
+    def backward(self, lesson: Lesson, share: float) -> Tensor:
+        paths = lesson.moves.paths
+
+        def loss(log_q: Tensor, value: Tensor) -> Tensor:
+            log_w = (paths.log_p - log_q).sum(0) + paths.log_twist[-1]
+            if lesson.moves.model.populations > 1:  # each template has a normaliser of its own
+                log_w = log_w.view(lesson.moves.model.populations, -1)
+                return (log_w - log_w.mean(-1, keepdim=True)).square().mean()
+            return paths.mean((log_w - paths.mean(log_w)).square())
+
+        return _two_passes(lesson, share, loss)
+
+
+def _gather(loss: Tensor) -> None:
+    loss.backward()  # pyright: ignore[reportUnknownMemberType]
+
+
+def _two_passes(lesson: Lesson, share: float, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Gather the gradients of loss(log q, v), both (T, P), over all steps."""
+    with torch.no_grad():
+        log_q = torch.cat([lesson.moves.log_q(part) for part in lesson.parts])
+        value = torch.cat([lesson.expected(part) for part in lesson.parts])
+    log_q.requires_grad_()
+    value.requires_grad_()
+    total = loss(log_q, value)
+    by_log_q, by_value = torch.autograd.grad(total, (log_q, value), materialize_grads=True)
+    first = 0
+    for part in lesson.parts:
+        here = slice(first, first + len(part))
+        first += len(part)
+        measures = lesson.moves.measures(part)
+        surrogate = (by_log_q[here] * lesson.moves.log_q(part, measures)).sum()
+        surrogate = surrogate + (by_value[here] * lesson.expected(part)).sum()
+        _gather(share * (surrogate + lesson.held_back(part, measures) / len(lesson.steps)))
+    return total.detach()

@@ -1,0 +1,291 @@
+"""Training of a proposal, and with it of a twist: walk paths, learn from them, walk again.
+
+Each round walks paths with the proposal as it is (and some with the model, if asked to), and makes a few updates from
+them and from what is remembered of earlier rounds. The weight of a sampler always keeps log p - log q, so that a
+proposal that was trained badly costs effective sample size and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Generator, Tensor, nn
+
+from tokensteer.core.denoiser import Denoiser
+from tokensteer.core.proposal import Amortised, FromModel
+from tokensteer.core.resample import ess
+from tokensteer.core.steering import Steering
+from tokensteer.train.baselines import OfState
+from tokensteer.train.fit import Plan
+from tokensteer.train.learning import Learning
+from tokensteer.train.objectives import Lesson, Objective, StepVariance
+from tokensteer.train.paths import Paths, Transitions, walk
+
+
+@dataclass(frozen=True)
+class ProposalPlan:
+    """How long, how fast, and from what.
+
+    A round walks `paths`, a share `on_policy` of them with the proposal and the rest with the model, and makes
+    `updates` from them; `replay` earlier rounds are remembered, and an update takes one of them at random besides the
+    newest. An update looks at `times` random steps, all if None, of the `last` so many, and always at the very last.
+    The reward grows to its full size over a share `anneal` of the run. The baseline learns `baseline_rate` times as
+    fast as the network: it has to reach the size of log-weights.
+    """
+
+    rounds: int
+    paths: int = 64
+    updates: int = 1
+    on_policy: float = 1.0
+    replay: int = 0
+    times: int | None = None
+    last: int | None = None
+    anneal: float = 0.0
+    entropy: float = 0.0
+    kl: float = 0.0
+    rate: float = 1e-3
+    baseline_rate: float = 10.0
+    warmup: float = 0.02
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    average: float = 0.99
+    rows: int = 4096
+    seconds: float | None = None
+    report_every: int = 10
+    save_every: int = 100
+
+    def __post_init__(self) -> None:
+        counts = (self.rounds, self.paths, self.updates, self.rows, self.report_every, self.save_every)
+        if min(*counts, self.times or 1, self.last or 1) < 1 or self.replay < 0:
+            raise ValueError(f"ProposalPlan: all counts must be at least 1, and replay at least 0, got {self}")
+        if not 0 <= self.on_policy <= 1 or not 0 <= self.anneal <= 1:
+            raise ValueError(f"ProposalPlan: on_policy and anneal are shares, from 0 to 1, got {self}")
+
+    @property
+    def pace(self) -> Plan:
+        """The course of the learning rate."""
+        return Plan(self.rounds, rate=self.rate, warmup=self.warmup, seconds=self.seconds)
+
+    def amount(self, done: float) -> float:
+        """How much of the reward counts when a share `done` of the run is over."""
+        return 1.0 if done >= self.anneal else (done + 1.0 / self.rounds) / (self.anneal + 1.0 / self.rounds)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a training stands: the loss, and of the newest paths of the proposal the effective sample size of their
+    weights as a share of all, the mean reward over kl, and KL(q | p) of whole paths."""
+
+    step: int
+    done: float
+    loss: float
+    seconds: float
+    ess: float
+    reward: float
+    divergence: float
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The averaged networks, ready for `Amortised` and `LearnedTwist`, how it went, and the denoiser rows it took."""
+
+    net: nn.Module
+    denoiser: Denoiser
+    baseline: nn.Module
+    history: Sequence[Progress]
+    rows: int
+
+
+class Gathers(Protocol):
+    """What processes that train together need of one another; accelerate's Accelerator is one."""
+
+    @property
+    def num_processes(self) -> int: ...
+    @property
+    def process_index(self) -> int: ...
+    def reduce(self, tensor: Any, reduction: str = "sum") -> Any: ...
+
+
+def fit_proposal(
+    steering: Steering,
+    net: nn.Module,
+    as_denoiser: Callable[[nn.Module], Denoiser],
+    *,
+    plan: ProposalPlan,
+    generator: Generator,
+    baseline: nn.Module | None = None,
+    objective: Objective | None = None,
+    checkpoint: Path | None = None,
+    watch: Callable[[Progress], None] | None = None,
+    together: Gathers | None = None,
+) -> Learned:
+    """Train `net`, which as_denoiser(net) makes the token law of a proposal, for the model and twist of `steering`.
+
+    Begin from a copy of the model's own network. The `baseline` is F(x_t, t) unless given, the objective the variance
+    of single steps. If the file `checkpoint` exists, the run goes on from there. Processes that train `together` walk
+    paths of their own and share their gradients.
+    """
+    objective = StepVariance() if objective is None else objective
+    model = steering.model
+    if baseline is None:
+        baseline = OfState(model.vocab_size, model.base.template.shape[-1]).to(model.device)
+    student = _Student(steering, net, baseline, as_denoiser, plan, objective)
+    learning = Learning(
+        nn.ModuleDict({"net": net.train(), "baseline": baseline.train()}),
+        asdict(plan) | {"objective": repr(objective)},
+        generator,
+        plan.weight_decay,
+        plan.clip,
+        plan.average,
+        faster=((baseline, plan.baseline_rate),),
+    )
+    if together is not None and checkpoint is not None:  # each has paths and a generator of its own
+        checkpoint = checkpoint.with_stem(f"{checkpoint.stem}-{together.process_index}")
+    done_rounds, spent, before = learning.resume(checkpoint)
+    student.recall(before.tensors, before.header)
+    if together is not None and not before.header:
+        _agree(learning.net, together)
+        generator.manual_seed(generator.initial_seed() + together.process_index)
+    began, seconds, rounds = time.perf_counter() - spent, spent, done_rounds
+    while plan.pace.done(rounds, seconds) < 1.0:
+        done = plan.pace.done(rounds, seconds)
+        batch = student.walk(generator)
+        for _ in range(plan.updates):
+            student.study(batch, plan.amount(done), generator)
+            if together is not None:
+                _share(learning.net, together)
+            learning.learn(plan.pace.rate_at(done))
+        student.remember(batch)
+        rounds, seconds = rounds + 1, time.perf_counter() - began
+        done = plan.pace.done(rounds, seconds)
+        if rounds % plan.report_every == 0 or done >= 1.0:
+            student.report(rounds, done, seconds)
+            if watch is not None:
+                watch(student.history[-1])
+        if checkpoint is not None and (rounds % plan.save_every == 0 or done >= 1.0):
+            learning.save(checkpoint, rounds, seconds, student.tensors(), **student.words())
+    best, judge = (part.eval().requires_grad_(False) for part in learning.average.module.children())
+    return Learned(best, as_denoiser(best), judge, student.history, student.rows)
+
+
+class _Student:
+    """What learns: the networks, what they remember, and how they are doing."""
+
+    def __init__(
+        self,
+        steering: Steering,
+        net: nn.Module,
+        baseline: nn.Module,
+        as_denoiser: Callable[[nn.Module], Denoiser],
+        plan: ProposalPlan,
+        objective: Objective,
+    ) -> None:
+        if steering.twist is None:
+            raise ValueError("a proposal learns from a reward, and the steering has none: give it a Tilt")
+        self.plan, self.objective, self.baseline = plan, objective, baseline
+        self.denoiser = as_denoiser(net)
+        self.own = replace(steering, proposal=Amortised(self.denoiser))
+        self.model_alone = replace(steering, proposal=FromModel())
+        self.memory: list[Paths] = []
+        self.losses: list[Tensor] = []
+        self.history: list[Progress] = []
+        self.rows = 0
+        self.newest: Paths | None = None
+
+    def walk(self, generator: Generator) -> list[Paths]:
+        """New paths, of the proposal and of the model."""
+        own = round(self.plan.on_policy * self.plan.paths)
+        before = self._spent()
+        with _half(self.own.model.device):
+            batch = [
+                walk(steering, paths, generator, self.objective.twists)
+                for steering, paths in ((self.own, own), (self.model_alone, self.plan.paths - own))
+                if paths
+            ]
+        self.rows += self._spent() - before
+        self.newest = batch[0]
+        return batch
+
+    def _spent(self) -> int:
+        return sum(self.own.spent()[name][0] for name in ("denoiser", "proposal"))
+
+    def study(self, batch: Sequence[Paths], amount: float, generator: Generator) -> None:
+        """Gather the gradients of one update."""
+        batch = list(batch)
+        if self.memory:
+            index = int(torch.randint(len(self.memory), (1,), generator=generator, device=generator.device))
+            batch.append(self.memory[index])
+        total, all_paths = torch.zeros((), device=self.own.model.device), sum(len(paths) for paths in batch)
+        for paths in batch:
+            steps = self._steps(paths.num_steps, generator)
+            self.rows += (2 if self.objective.whole else 1) * len(steps) * len(paths)
+            moves = Transitions(self.own.model, self.denoiser, paths.scaled(amount))
+            lesson = Lesson(moves, self.baseline, steps, self.plan.rows, self.plan.entropy, self.plan.kl)
+            with _half(self.own.model.device):
+                total = total + self.objective.backward(lesson, len(paths) / all_paths) * (len(paths) / all_paths)
+        self.losses.append(total)
+
+    def remember(self, batch: Sequence[Paths]) -> None:
+        if self.plan.replay:
+            self.memory = [*self.memory, *batch][-self.plan.replay :]
+
+    def _steps(self, count: int, generator: Generator) -> list[int]:
+        """Which steps count in an update, in order."""
+        first = 0 if self.plan.last is None else max(0, count - self.plan.last)
+        if self.objective.whole or self.plan.times is None or self.plan.times >= count - first:
+            return list(range(0 if self.objective.whole else first, count))
+        order = torch.randperm(count - 1 - first, generator=generator, device=generator.device)
+        return [*sorted(int(k) + first for k in order[: self.plan.times - 1]), count - 1]
+
+    def report(self, step: int, done: float, seconds: float) -> None:
+        loss = float(torch.stack(self.losses).mean())
+        self.losses.clear()
+        if not math.isfinite(loss):
+            raise RuntimeError(f"the loss is {loss} by round {step}: lower the rate, {self.plan.rate}")
+        paths = self.newest
+        assert paths is not None, "a report follows a round"
+        log_w = paths.log_w
+        reward = paths.log_twist[-1].double()
+        divergence = reward - log_w  # log q - log p of the path, since its log-weight is r/kl + log p - log q
+        share = float(ess(log_w.view(1, -1))) / len(paths)
+        self.history.append(Progress(step, done, loss, seconds, share, float(reward.mean()), float(divergence.mean())))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold besides the networks."""
+        held = {name: value for i, paths in enumerate(self.memory) for name, value in paths.tensors(f"{i}.").items()}
+        return held | ({"losses": torch.stack(self.losses)} if self.losses else {})
+
+    def words(self) -> dict[str, Any]:
+        return {"history": [asdict(entry) for entry in self.history], "rows": self.rows, "remembered": len(self.memory)}
+
+    def recall(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+        device = self.own.model.device
+        self.history = [Progress(**entry) for entry in header.get("history", ())]
+        self.rows = header.get("rows", 0)
+        self.memory = [Paths.of(tensors, f"{i}.", device) for i in range(header.get("remembered", 0))]
+        self.losses = list(tensors["losses"].to(device)) if "losses" in tensors else []
+
+
+def _half(device: torch.device) -> torch.autocast:
+    """bf16 on a GPU."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+
+
+def _share(net: nn.Module, together: Gathers) -> None:
+    """The mean gradient of all processes, for each."""
+    for parameter in net.parameters():
+        if parameter.grad is not None:
+            parameter.grad = together.reduce(parameter.grad, "mean")
+
+
+def _agree(net: nn.Module, together: Gathers) -> None:
+    """All processes begin with the weights of the first."""
+    for value in (*net.parameters(), *net.buffers()):
+        mine = value.data if together.process_index == 0 else torch.zeros_like(value.data)
+        value.data = together.reduce(mine, "sum")
