@@ -328,7 +328,7 @@ def small(checkpoint=None, rounds: int = 6, watch=None, **options):
     )
 
 
-class Killed(Exception):
+class KilledError(Exception):
     pass
 
 
@@ -343,11 +343,11 @@ def test_killed_and_resumed_is_the_same_run(tmp_path, monkeypatch, when: int) ->
         nonlocal walked
         walked += 1
         if walked > 2 * when:  # two walks in a round: of the proposal and of the model
-            raise Killed
+            raise KilledError
         return walk(*args, **kwargs)
 
     monkeypatch.setattr(proposal, "walk", dies)
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         small(tmp_path / "half.safetensors")
     monkeypatch.setattr(proposal, "walk", walk)
     resumed = small(tmp_path / "half.safetensors")
