@@ -412,3 +412,25 @@ def test_the_ratio_of_a_base_proposal_is_computed_and_not_assumed() -> None:
     x[:, -1] = torch.tensor([0, 1, 2])
     right, wrong = (score(path, x).log_increment for path in (steering, Other(steering.model)))
     assert torch.allclose(right - wrong, torch.ones_like(right))
+
+
+def test_a_proposal_is_asked_once_about_each_state():
+    """Its network, like the model's, sees distinct rows, and none that has not changed."""
+    asked = []
+    inner = B.amortised().denoiser
+
+    def network(x, t):
+        asked.append(len(x))
+        return inner(x, t)
+
+    network.ignores_time = True
+    steering = ts.Steering(B.model("mdm"), B.tilt("mdm"), ts.Amortised(network))
+    asked.clear()
+    result = ts.smc(steering, 64, generator=torch.Generator().manual_seed(0))
+    assert result.rows["proposal"] == sum(asked)
+    assert sum(asked) < 64 * len(steering.steps) / 2
+    assert result.rows["proposal"] + result.saved["proposal"] == 64 * len(steering.steps)
+    plain = ts.Steering(B.model("mdm"), B.tilt("mdm"), ts.Amortised(inner))
+    again = ts.smc(plain, 64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(result.samples, again.samples)
+    assert torch.equal(result.log_w, again.log_w)

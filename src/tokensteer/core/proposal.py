@@ -44,6 +44,14 @@ class SiteProposal(Proposal, Protocol):
     ) -> SiteMeasure: ...
 
 
+def own_network(proposal: Proposal) -> Amortised | None:
+    """The proposal, or the one that it builds on, that has a network of its own."""
+    inner: object = proposal
+    while inner is not None and not isinstance(inner, Amortised):
+        inner = getattr(inner, "base", None)
+    return inner
+
+
 def _prediction(evaluation: Evaluation) -> Prediction:
     if not isinstance(evaluation.prediction, Prediction):
         raise ValueError("a proposal was asked to move particles that have not been evaluated")
@@ -158,8 +166,11 @@ class Amortised:
         return (self.meter,)
 
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
-        self.meter.count(len(x))
-        log_x0 = self.denoiser(x, clock(model, evaluation.memory, step.t))
+        if isinstance(evaluation.proposed, Prediction):
+            log_x0 = evaluation.proposed.laws()
+        else:
+            self.meter.count(len(x))
+            log_x0 = self.denoiser(x, clock(model, evaluation.memory, step.t))
         order = log_x0 if self.own_order else model.clean(_prediction(evaluation))
         return model.step_with(x, log_x0, step, chosen(x, order, evaluation, step, model))
 

@@ -37,15 +37,17 @@ class Rows(Protocol):
 class Evaluation:
     """All that one look at (x_t, t) taught us; it travels with its particle and is never computed again.
 
-    log_twist, reward and carry are (P,), a kernel's memory (P, ...). `chance` (P,) is the part of the log-twist that no
-    ramp scales, `ramp` (P,) the lambda chosen where a ramp adapts. `pending` (B, N) is filled in by the loop for the
-    one who evaluates the children: the log-weight of each before its new twist counts.
+    log_twist, reward and carry are (P,), a kernel's memory (P, ...); `proposed` is what a proposal's own network said.
+    `chance` (P,) is the part of the log-twist that no ramp scales, `ramp` (P,) the lambda chosen where a ramp adapts.
+    `pending` (B, N) is filled in by the loop for the one who evaluates the children: the log-weight of each before its
+    new twist counts.
     """
 
     log_twist: Tensor
     prediction: Rows | None = None
     reward: Tensor | None = None
     gradient: Rows | None = None
+    proposed: Rows | None = None
     carry: Tensor | None = None
     memory: Tensor | None = None
     chance: Tensor | None = None

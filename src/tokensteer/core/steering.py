@@ -18,10 +18,10 @@ from tokensteer.core.denoiser import Denoiser, Time, Timeless
 from tokensteer.core.embedded import can_enter, straight_through
 from tokensteer.core.kernel import Remembering
 from tokensteer.core.measure import Measure, Reveal, SiteMeasure, Table, draw
-from tokensteer.core.model import Diffusion, Model, check_denoiser, clock, halfway
+from tokensteer.core.model import Diffusion, Model, clock, halfway
 from tokensteer.core.prediction import Prediction, changed, updated
 from tokensteer.core.product import Product, guided
-from tokensteer.core.proposal import Amortised, FromModel, Gradient, Guided, Optimal, Proposal
+from tokensteer.core.proposal import Amortised, FromModel, Gradient, Guided, Optimal, Proposal, own_network
 from tokensteer.core.resample import (
     Resampler,
     Trigger,
@@ -50,12 +50,14 @@ class Steering:
     model: Model
     twist: Tilt | None = None
     proposal: Proposal = field(default_factory=FromModel)
+    _own: Diffusion | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.proposal.needs_gradient and self.twist is None:
             raise ValueError("the proposal follows a gradient and there is no reward to follow: give Steering a Tilt")
-        if isinstance(self.proposal, Amortised):
-            check_denoiser(self.proposal.denoiser, self.model.base)
+        own = own_network(self.proposal)
+        if own is not None:  # it is asked as the model is: about distinct states, and about those that are new
+            object.__setattr__(self, "_own", replace(self.model.base, denoiser=own.denoiser))
         self._probe()
 
     def _probe(self) -> None:
@@ -114,7 +116,12 @@ class Steering:
             else:
                 known = self._look(x, t, time, generator, parent, weighed)
             known = replace(known, chance=self._chance(x, known, t, parent, weighed))
-            return replace(self._weigh(known, t, parent), memory=memory)
+            return replace(self._weigh(known, t, parent), memory=memory, proposed=self._propose_tokens(x, time, parent))
+
+    def _propose_tokens(self, x: Tensor, time: Time, parent: Evaluation | None) -> Prediction | None:
+        """What the proposal's own network says, if it has one."""
+        before = None if parent is None or not isinstance(parent.proposed, Prediction) else parent.proposed
+        return None if self._own is None else self._own.predict(x, time, before)
 
     def _differentiates(self, t: float, parent: Evaluation | None) -> bool:
         """Whether the gradient is taken here, or that of the parent followed if there is any need of one."""
@@ -265,7 +272,8 @@ class Steering:
         return y, self.log_ratio(y, x, evaluation, step, q, log_q)
 
     def limit(self, memory: int | None) -> None:
-        networks = (*self.model.networks, *(() if self.twist is None else (self.twist,)))
+        own = () if self._own is None else (self._own,)
+        networks = (*self.model.networks, *own, *(() if self.twist is None else (self.twist,)))
         for network in networks:
             network.chunks.memory = memory
 
@@ -273,7 +281,7 @@ class Steering:
         meters = {
             "denoiser": [model.meter for model in self.model.networks],
             "reward": () if self.twist is None else (self.twist.meter,),
-            "proposal": self.proposal.meters,
+            "proposal": self.proposal.meters if self._own is None else (self._own.meter, *self.proposal.meters),
         }
         return {name: (sum(m.rows for m in of), sum(m.saved for m in of)) for name, of in meters.items() if of}
 

@@ -1,9 +1,10 @@
-"""The small networks this project trains itself: two denoisers, two classifiers, and how they are stored."""
+"""The small networks this project trains itself: two denoisers, two classifiers, a value, and how they are stored."""
 
 from tokensteer.nets.classifiers import ConvClassifier, ConvConfig, PatchClassifier, PatchConfig
 from tokensteer.nets.store import load, save
 from tokensteer.nets.transformer import Transformer, TransformerConfig
 from tokensteer.nets.unet import UNet, UNetConfig
+from tokensteer.nets.value import ValueConfig, ValueNet
 
 __all__ = [
     "ConvClassifier",
@@ -14,6 +15,8 @@ __all__ = [
     "TransformerConfig",
     "UNet",
     "UNetConfig",
+    "ValueConfig",
+    "ValueNet",
     "load",
     "save",
 ]

@@ -14,13 +14,14 @@ from tokensteer import stored
 from tokensteer.nets.classifiers import ConvClassifier, ConvConfig, PatchClassifier, PatchConfig
 from tokensteer.nets.transformer import Transformer, TransformerConfig
 from tokensteer.nets.unet import UNet, UNetConfig
+from tokensteer.nets.value import ValueConfig, ValueNet
 
 VERSION = 1
 
-Net = Transformer | UNet | ConvClassifier | PatchClassifier
-Config = TransformerConfig | UNetConfig | ConvConfig | PatchConfig
+Net = Transformer | UNet | ConvClassifier | PatchClassifier | ValueNet
+Config = TransformerConfig | UNetConfig | ConvConfig | PatchConfig | ValueConfig
 
-_CONFIGS: tuple[type[Config], ...] = (TransformerConfig, UNetConfig, ConvConfig, PatchConfig)
+_CONFIGS: tuple[type[Config], ...] = (TransformerConfig, UNetConfig, ConvConfig, PatchConfig, ValueConfig)
 
 
 def build(config: Config) -> Net:
@@ -34,6 +35,8 @@ def build(config: Config) -> Net:
             return ConvClassifier(config)
         case PatchConfig():
             return PatchClassifier(config)
+        case ValueConfig():
+            return ValueNet(config)
 
 
 def save(net: Net, file: str | Path, dtype: torch.dtype = torch.float32) -> None:
