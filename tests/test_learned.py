@@ -123,21 +123,21 @@ def test_golden_case_19(name: str) -> None:
     assert float(PathVariance().backward(nothing, 1.0)) == pytest.approx(golden["path_log_variance"], abs=1e-6)
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.7, 1.0, math.inf])
-def test_balance_is_zero_at_the_global_optimum_alone(decay: float) -> None:
+@pytest.mark.parametrize(("decay", "ends"), [(0.0, 0.0), (0.7, 0.5), (1.0, 1.0), (math.inf, 0.0)])
+def test_balance_is_zero_at_the_global_optimum_alone(decay: float, ends: float) -> None:
     for name in PROPOSALS:
         moves, exact = known(name)
 
         def value(x: Tensor, t: float, exact: Enumeration = exact) -> Tensor:
             return exact.log_value[round(3 - 3 * t)][place(x, 3)].clone().requires_grad_()
 
-        loss = float(Balance(decay).backward(Lesson(moves, value, range(3)), 1.0))
+        loss = float(Balance(decay, ends).backward(Lesson(moves, value, range(3)), 1.0))
         assert (loss < 1e-20) == (name == "globally_optimal"), (name, loss)
     moves, exact = known("globally_optimal")
     wrong = Lesson(
         moves, lambda x, t: torch.full_like(x[:, 0], 0.3, dtype=torch.float64, requires_grad=False), range(3)
     )
-    assert float(Balance(decay).backward(wrong, 1.0)) > 1e-3
+    assert float(Balance(decay, ends).backward(wrong, 1.0)) > 1e-3
 
 
 def test_regularisers_are_exact() -> None:
@@ -270,9 +270,9 @@ def test_a_baseline_of_the_time_does_not(kind: str) -> None:
     assert gap_to_local_optimum(steering, learned.denoiser) > 0.02
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.9], ids=["steps", "stretches"])
-def test_a_learned_twist_and_proposal_have_equal_weights(decay: float) -> None:
-    steering, learned = learn(Balance(decay))
+@pytest.mark.parametrize("objective", [Balance(0.0), Balance(0.9, ends=0.5)], ids=["steps", "stretches"])
+def test_a_learned_twist_and_proposal_have_equal_weights(objective: Balance) -> None:
+    steering, learned = learn(objective)
     tilt = ts.LearnedTwist(learned.baseline).on(steering.twist)
     method = ts.smc_amot(steering.model, tilt, learned.denoiser)
     result = method(64, 50, generator=seeded(2))
@@ -436,3 +436,5 @@ def test_refused() -> None:
         ProposalPlan(1, on_policy=2)
     with pytest.raises(ValueError, match="decay"):
         Balance(-1)
+    with pytest.raises(ValueError, match="ends"):
+        Balance(ends=2)

@@ -263,9 +263,10 @@ class Value:
 @dataclass(frozen=True)
 class LearnedTwist:
     """The log-twist itself, as a network learned it: psi_t = value(x_t, t), whatever the ramp. Use it as
-    `LearnedTwist(value).on(tilt)`."""
+    `LearnedTwist(value).on(tilt)`. If it `ignores_time`, a particle that has not moved keeps its value."""
 
     value: Callable[[Tensor, float], Tensor]
+    ignores_time: bool = False
     random: bool = field(default=False, init=False, repr=False)
 
     def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:

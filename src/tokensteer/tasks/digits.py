@@ -7,14 +7,16 @@ trains all its networks. The images come with the package (`data/README.md` says
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
-from tokensteer.nets import ConvConfig, PatchConfig, UNetConfig
+from tokensteer.nets import ConvConfig, PatchConfig, UNetConfig, ValueConfig
 from tokensteer.tasks import pixels, pixels_train
+from tokensteer.tasks.learned import Course
 from tokensteer.tasks.pixels import CLASSES, VOCAB_SIZE, Data, Recipe
 from tokensteer.tasks.task import Setup, Task
 from tokensteer.tasks.training import Training
-from tokensteer.train import Plan
+from tokensteer.train import Balance, Plan, ProposalPlan
 
 SIDE = 8
 
@@ -35,6 +37,22 @@ RECIPE = Recipe(
         Plan(1500, batch_size=64, rate=3e-3, average=0.997),
         Plan(1200, batch_size=64, rate=3e-3, average=0.995),
         Plan(6000, batch_size=64, rate=2e-3, average=0.998),
+    ),
+    course=Course(
+        ProposalPlan(
+            400,
+            paths=64,
+            updates=2,
+            on_policy=0.9,
+            replay=2,
+            rate=1e-3,
+            baseline_rate=3.0,
+            average=0.98,
+            rows=6400,
+        ),
+        Balance(0.9, ends=0.5),
+        ValueConfig("unet", asdict(UNetConfig(VOCAB_SIZE, SIDE, SIDE, channels=(16, 32), blocks=1))),
+        num_steps=25,
     ),
     shift=1,
     flips=0.03,

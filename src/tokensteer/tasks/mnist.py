@@ -8,17 +8,19 @@ trains all its networks. The data does not come with the package; `binarise` mak
 from __future__ import annotations
 
 import gzip
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tokensteer.nets import ConvConfig, PatchConfig, UNetConfig
+from tokensteer.nets import ConvConfig, PatchConfig, UNetConfig, ValueConfig
 from tokensteer.tasks import pixels, pixels_train
+from tokensteer.tasks.learned import Course
 from tokensteer.tasks.pixels import CLASSES, VOCAB_SIZE, Data, Recipe
 from tokensteer.tasks.task import Setup, Task, data_folder
 from tokensteer.tasks.training import Training
-from tokensteer.train import Plan
+from tokensteer.train import Balance, Plan, ProposalPlan
 
 SIDE = 28
 THRESHOLD = 127
@@ -75,6 +77,24 @@ RECIPE = Recipe(
         Plan(10_000, batch_size=256, rate=1e-3, average=0.9995),
         Plan(4000, batch_size=256, rate=3e-3),
         Plan(8000, batch_size=256, rate=1e-3),
+    ),
+    course=Course(
+        ProposalPlan(
+            150,
+            paths=128,
+            updates=2,
+            on_policy=0.9,
+            replay=2,
+            rate=3e-4,
+            baseline_rate=3.0,
+            average=0.95,
+            rows=6400,
+            report_every=2,
+            save_every=20,
+        ),
+        Balance(0.9, ends=0.5),
+        ValueConfig("unet", asdict(UNetConfig(VOCAB_SIZE, SIDE, SIDE, channels=(24, 48, 96), blocks=1))),
+        kl=0.5,
     ),
     shift=2,
     flips=0.01,

@@ -11,29 +11,35 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from tokensteer.core.denoiser import Denoiser, Time, from_logits
 from tokensteer.core.model import Diffusion, template
 from tokensteer.core.schedule import constant_ramp, uniform_steps
 from tokensteer.core.smc import Result
 from tokensteer.core.steering import Steering
-from tokensteer.nets import Transformer, TransformerConfig, load, save
-from tokensteer.tasks import mog
+from tokensteer.nets import Transformer, TransformerConfig, ValueConfig, load, save
+from tokensteer.tasks import learned, mog
 from tokensteer.tasks.metrics import Measured, in_parts, measured, nll_bound
 from tokensteer.tasks.png import write_png
-from tokensteer.tasks.task import Setup, Task
+from tokensteer.tasks.task import SHIPPED, Setup, Task
 from tokensteer.tasks.training import Training, chosen, parser, say, write_json
 from tokensteer.testing.exact import all_sequences
-from tokensteer.train import Plan, fit, masked_loss, shown
+from tokensteer.train import Balance, Plan, ProposalPlan, fit, masked_loss, shown
 
 CONFIG = TransformerConfig(mog.STATES + 1, 2, width=64, depth=2, heads=2)
 PLAN = Plan(3000, batch_size=512, rate=3e-3, average=0.998, report_every=50)
+COURSE = learned.Course(
+    ProposalPlan(400, paths=256, on_policy=0.8, replay=2, updates=2, rate=1e-3, baseline_rate=3.0, average=0.98),
+    Balance(0.9, ends=0.5),
+    ValueConfig("transformer", asdict(CONFIG)),
+    num_steps=25,
+)
 DRAWS = 100_000
 FILE = "mog-denoiser.safetensors"
 SAMPLES = 2000
@@ -52,20 +58,27 @@ class LookedUp:
         return self.network(x, t) if x.is_floating_point() else self.table[x[:, 0] * (mog.STATES + 1) + x[:, 1]]
 
 
-def denoiser(weights: Path) -> Denoiser:
-    """The network in double precision. There are 65² states, so for ids all its answers are looked up."""
-    net = load(weights / FILE)
+def computed(net: nn.Module) -> Denoiser:
+    """The network in double precision."""
 
     def logits(x: Tensor) -> Tensor:
         return net(x).double()
 
-    network = from_logits(logits, mog.MASK, ignores_time=True)
+    return from_logits(logits, mog.MASK, ignores_time=True)
+
+
+def looked_up(net: nn.Module) -> Denoiser:
+    """The same. There are 65² states, so for ids all its answers are computed once."""
+    network = computed(net)
     return LookedUp(network, in_parts(lambda x: network(x, 0.5), all_sequences(mog.STATES + 1, 2)))
 
 
 def model(setup: Setup) -> Diffusion:
     return Diffusion(
-        denoiser(setup.weights), setup.kernel(mog.MASK), uniform_steps(setup.num_steps), template(2, mog.MASK)
+        looked_up(load(setup.weights / FILE)),
+        setup.kernel(mog.MASK),
+        uniform_steps(setup.num_steps),
+        template(2, mog.MASK),
     )
 
 
@@ -90,7 +103,16 @@ def task(setup: Setup | None = None) -> Task:
         }
 
     about = "two tokens of 64 states, a mixture of nine Gaussians, towards y near 0"
-    return Task("mog", about, prior, tilt, metrics, picture, pictured=20_000)
+    return Task(
+        "mog",
+        about,
+        prior,
+        tilt,
+        metrics,
+        picture,
+        pictured=20_000,
+        learned=lambda: learned.find(setup.weights, "mog", None, looked_up, "cpu"),
+    )
 
 
 def sets(populations: int, particles: int) -> int:
@@ -128,6 +150,17 @@ def train(training: Training) -> None:
     checkpoint.unlink()
 
 
+def train_proposal(training: Training, goal: int | None = None, weights: Path = SHIPPED) -> dict[str, Any]:
+    """Teach a copy of the denoiser in `weights` the target, and a twist with it."""
+    if goal is not None:
+        raise ValueError(f"mog has a single goal: leave out --goal {goal}")
+
+    def make(kl: float | None, num_steps: int) -> Task:
+        return task(Setup(num_steps, kl=kl, weights=weights))
+
+    return learned.teach(make, load(weights / FILE), computed, COURSE, training, None, {2000: 4}, looked_up)
+
+
 def _quality(training: Training) -> dict[str, Any]:
     """The model's own law, by enumeration, beside the data's."""
     prior = model(Setup(weights=training.out))
@@ -149,8 +182,13 @@ def _quality(training: Training) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     words = parser("tokensteer.tasks.mog_trained", "Train and measure the denoiser of the task mog.")
+    words.add_argument("--proposal", action="store_true", help="train a proposal and a twist instead")
     try:
-        train(chosen(words.parse_args(arguments)))
+        given = words.parse_args(arguments)
+        if given.proposal:
+            train_proposal(chosen(given))
+        else:
+            train(chosen(given))
     except ValueError as error:
         say(f"mog: {error}")
         raise SystemExit(2) from error

@@ -15,9 +15,9 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
-from tokensteer.core.denoiser import from_logits
+from tokensteer.core.denoiser import Denoiser, from_logits
 from tokensteer.core.kernel import Kernel
 from tokensteer.core.model import Diffusion, template
 from tokensteer.core.schedule import Ramp, exponential_ramp, uniform_steps
@@ -25,6 +25,7 @@ from tokensteer.core.smc import Result
 from tokensteer.core.twist import Tilt
 from tokensteer.nets import ConvConfig, PatchConfig, UNetConfig
 from tokensteer.nets import load as load_net
+from tokensteer.tasks import learned
 from tokensteer.tasks.metrics import Classifier, Measured, hamming, in_parts, measured
 from tokensteer.tasks.png import tiled, write_png
 from tokensteer.tasks.task import Setup, Task
@@ -67,6 +68,7 @@ class Recipe:
     reward: ConvConfig
     judge: PatchConfig
     plans: tuple[Plan, Plan, Plan]
+    course: learned.Course
     shift: int
     flips: float
     source: str
@@ -99,8 +101,13 @@ def model(recipe: Recipe, setup: Setup, kernel: Kernel | None = None) -> Diffusi
     """The trained denoiser as a sampler, ancestral unless a kernel is given."""
     net = load_net(file_of(recipe, "denoiser", setup.weights), setup.device)
     canvas = template(recipe.length, MASK).to(setup.device)
-    denoiser = from_logits(net, MASK, ignores_time=True)
-    return Diffusion(denoiser, setup.kernel(MASK) if kernel is None else kernel, uniform_steps(setup.num_steps), canvas)
+    return Diffusion(
+        as_denoiser(net), setup.kernel(MASK) if kernel is None else kernel, uniform_steps(setup.num_steps), canvas
+    )
+
+
+def as_denoiser(net: nn.Module) -> Denoiser:
+    return from_logits(net, MASK, ignores_time=True)
 
 
 def classifier(recipe: Recipe, role: str, setup: Setup) -> Classifier:
@@ -136,6 +143,7 @@ def task(recipe: Recipe, setup: Setup) -> Task:
         metrics,
         lambda ids, file: picture(ids, recipe.side, file),
         marks,
+        learned=lambda: learned.find(setup.weights, recipe.name, digit, as_denoiser, setup.device),
     )
 
 

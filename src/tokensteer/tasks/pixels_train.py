@@ -15,8 +15,9 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.steering import Method, pretrained, smc_base, smc_grad
-from tokensteer.nets import save
+from tokensteer.nets import load, save
 from tokensteer.nets.store import Net, build
+from tokensteer.tasks.learned import teach
 from tokensteer.tasks.metrics import Measured, accuracy, hamming, label_histogram, nll_bound
 from tokensteer.tasks.pixels import (
     CLASSES,
@@ -25,6 +26,7 @@ from tokensteer.tasks.pixels import (
     Data,
     Images,
     Recipe,
+    as_denoiser,
     augment,
     classifier,
     file_of,
@@ -32,7 +34,7 @@ from tokensteer.tasks.pixels import (
     picture,
     task,
 )
-from tokensteer.tasks.task import Setup
+from tokensteer.tasks.task import SHIPPED, Setup, Task
 from tokensteer.tasks.training import Training, chosen, parser, say, write_json
 from tokensteer.train import classifier_loss, fit, masked_loss, shown
 
@@ -77,6 +79,16 @@ def train(recipe: Recipe, training: Training, trial: Trial | None = None) -> dic
     write_json(out / f"{recipe.name}-quality.json", found)
     shutil.rmtree(checkpoints)
     return found
+
+
+def train_proposal(recipe: Recipe, training: Training, goal: int = 4, weights: Path = SHIPPED) -> dict[str, Any]:
+    """Teach a copy of the denoiser in `weights` to draw the digit `goal`."""
+
+    def make(kl: float | None, num_steps: int) -> Task:
+        return task(recipe, Setup(num_steps, goal, kl, device=training.device, weights=weights))
+
+    net = load(file_of(recipe, "denoiser", weights), training.device)
+    return teach(make, net, as_denoiser, recipe.course, training, goal, {1: 200, 4: 60, 16: 30})
 
 
 def _train_one(recipe: Recipe, role: str, images: Images, training: Training, checkpoints: Path) -> dict[str, Any]:
@@ -165,11 +177,15 @@ def main(recipe: Recipe, arguments: Sequence[str] | None = None) -> None:
     words.add_argument("--goal", type=int, default=4, help="the digit to steer towards")
     words.add_argument("--images", type=int, default=10_000, help="images of the test data to measure with, at most")
     words.add_argument("--num-steps", type=int, default=100, help="steps of the sampler")
+    words.add_argument("--proposal", action="store_true", help="train a proposal and a twist for the goal instead")
     given = words.parse_args(arguments)
     torch.backends.cudnn.benchmark = True  # the shapes hardly ever change
     try:
         trial = Trial(given.samples, given.populations, given.goal, given.images, given.num_steps)
-        train(recipe, chosen(given), trial)
+        if given.proposal:
+            train_proposal(recipe, chosen(given), trial.goal)
+        else:
+            train(recipe, chosen(given), trial)
     except (FileNotFoundError, ValueError) as error:
         say(f"{recipe.name}: {error}")
         raise SystemExit(2) from error

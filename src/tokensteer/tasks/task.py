@@ -6,10 +6,12 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tokensteer.core.denoiser import Denoiser
 from tokensteer.core.kernel import Ancestral, Cap
 from tokensteer.core.model import Diffusion
 from tokensteer.core.smc import Result
@@ -63,11 +65,21 @@ class Setup:
 
 
 @dataclass(frozen=True)
+class Trained:
+    """A learned proposal, the learned log-twist value(x, t) that goes with it, and the card of both."""
+
+    denoiser: Denoiser
+    value: Callable[[Tensor, float], Tensor]
+    card: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Task:
     """A model and what is asked of it, with the means to say how well that went.
 
     `judge` gives ids (P, L) a mark from 0 to 1 (P,) by other eyes than the reward's, where there are such eyes;
-    `picture` writes some ids (P, L) as a PNG file, at best `pictured` of them.
+    `picture` writes some ids (P, L) as a PNG file, at best `pictured` of them; `learned` finds what was trained for
+    the task's goal.
     """
 
     name: str
@@ -78,3 +90,4 @@ class Task:
     picture: Callable[[Tensor, Path], None]
     judge: Callable[[Tensor], Tensor] | None = None
     pictured: int = 64
+    learned: Callable[[], Trained] | None = None

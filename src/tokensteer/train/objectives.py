@@ -113,15 +113,22 @@ class StepVariance:
 
 @dataclass(frozen=True)
 class Balance:
-    """The mean of (v_j - v_i + sum of log p/q)² over stretches i..j of a path, each weighted by decay^(length - 1)."""
+    """The mean of (v_j - v_i + sum of log p/q)² over stretches i..j of a path, each weighted by decay^(length - 1).
+
+    A share `ends` of the weight goes to the stretches that reach the end, where v is known: the others only carry on
+    what was learned there.
+    """
 
     decay: float = 0.9
+    ends: float = 0.0
     twists: bool = False
     whole: bool = True
 
     def __post_init__(self) -> None:
         if not self.decay >= 0:
             raise ValueError(f"Balance.decay must be 0 or more, got {self.decay}: 0 for steps, inf for whole paths")
+        if not 0 <= self.ends <= 1:
+            raise ValueError(f"Balance.ends is a share, from 0 to 1, got {self.ends}")
 
     def backward(self, lesson: Lesson, share: float) -> Tensor:
         paths = lesson.moves.paths
@@ -140,7 +147,9 @@ class Balance:
         if self.decay == math.inf:
             return (length == len(level) - 1).to(level.dtype)
         weight = torch.where(length > 0, self.decay ** (length - 1).clamp(min=0), 0.0)
-        return weight / weight.sum()
+        last = torch.zeros_like(weight)
+        last[:-1, -1] = 1.0 / (len(level) - 1)
+        return (1.0 - self.ends) * weight / weight.sum() + self.ends * last
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from tokensteer.train.fit import Report, Watch
+from tokensteer.train.fit import Report
+from tokensteer.train.proposal import Progress
 
+Shows = Callable[[Report | Progress], None]
 PAUSE = 5.0
 """Seconds between two lines."""
 
 
 @contextmanager
-def shown(title: str) -> Generator[Watch, None, None]:
-    """What `fit` can be watched with, on the standard error stream."""
+def shown(title: str) -> Generator[Shows, None, None]:
+    """What `fit` and `fit_proposal` can be watched with, on the standard error stream."""
     if not sys.stderr.isatty():
         yield _lines(title)
         return
@@ -26,22 +28,29 @@ def shown(title: str) -> Generator[Watch, None, None]:
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=1.0)
 
-        def watch(report: Report) -> None:
-            bar.update(task, completed=report.done, description=f"step {report.step}, loss {report.loss:.4f}")
+        def watch(report: Report | Progress) -> None:
+            bar.update(task, completed=report.done, description=_words(report))
 
         yield watch
 
 
-def _lines(title: str) -> Watch:
+def _words(report: Report | Progress) -> str:
+    said = f"step {report.step}, loss {report.loss:.4f}"
+    if isinstance(report, Progress):
+        said += f", ESS/N {report.ess:.3f}, reward/kl {report.reward:.2f}, KL {report.divergence:.2f}"
+    return said
+
+
+def _lines(title: str) -> Shows:
     last = -PAUSE
 
-    def watch(report: Report) -> None:
+    def watch(report: Report | Progress) -> None:
         nonlocal last
         now = time.perf_counter()
         if now - last < PAUSE and report.done < 1.0:
             return
         last = now
-        line = f"{title}: {report.done:4.0%}, step {report.step}, loss {report.loss:.4f}, {report.seconds:.0f} s"
+        line = f"{title}: {report.done:4.0%}, {_words(report)}, {report.seconds:.0f} s"
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
 
