@@ -46,6 +46,10 @@ class ValueNet(nn.Module):
         nn.init.zeros_(self.last.weight)
         nn.init.zeros_(self.last.bias)
 
+    @property
+    def ignores_time(self) -> bool:
+        return not self.config.of_body.timed
+
     def forward(self, x: Tensor, t: float | Tensor | None = None) -> Tensor:
         pooled = self.norm(self.body.hidden(x, t).mean(1))
         return self.last(nn.functional.silu(self.first(pooled))).squeeze(-1)

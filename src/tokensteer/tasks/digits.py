@@ -16,7 +16,7 @@ from tokensteer.tasks.learned import Course
 from tokensteer.tasks.pixels import CLASSES, VOCAB_SIZE, Data, Recipe
 from tokensteer.tasks.task import Setup, Task
 from tokensteer.tasks.training import Training
-from tokensteer.train import Balance, Plan, ProposalPlan
+from tokensteer.train import Plan, ProposalPlan, StepVariance
 
 SIDE = 8
 
@@ -39,18 +39,8 @@ RECIPE = Recipe(
         Plan(6000, batch_size=64, rate=2e-3, average=0.998),
     ),
     course=Course(
-        ProposalPlan(
-            400,
-            paths=64,
-            updates=2,
-            on_policy=0.9,
-            replay=2,
-            rate=1e-3,
-            baseline_rate=3.0,
-            average=0.98,
-            rows=6400,
-        ),
-        Balance(0.9, ends=0.5),
+        ProposalPlan(200, paths=128, updates=4, times=8, replay=4, rate=1e-3, baseline_rate=3.0, average=0.97),
+        StepVariance(),
         ValueConfig("unet", asdict(UNetConfig(VOCAB_SIZE, SIDE, SIDE, channels=(16, 32), blocks=1))),
         num_steps=25,
     ),

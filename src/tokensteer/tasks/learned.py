@@ -21,7 +21,7 @@ from tokensteer.nets import ValueConfig, ValueNet, load, save
 from tokensteer.nets.store import Net
 from tokensteer.tasks.task import Task, Trained
 from tokensteer.tasks.training import Training, say, write_json
-from tokensteer.train import Learned, Objective, Progress, ProposalPlan, fit_proposal, shown
+from tokensteer.train import Balance, Learned, Objective, Progress, ProposalPlan, fit_proposal, shown
 
 PARTS = ("proposal", "value")
 
@@ -29,7 +29,7 @@ PARTS = ("proposal", "value")
 @dataclass(frozen=True)
 class Course:
     """How the proposal of a task is trained: at `kl`, in `num_steps`, fewer than it is used with since no network is
-    told the time. `value` is the network of the baseline, which is the learned twist."""
+    told the time. `value` is the network of the baseline, which under `Balance` is a learned twist."""
 
     plan: ProposalPlan
     objective: Objective
@@ -47,33 +47,33 @@ def find(
     folder: Path, task: str, goal: int | None, as_denoiser: Callable[[nn.Module], Denoiser], device: str
 ) -> Trained:
     """What was trained for this goal, with its card."""
-    files = [file_of(folder, task, part, goal) for part in PARTS]
-    missing = next((file for file in files if not file.is_file()), None)
-    if missing is not None:
+    file, twist = (file_of(folder, task, part, goal) for part in PARTS)
+    if not file.is_file():
         known = sorted(file.stem for file in folder.glob(f"{task}-proposal*.safetensors"))
         towards = "" if goal is None else f" --goal {goal}"
         raise FileNotFoundError(
-            f"there is no {missing.name} in the weights (there: {', '.join(known) or 'none'}): train it by "
+            f"there is no {file.name} in the weights (there: {', '.join(known) or 'none'}): train it by "
             f"tokensteer train {task} --proposal{towards} --out FOLDER, and give --weights FOLDER"
         )
-    proposal, value = (load(file, device) for file in files)
-    card = json.loads(files[0].with_suffix(".json").read_text())
-    return Trained(as_denoiser(proposal), value, card)
+    value = load(twist, device) if twist.is_file() else None
+    card = json.loads(file.with_suffix(".json").read_text())
+    return Trained(as_denoiser(load(file, device)), value, card)
 
 
 def with_twist(tilt: Tilt, trained: Trained) -> Tilt:
     """The same target led to by the learned twist, which is not told the time."""
+    if trained.value is None:
+        raise ValueError("no twist was learned with this proposal, only a baseline: train it with Balance(...)")
     return LearnedTwist(trained.value, ignores_time=True).on(tilt)
 
 
 def methods(task: Task, trained: Trained) -> dict[str, Method]:
     """What the learned networks are good for."""
     q = Amortised(trained.denoiser)
-    return {
-        "prop-amot": prop_amot(task.model, task.tilt, q),
-        "smc-amot": smc_amot(task.model, task.tilt, q),
-        "smc-learned": smc_amot(task.model, with_twist(task.tilt, trained), q),
-    }
+    found = {"prop-amot": prop_amot(task.model, task.tilt, q), "smc-amot": smc_amot(task.model, task.tilt, q)}
+    if trained.value is not None:
+        found["smc-learned"] = smc_amot(task.model, with_twist(task.tilt, trained), q)
+    return found
 
 
 def teach(
@@ -111,7 +111,8 @@ def teach(
             checkpoint=checkpoint,
             watch=bar,
         )
-    for part, trained in zip(PARTS, (learned.net, learned.baseline), strict=True):
+    kept = PARTS if isinstance(course.objective, Balance) else PARTS[:1]  # other baselines are no twists
+    for part, trained in zip(kept, (learned.net, learned.baseline), strict=False):
         save(cast("Net", trained), file_of(out, name, part, goal), torch.bfloat16)
     card = _card(name, training, plan, course, learned, goal)
     write_json(file_of(out, name, "proposal", goal).with_suffix(".json"), card)

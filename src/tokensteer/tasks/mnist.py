@@ -20,7 +20,7 @@ from tokensteer.tasks.learned import Course
 from tokensteer.tasks.pixels import CLASSES, VOCAB_SIZE, Data, Recipe
 from tokensteer.tasks.task import Setup, Task, data_folder
 from tokensteer.tasks.training import Training
-from tokensteer.train import Balance, Plan, ProposalPlan
+from tokensteer.train import Plan, ProposalPlan, StepVariance
 
 SIDE = 28
 THRESHOLD = 127
@@ -80,19 +80,18 @@ RECIPE = Recipe(
     ),
     course=Course(
         ProposalPlan(
-            150,
+            80,
             paths=128,
-            updates=2,
-            on_policy=0.9,
-            replay=2,
+            updates=4,
+            times=12,
+            replay=4,
             rate=3e-4,
             baseline_rate=3.0,
             average=0.95,
-            rows=6400,
             report_every=2,
             save_every=20,
         ),
-        Balance(0.9, ends=0.5),
+        StepVariance(),
         ValueConfig("unet", asdict(UNetConfig(VOCAB_SIZE, SIDE, SIDE, channels=(24, 48, 96), blocks=1))),
         kl=0.5,
     ),

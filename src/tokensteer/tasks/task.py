@@ -66,10 +66,10 @@ class Setup:
 
 @dataclass(frozen=True)
 class Trained:
-    """A learned proposal, the learned log-twist value(x, t) that goes with it, and the card of both."""
+    """A learned proposal, the learned log-twist value(x, t) that goes with it if there is one, and their card."""
 
     denoiser: Denoiser
-    value: Callable[[Tensor, float], Tensor]
+    value: Callable[[Tensor, float], Tensor] | None
     card: Mapping[str, Any]
 
 

@@ -56,8 +56,7 @@ class Lesson:
 
     def expected(self, steps: Sequence[int]) -> Tensor:
         """F at the beginning of each of `steps`, (K, P)."""
-        x = self.moves.paths.x
-        return torch.stack([self.baseline(x[k], self.moves.time(k)) for k in steps]).to(self.moves.paths.log_p.dtype)
+        return torch.stack(self.moves.answers(self.baseline, steps)).to(self.moves.paths.log_p.dtype)
 
     def held_back(self, steps: Sequence[int], measures: Sequence[SiteMeasure]) -> Tensor | float:
         """What the regularisers add, summed over `steps`."""

@@ -7,13 +7,14 @@ with the gradient of the network that says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.denoiser import Denoiser, Time, Timeless
+from tokensteer.core.listing import distinct
 from tokensteer.core.measure import SiteMeasure
 from tokensteer.core.model import Model, clock
 from tokensteer.core.prediction import Prediction
@@ -123,19 +124,28 @@ class Transitions:
 
     def measures(self, steps: list[int]) -> list[SiteMeasure]:
         """q(· | x_t) at each of `steps`, with the gradient of the network, which is asked once if it ignores time."""
-        x = self.paths.x
-        denoiser: Denoiser = self.denoiser
-        if isinstance(self.denoiser, Timeless) and self.denoiser.ignores_time:
-            together = denoiser(x[steps].flatten(0, 1), self.model.steps[steps[0]].t)
-            answers = list(together.view(len(steps), -1, *together.shape[1:]))
-        else:
-            answers = [denoiser(x[k], self.time(k)) for k in steps]
+        x, answers = self.paths.x, self.answers(self.denoiser, steps)
         return [
             self.model.step_with(
                 x[k], answer, self.model.steps[k], None if self.paths.sites is None else self.paths.sites[k]
             )
             for k, answer in zip(steps, answers, strict=True)
         ]
+
+    def answers(self, network: Denoiser, steps: Sequence[int]) -> list[Tensor]:
+        """What a network says at the beginning of each of `steps`, (P, ...). If it ignores time it is asked once, on
+        a CPU about distinct states: most paths stand still for most of the time."""
+        x, timeless = self.paths.x, isinstance(network, Timeless) and network.ignores_time
+        ask: Denoiser = network  # pyright: ignore[reportAssignmentType] (it does not forget that this is a function)
+        if not timeless:
+            return [ask(x[k], self.time(k)) for k in steps]
+        states, t = x[list(steps)].flatten(0, 1), self.model.steps[steps[0]].t
+        if states.is_cuda:
+            together = ask(states, t)
+        else:
+            first, which = distinct(states)
+            together = ask(states[first], t)[which]
+        return list(together.view(len(steps), -1, *together.shape[1:]))
 
     def time(self, k: int) -> Time:
         return self.model.steps[k].t if self.paths.times is None else self.paths.times[k]
