@@ -164,7 +164,8 @@ class Steering:
         new = changed(x, _prediction(keeps))
         if keeps is not None and not len(new):
             return keeps
-        copies = 8 if can_enter(self.model, self.twist) else 8 + 6 * self.twist.draws  # a guess
+        # A guess: what networks keep for their way back, or all there is with one-hots.
+        copies = 2 if can_enter(self.model, self.twist) else 8 + 6 * self.twist.draws
         per_row = 4 * x.shape[1] * self.model.vocab_size * copies
         parts = self.model.base.chunks.run(lambda rows: self._differentiate(x, t, time, rows, generator), new, per_row)
         stores, estimates, slopes = zip(*parts, strict=True)
@@ -173,12 +174,12 @@ class Steering:
         reward = _renewed(None if keeps is None else keeps.reward, new, torch.cat(estimates))
         before = keeps.gradient if keeps is not None and isinstance(keeps.gradient, Prediction) else None
         row = torch.arange(len(new), device=x.device)
-        gradient = updated(x, new, row, (Logs(torch.cat(slopes).flatten(0, 1)),), before)
+        gradient = updated(x, new, row, (reduce(lambda a, b: a.join(b), slopes),), before)
         return Evaluation(torch.zeros_like(reward), prediction, reward, gradient)
 
     def _differentiate(
         self, x: Tensor, t: float, time: Time, rows: Tensor, generator: Generator | None
-    ) -> tuple[Store, Tensor, Tensor]:
+    ) -> tuple[Store, Tensor, Store]:
         """The prediction, the estimate of the reward and its gradient in x_t, for some of the particles."""
         assert self.twist is not None
         model = self.model
@@ -190,7 +191,8 @@ class Steering:
             seen = one_hot(x[rows], self.model.vocab_size).to(self.model.dtype).requires_grad_()
             log_x0 = self.model.relaxed(seen, time[rows] if isinstance(time, Tensor) else time)
             estimate = self.twist.estimate(Look(seen, log_x0, t, self.model.kernel.mask_id), generator)
-            return Logs(log_x0.detach().flatten(0, 1)), estimate.detach(), _gradient(estimate, seen)
+            slopes = Logs(_gradient(estimate, seen).flatten(0, 1))
+            return Logs(log_x0.detach().flatten(0, 1)), estimate.detach(), slopes
 
     def _weigh(self, known: Evaluation, t: float, parent: Evaluation | None) -> Evaluation:
         """What is known with its log-twist. Where no estimate was made, that of the parent will do: they telescope."""

@@ -17,12 +17,18 @@ import torch
 from torch import Generator, Tensor, nn
 
 from tokensteer.core.draws import NEVER, uniforms
-from tokensteer.core.fused import draw_from_head, draw_from_logits, log_prob_from_head, log_prob_from_logits
+from tokensteer.core.fused import (
+    draw_from_head,
+    draw_from_logits,
+    head_logits,
+    log_prob_from_head,
+    log_prob_from_logits,
+)
 
 WORKING = 2**28  # bytes of laws spelt out at once
 
 
-class Store(Protocol):
+class Law(Protocol):
     """K laws over the vocabulary as logs, perhaps unnormalised. An index of -1 asks for nothing and gets 0."""
 
     @property
@@ -44,6 +50,10 @@ class Store(Protocol):
         """Tokens (k, M) from uniforms u (k, M) in (0, 1], each law normalised by its own mass, and their
         log-probabilities."""
         ...
+
+
+class Store(Law, Protocol):
+    """Laws that are kept from step to step."""
 
     def select(self, index: Tensor) -> Self: ...
     def join(self, other: Self) -> Self:
@@ -129,7 +139,7 @@ class Headed:
         return torch.promote_types(self.states.dtype, torch.float32)
 
     def rows(self, index: Tensor) -> Tensor:
-        return log_law(self.head(self.states[index]), self.mask_id)
+        return log_law(head_logits(self.states[index], self.head.weight, self.head.bias), self.mask_id)
 
     def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
         weight, bias = self.head.weight, self.head.bias
@@ -156,7 +166,7 @@ def log_law(logits: Tensor, mask_id: int) -> Tensor:
 class Tokens:
     """Which law of a store is whose: index (P, L), -1 at sites that have none because nobody reads them."""
 
-    store: Store
+    store: Law
     index: Tensor
 
     @property
@@ -189,6 +199,16 @@ class Tokens:
         read = self.store.entries(index, y.flatten() if sites is None else y[sites])
         return _put(where & (self.index >= 0), sites, read)
 
+    def read(self, score: Callable[[Tensor], Tensor], where: Tensor) -> Tensor:
+        """A score of laws by their index (k,) -> (k,), at the sites `where`, 0 elsewhere, (P, L)."""
+        index, sites = self._asked(where)
+        return _put(where & (self.index >= 0), sites, score(index))
+
+    @property
+    def normalised(self) -> bool:
+        """Whether the laws sum to one by themselves, whatever they are."""
+        return not isinstance(self.store, Logs)
+
     def draw(self, where: Tensor, draws: int, generator: Generator | None) -> tuple[Tensor, Tensor]:
         """`draws` tokens for each of the sites `where`, and their log-probabilities, (draws, P, L); 0 elsewhere."""
         index, sites = self._asked(where)
@@ -207,7 +227,7 @@ class Tokens:
     def mass(self, where: Tensor) -> Tensor:
         """log sum_v of the laws at the sites `where`, 0 elsewhere, (P, L): softmaxes have none to speak of."""
         answer = torch.zeros(where.shape, dtype=self.dtype, device=where.device)
-        if not isinstance(self.store, Logs):
+        if self.normalised:
             return answer
         return answer.masked_scatter(where, self._by_parts(lambda law: law.logsumexp(-1), where))
 
