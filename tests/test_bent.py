@@ -11,7 +11,7 @@ from test_fast import KERNELS, Entered, Logit, Valued
 from torch import Tensor, nn
 
 import tokensteer as ts
-from tokensteer.core.bent import Bends, Bent, Slopes, bends
+from tokensteer.core.bent import Bends, Bent, Slopes, bends, bent
 from tokensteer.core.fused import softmax_slope
 from tokensteer.core.tokens import Headed, Logits, Logs, Tokens
 
@@ -37,7 +37,7 @@ def slopes(K: int, V: int, D: int, E: int, dtype: torch.dtype, device: str) -> S
     return Slopes(drawn, rewarded, entered, embedded, normal(K, seed=5).to(device, exact), MASK)
 
 
-def bent(form: str, V: int, H: int, dtype: torch.dtype, device: str, clip: float = 1.5, K: int = 5) -> Bent:
+def example(form: str, V: int, H: int, dtype: torch.dtype, device: str, clip: float = 1.5, K: int = 5) -> Bent:
     g, exact = slopes(K, V, H, 24, dtype, device), torch.promote_types(dtype, torch.float32)
     if form == "logits":
         law = Logits(normal(K, V, seed=6, scale=2.0).to(device, dtype), MASK)
@@ -48,7 +48,7 @@ def bent(form: str, V: int, H: int, dtype: torch.dtype, device: str, clip: float
         law = Headed(normal(K, H, seed=9).to(device, dtype), head, MASK)
     site, own = torch.tensor([0, 2, 4, 1, 3, 2, 0]), torch.tensor([4, 3, 2, 1, 0, 0, 1])
     scale, here = normal(7, seed=10).abs().to(device, exact), normal(7, seed=11).to(device, exact)
-    return Bent(law, own.to(device), Bends(g, site.to(device), scale, here, clip), torch.arange(7, device=device))
+    return bent(law, own.to(device), Bends(g, site.to(device), scale, here, clip), torch.arange(7, device=device))
 
 
 def spelt(law: Bent) -> Tensor:
@@ -76,7 +76,7 @@ def test_bent_laws_are_what_is_spelt_out(
     device: str, dtype: torch.dtype, form: str, V: int, H: int, clip: float
 ) -> None:
     """Rows, entries, draws and the mass: one and the same law, which sums to one."""
-    law = bent(form, V, H, dtype, device, clip)
+    law = example(form, V, H, dtype, device, clip)
     table, close = spelt(law), 1e-12 if dtype == torch.float64 else 2e-5
     gain, log_q = table.logsumexp(-1), table.log_softmax(-1)
     asked, lines = ASKED.to(device), ASKED.clamp(min=0)
@@ -102,7 +102,7 @@ def test_bent_laws_are_what_is_spelt_out(
 def test_many_bent_laws(device: str) -> None:
     """Several blocks of rows and words, half of the lines skipped: the kernels against plain torch."""
     K, V, H = 1000, 5003, 192
-    law = bent("hidden", V, H, torch.bfloat16, device, K=K)
+    law = example("hidden", V, H, torch.bfloat16, device, K=K)
     line = torch.randint(7, (K,), generator=seeded(13))
     line[torch.rand(K, generator=seeded(14)) < 0.5] = -1
     u = 1.0 - torch.rand(K, 2, generator=seeded(15), dtype=torch.float64)
@@ -114,10 +114,11 @@ def test_many_bent_laws(device: str) -> None:
 
 @BOTH
 def test_a_slope_of_nan_is_not_clipped_away(device: str) -> None:
-    law = bent("hidden", 300, 64, torch.bfloat16, device)
+    law = example("hidden", 300, 64, torch.bfloat16, device)
     g = law.bends.slopes
     assert isinstance(g, Slopes)
     g.drawn[4] = math.nan
+    law = bent(law.law, law.site, law.bends, law.line)
     u = torch.full((7, 1), 0.5, dtype=torch.float64, device=device)
     log_p = law.draw(torch.arange(7, device=device), u)[1]
     assert log_p.isnan().squeeze(-1).tolist() == (law.bends.site == 4).tolist()
@@ -149,9 +150,10 @@ def test_slopes_are_kept_like_any_store() -> None:
     joined = g.select(some).join(g.select(others))
     assert torch.equal(joined.rows(torch.arange(5)), dense[torch.cat([some, others])])
     where = torch.tensor([[True, False, True], [True, True, False]])
-    scale, here = torch.rand(2, 3, dtype=torch.float64, generator=seeded(0)), torch.zeros(2, 3, dtype=torch.float64)
+    scale, x = torch.rand(2, 3, dtype=torch.float64, generator=seeded(0)), torch.tensor([[MASK, 3, 4], [5, MASK, 9]])
     index = torch.arange(6).view(2, 3)
-    lean, full = (bends(Tokens(store, index), where, scale, here, 0.5) for store in (g, Logs(dense)))
+    lean, full = (bends(Tokens(store, index), where, scale, x, 0.5) for store in (g, Logs(dense)))
+    assert not lean.entry(x, where).any()
     assert torch.allclose(lean.at(where), full.at(where))
     assert torch.allclose(lean.entry(index, where), full.entry(index, where))
     u = torch.rand(3, 2, dtype=torch.float64, generator=seeded(1))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tokensteer.core.fused import HALF, Bend, draw_bent, draw_from_logits, log_norms
+from tokensteer.core.fused import HALF, Bend, Weighed, draw_from_logits, entries_of, fuses, weigh
 from tokensteer.core.tokens import WORKING, Headed, Law, Logits, Tokens
 
 
@@ -42,12 +42,18 @@ class Slopes:
     def dtype(self) -> torch.dtype:
         return self.expected.dtype
 
+    @property
+    def factors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.drawn, self.rewarded, self.entered, self.embedded
+
     def rows(self, index: Tensor) -> Tensor:
         g = self._exact(self.drawn[index]) @ self._exact(self.rewarded).T
         g[:, self.mask_id] = self.expected[index]
         return g.addmm_(self._exact(self.entered[index]), self._exact(self.embedded).T)
 
     def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
+        if fuses(*self.factors) and self.dtype == torch.float32:
+            return entries_of(*self.factors, self.expected, index, tokens, self.mask_id)
         few = max(1, WORKING // (16 * max(self.drawn.shape[1], self.entered.shape[1])))
         parts = zip(torch.split(index, few), torch.split(tokens, few), strict=True)
         return torch.cat([self._entries(*part) for part in parts])
@@ -75,7 +81,8 @@ class Slopes:
 
 @dataclass(frozen=True)
 class Bends:
-    """h = scale · (g - here) within ± clip, for K sites: `site`, scale and here are (K,), g the slopes of `site`."""
+    """h = scale · (g - here) within ± clip, for K sites: `site`, scale and here are (K,), g the slopes of `site`, and
+    here what they are at the token that is there."""
 
     slopes: Law
     site: Tensor
@@ -103,24 +110,26 @@ class Bends:
         return _draw(self.rows, self.vocab_size, index, u)
 
     def at(self, index: Tensor) -> Bend | None:
-        """As the kernels want it, for the lines `index` (k,), -1 for none; None if it is not for them."""
+        """As the kernels want it, for the lines `index` (k,), any where it is -1; None if it is not for them."""
         g = self.slopes
-        if not isinstance(g, Slopes):
+        if not isinstance(g, Slopes) or not fuses(*g.factors):
             return None
         lines = index.clamp(min=0)
-        which = (self.site[lines], self.scale[lines].float(), self.here[lines].float())
-        bend = Bend(g.drawn, g.rewarded, g.entered, g.embedded, *which, self.clip)
-        return bend if bend.fuses else None
+        return Bend(*g.factors, self.site[lines], self.scale[lines].float(), self.here[lines].float(), self.clip)
 
 
 @dataclass(frozen=True)
 class Bent:
-    """The laws ∝ mu · exp(h), normalised, for K sites: mu is the law `site` (K,), h the bend `line` (K,)."""
+    """The laws ∝ mu · exp(h), normalised, for K sites: mu is the law `site` (K,), h the bend `line` (K,), -1 for none.
+
+    On a GPU they are `weighed` once, for all that is asked of them.
+    """
 
     law: Logits | Headed
     site: Tensor
     bends: Bends
     line: Tensor
+    weighed: Weighed | None
 
     @property
     def vocab_size(self) -> int:
@@ -141,39 +150,38 @@ class Bent:
         return self.law.entries(self.site[index], tokens) + h - self.gain(index)
 
     def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        bend = self._bend(index)
-        if bend is None:
-            return _draw(self._spelt, self.vocab_size, index, u)
-        return draw_bent(*self._logits, self._sites(index), u, self.law.mask_id, bend)
+        if self.weighed is not None:
+            return self.weighed.draw(index, u)
+        return _draw(self._spelt, self.vocab_size, index, u)
 
     def gain(self, index: Tensor) -> Tensor:
         """log sum_v mu(v) · exp(h(v)), (k,); 0 where the index is -1."""
-        bend = self._bend(index)
-        if bend is None:
-            return _by_parts(lambda part: self._spelt(part).logsumexp(-1), self.vocab_size, index, self.dtype)
-        sites, mask_id = self._sites(index), self.law.mask_id
-        bent, straight = (log_norms(*self._logits, sites, mask_id, either) for either in (bend, None))
-        return (bent - straight).to(self.dtype)
-
-    @property
-    def _logits(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        if isinstance(self.law, Logits):
-            return self.law.values, None, None
-        return self.law.states, self.law.head.weight, self.law.head.bias
-
-    def _bend(self, index: Tensor) -> Bend | None:
-        """What the kernels need, if all of it is for them."""
-        return self.bends.at(torch.where(index < 0, -1, self.line[index])) if self._logits[0].dtype in HALF else None
-
-    def _sites(self, index: Tensor) -> Tensor:
-        return torch.where(index < 0, -1, self.site[index])
+        if self.weighed is not None:
+            return torch.where(index < 0, 0.0, self.weighed.gain[index]).to(self.dtype)
+        return _by_parts(lambda part: self._spelt(part).logsumexp(-1), self.vocab_size, index, self.dtype)
 
 
-def bends(slopes: Tokens, where: Tensor, scale: Tensor, here: Tensor, clip: float | None) -> Tokens:
-    """h at the sites `where` (P, L), from slopes, their scale and what they are here (P, L)."""
+def bent(law: Logits | Headed, site: Tensor, h: Bends, line: Tensor) -> Bent:
+    """The laws `site` (K,) bent by the lines of h (K,), -1 where none is read."""
+    x, weight, bias = (
+        (law.values, None, None) if isinstance(law, Logits) else (law.states, law.head.weight, law.head.bias)
+    )
+    bend = h.at(line) if x.dtype in HALF else None
+    weighed = None if bend is None else weigh(x, weight, bias, torch.where(line < 0, -1, site), law.mask_id, bend)
+    return Bent(law, site, h, line, weighed)
+
+
+def bends(slopes: Tokens, where: Tensor, scale: Tensor, x: Tensor, clip: float | None) -> Tokens:
+    """h at the sites `where` of x (P, L), from slopes and their scale (P, L)."""
+    here = slopes.entry(x, where)
     most = math.inf if clip is None else clip
     store = Bends(slopes.store, slopes.index.flatten(), scale.to(here).flatten(), here.flatten(), most)
     return Tokens(store, _lines(where))
+
+
+def is_difference(h: Tokens) -> bool:
+    """Whether h is 0 at what is there already."""
+    return isinstance(h.store, Bends)
 
 
 def bend(laws: Tokens, h: Tokens, where: Tensor) -> tuple[Tokens, Tensor] | None:
@@ -181,9 +189,9 @@ def bend(laws: Tokens, h: Tokens, where: Tensor) -> tuple[Tokens, Tensor] | None
     (P, L). None if there is a way to no mass at all: only softmaxes with finite bends are sure to have some."""
     if not isinstance(laws.store, Logits | Headed) or not isinstance(h.store, Bends):
         return None
-    bent = Bent(laws.store, laws.index.flatten(), h.store, h.index.flatten())
-    tokens = Tokens(bent, _lines(where))
-    return tokens, tokens.read(bent.gain, where)
+    law = bent(laws.store, laws.index.flatten(), h.store, torch.where(where, h.index, -1).flatten())
+    tokens = Tokens(law, _lines(where))
+    return tokens, tokens.read(law.gain, where)
 
 
 def _lines(where: Tensor) -> Tensor:

@@ -45,11 +45,10 @@ class Bend:
     here: Tensor
     clip: float
 
-    @property
-    def fuses(self) -> bool:
-        """Whether the kernels can multiply it out."""
-        factors = (self.drawn, self.rewarded, self.entered, self.embedded)
-        return self.drawn.is_cuda and kernels() is not None and all(factor.dtype in HALF for factor in factors)
+
+def fuses(*factors: Tensor) -> bool:
+    """Whether the kernels can multiply these out."""
+    return all(factor.is_cuda and factor.dtype in HALF for factor in factors) and kernels() is not None
 
 
 def draw_from_logits(logits: Tensor, rows: Tensor, u: Tensor, forbidden: int | None) -> tuple[Tensor, Tensor]:
@@ -80,34 +79,45 @@ def log_prob_from_head(
     return _answer(states, weight, bias, rows, tokens.unsqueeze(-1), forbidden)[1].squeeze(-1)
 
 
-@torch.no_grad()
-def draw_bent(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor, u: Tensor, forbidden: int | None, bend: Bend
-) -> tuple[Tensor, Tensor]:
-    """`draw_from_logits`, or with a weight `draw_from_head`, from bent laws; on a GPU, in half precision."""
-    return _on_gpu(x, weight, bias, rows, u, forbidden, bend)[:2]
+@dataclass(frozen=True)
+class Weighed:
+    """Bent laws summed up on a GPU, block by block of the vocabulary: what is left to do of a draw is little.
+
+    `gain` (k,) is by how much the log-normaliser of each law grew as it was bent, 0 where rows is -1.
+    """
+
+    gain: Tensor
+    law: tuple[tuple[Tensor | int | float, ...], tuple[int, ...]]
+    rows: Tensor
+    sums: tuple[Tensor, Tensor]
+    words: tuple[int, int]
+
+    def draw(self, lines: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens and their log-probabilities (n, M) from the laws `lines` (n,), -1 for none (token 0, log_p 0)."""
+        programs = kernels()
+        assert programs is not None
+        with torch.cuda.device(u.device):
+            lines, u = lines.contiguous(), u.contiguous()
+            chosen = _choose(programs, self.sums, lines, u, self.words[1], lined=True)
+            return _find_in_tiles(programs, *self.law, self.rows, chosen, u.shape, *self.words, lined=True)
 
 
 @torch.no_grad()
-def log_norms(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor, forbidden: int | None, bend: Bend | None
-) -> Tensor:
-    """log sum exp of the logits of k laws, bent or not, (k,) in double; on a GPU, in half precision."""
-    nothing = torch.empty(len(rows), 0, dtype=torch.float64, device=x.device)
-    return _on_gpu(x, weight, bias, rows, nothing, forbidden, bend)[2]
-
-
-def _on_gpu(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor, u: Tensor, forbidden: int | None,
-    bend: Bend | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def weigh(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor, forbidden: int | None, bend: Bend
+) -> Weighed:
+    """k laws, of logits x or with a weight of states x, bent and summed up; on a GPU, in half precision."""
     V = x.shape[-1] if weight is None else len(weight)
-    _check(x, weight, rows, u, V, forbidden)
-    programs = kernels()
+    nothing = torch.empty(len(rows), 0, dtype=torch.float64, device=x.device)
+    _check(x, weight, rows, nothing, V, forbidden)
+    programs, mask = kernels(), -1 if forbidden is None else forbidden
     assert programs is not None
     assert x.dtype in HALF, "whoever asks knows what the kernels can do"
     with torch.cuda.device(x.device):
-        return _fused(programs, x, weight, bias, rows, u, V, -1 if forbidden is None else forbidden, bend)
+        law, rows = _tiled(x, weight, bias, rows, bend), rows.contiguous()
+        straight, bent = _sum_tiles(programs, *law, rows, V, mask, 2)
+        before, after = (_choose(programs, sums, rows, nothing, mask)[3] for sums in (straight, bent))
+        return Weighed(after - before, law, rows, bent, (V, mask))
 
 
 @torch.no_grad()
@@ -127,7 +137,7 @@ def _answer(
     plain = programs is None or (weight is not None and x.dtype == torch.float32)  # tensor cores would round float32
     if programs is not None and not plain:
         with torch.cuda.device(x.device):
-            return _fused(programs, x, weight, bias, rows, ask, V, mask, None)[:2]
+            return _fused(programs, x, weight, bias, rows, ask, V, mask)
     step = max(1, BUDGET // (32 * V + 128 * ask.shape[1] * math.isqrt(V)))
     parts: list[tuple[Tensor, Tensor]] = []
     for start in range(0, len(rows), step):
@@ -220,50 +230,77 @@ def head_logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _fused(
     programs: SimpleNamespace, x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor, ask: Tensor,
-    V: int, mask: int, bend: Bend | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Tokens and their log-probabilities (k, M), and the log-normalisers of the laws (k,)."""
+    V: int, mask: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     (k, M), align, rows = ask.shape, 16 // x.itemsize, rows.contiguous()
     u = ask.contiguous() if ask.is_floating_point() else ask.new_empty(k, 0, dtype=torch.float64)
-    tiled = weight is not None or bend is not None
+    law = None if weight is None else _tiled(x, weight, bias, rows, None)
     # Blocks of logits begin where memory is aligned, up to align - 1 words ahead of their row, so that loads are wide.
     tiles = -(-(V + align - 1) // (BLOCK * TILE))
-    blocks = -(-V // HEAD_BLOCK) if tiled else tiles * TILE
-    tops, sums = (x.new_empty(k, blocks, dtype=torch.float32) for _ in range(2))
-    law, shape = (), ()
-    if tiled:
-        law, shape = _tiled(x, weight, bias, rows, bend)
-        order = (rows < 0).byte().argsort()  # those to skip come last, where whole programs have nothing to do
-        programs.tile_sums[(-(-k // HEAD_ROWS) * blocks,)](
-            *law, order, rows, tops, sums, k, V, mask, blocks, *shape, HEAD_ROWS, 64, num_warps=4, num_stages=3
-        )
+    if law is not None:
+        (sums,) = _sum_tiles(programs, *law, rows, V, mask, 1)
     else:
-        programs.logit_sums[(k * tiles,)](
-            x, rows, tops, sums, V, x.stride(0), mask, tiles, align, TILE, BLOCK, num_warps=1
-        )
-    block = torch.full(u.shape, blocks, dtype=torch.int32, device=x.device)  # of each draw; `blocks` is none
+        sums = (x.new_empty(k, tiles * TILE, dtype=torch.float32), x.new_empty(k, tiles * TILE, dtype=torch.float32))
+        programs.logit_sums[(k * tiles,)](x, rows, *sums, V, x.stride(0), mask, tiles, align, TILE, BLOCK, num_warps=1)
+    chosen = _choose(programs, sums, rows, u, mask)
+    if not ask.is_floating_point():
+        return ask, _score(_logits_at(x, weight, bias, rows, ask), chosen[3], rows, ask, mask)
+    if law is not None:
+        return _find_in_tiles(programs, *law, rows, chosen, u.shape, V, mask)
+    programs.find_in_logits[(k * M,)](x, *chosen, M, V, x.stride(0), mask, tiles * TILE, align, BLOCK, num_warps=1)
+    return chosen[4], chosen[5]
+
+
+def _sum_tiles(
+    programs: SimpleNamespace, law: tuple[Tensor | int | float, ...], shape: tuple[int, ...], rows: Tensor, V: int,
+    mask: int, kinds: int,
+) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
+    """The highest logit and the sum of exp(logit - highest) of each block, (k, blocks): straight, and bent if asked."""
+    k, blocks = len(rows), -(-V // HEAD_BLOCK)
+    sums = torch.empty(kinds, 2, k, blocks, dtype=torch.float32, device=rows.device)
+    found = [(kind[0], kind[1]) for kind in sums]
+    order = (rows < 0).byte().argsort()  # those to skip come last, where whole programs have nothing to do
+    programs.tile_sums[(-(-k // HEAD_ROWS) * blocks,)](
+        *law, order, rows, *found[0], *found[-1], k, V, mask, blocks, *shape, HEAD_ROWS, 64,
+        num_warps=4 * kinds, num_stages=3,
+    )  # fmt: skip
+    return found
+
+
+def _choose(
+    programs: SimpleNamespace, sums: tuple[Tensor, Tensor], rows: Tensor, u: Tensor, mask: int, lined: bool = False
+) -> tuple[Tensor, ...]:
+    """The block of each draw and how far into it, the log-normalisers (k,), and room for tokens and log-probabilities.
+    Sums are by draws, or where they are `lined`, rows says which of them is whose."""
+    k, blocks = len(rows), sums[0].shape[1]
+    block = torch.empty(u.shape, dtype=torch.int32, device=u.device)  # of each draw; `blocks` is none
     within = torch.empty_like(u)  # how far into its block, in (0, 1]
-    log_norm = x.new_zeros(k, dtype=torch.float64)
-    tokens = torch.zeros_like(u, dtype=torch.int64)
-    log_p = torch.zeros_like(u, dtype=torch.float32)
+    log_norm = torch.empty(k, dtype=torch.float64, device=u.device)
+    tokens = torch.empty_like(u, dtype=torch.int64)
+    log_p = torch.empty_like(u, dtype=torch.float32)
     chosen = (rows, block, within, log_norm, tokens, log_p)
     padded = 1 << (blocks - 1).bit_length()
-    programs.choose[(k,)](
-        tops, sums, u, *chosen, u.shape[1], blocks, int(mask == 0), padded, num_warps=max(1, min(8, padded // 512))
-    )
-    if not ask.is_floating_point():
-        return ask, _score(_logits_at(x, weight, bias, rows, ask), log_norm, rows, ask, mask), log_norm
-    if not u.numel():
-        return tokens, log_p, log_norm
-    if tiled:
-        # Draws from one block read its weights together. Short keys sort faster; if they overflow, only speed is lost.
-        order = block.view(-1).short().argsort()
+    if k:
+        programs.choose[(k,)](
+            *sums, u, *chosen, u.shape[1], blocks, int(mask == 0), int(lined), padded,
+            num_warps=max(1, min(8, padded // 512)),
+        )  # fmt: skip
+    return chosen
+
+
+def _find_in_tiles(
+    programs: SimpleNamespace, law: tuple[Tensor | int | float, ...], shape: tuple[int, ...], rows: Tensor,
+    chosen: tuple[Tensor, ...], draws: tuple[int, ...], V: int, mask: int, lined: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    (k, M), blocks = draws, -(-V // HEAD_BLOCK)
+    # Draws from one block read its weights together. Short keys sort faster; if they overflow, only speed is lost.
+    order = chosen[1].view(-1).short().argsort()
+    if k * M:
         programs.find_in_tiles[(-(-k * M // FIND_ROWS),)](
-            *law, order, *chosen, k * M, M, V, mask, blocks, *shape, FIND_ROWS, num_warps=4, num_stages=3
-        )
-    else:
-        programs.find_in_logits[(k * M,)](x, *chosen, M, V, x.stride(0), mask, blocks, align, BLOCK, num_warps=1)
-    return tokens, log_p, log_norm
+            *law, order, rows, *chosen, k * M, M, V, mask, blocks, *shape, FIND_ROWS, int(lined),
+            num_warps=4, num_stages=3,
+        )  # fmt: skip
+    return chosen[4], chosen[5]
 
 
 def _tiled(
@@ -295,6 +332,24 @@ def _logits_at(x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tens
     return logits if bias is None else logits + bias[tokens].float()
 
 
+def entries_of(
+    drawn: Tensor, rewarded: Tensor, entered: Tensor, embedded: Tensor, expected: Tensor, index: Tensor,
+    tokens: Tensor, mask: int,
+) -> Tensor:  # fmt: skip
+    """drawn[index] · rewarded[tokens] + entered[index] · embedded[tokens], (k,) in float32, where of the mask the first
+    term is expected[index]; on a GPU, without a copy of any of it."""
+    programs = kernels()
+    assert programs is not None
+    factors = tuple(factor.contiguous() for factor in (drawn, rewarded, entered, embedded, expected, index, tokens))
+    answers = torch.empty(len(index), dtype=torch.float32, device=index.device)
+    sizes = (drawn.shape[1], entered.shape[1])
+    if len(index):
+        with torch.cuda.device(index.device):
+            wide = 1 << (max(sizes) - 1).bit_length()
+            programs.dots[(len(index),)](*factors, answers, mask, *sizes, wide, num_warps=max(1, min(4, wide // 256)))
+    return answers
+
+
 def softmax_slope(logits: Tensor, worth: Tensor, vocab_size: int, mask: int) -> tuple[Tensor, Tensor]:
     """The slope mu · (worth - <mu, worth>) in the logits of what is worth so much for each word, and <mu, worth>.
 
@@ -307,7 +362,7 @@ def softmax_slope(logits: Tensor, worth: Tensor, vocab_size: int, mask: int) -> 
         if len(logits):
             with torch.cuda.device(logits.device):
                 programs.jacobian[(len(logits),)](
-                    logits, worth, means, vocab_size, logits.stride(0), worth.stride(0), mask, 4096, num_warps=8
+                    logits, worth, means, vocab_size, logits.stride(0), worth.stride(0), mask, 2048, num_warps=4
                 )
         return logits, means
     inside = logits[:, :vocab_size]

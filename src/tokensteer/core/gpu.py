@@ -50,14 +50,22 @@ def kernels() -> SimpleNamespace | None:
     @triton.jit
     def choose(
         tops: "Any", sums: "Any", u: "Any", rows: "Any", block: "Any", within: "Any", log_norm: "Any", tokens: "Any",
-        log_p: "Any", M: "Any", blocks: "Any", fallback: "Any", PADDED: "constexpr",
+        log_p: "Any", M: "Any", blocks: "Any", fallback: "Any", LINED: "constexpr", PADDED: "constexpr",
     ) -> None:  # fmt: skip
         i = tl.program_id(0).to(tl.int64)
-        if tl.load(rows + i) < 0:
+        own = tl.load(rows + i)
+        if own < 0:
+            tl.store(log_norm + i, 0.0)
+            for m in range(M):
+                tl.store(block + i * M + m, blocks)
+                tl.store(tokens + i * M + m, 0)
+                tl.store(log_p + i * M + m, 0.0)
             return
+        if not LINED:
+            own = i
         b = tl.arange(0, PADDED)
-        top = tl.load(tops + i * blocks + b, mask=b < blocks, other=float("-inf")).to(tl.float64)
-        mass = tl.load(sums + i * blocks + b, mask=b < blocks, other=0.0).to(tl.float64)
+        top = tl.load(tops + own * blocks + b, mask=b < blocks, other=float("-inf")).to(tl.float64)
+        mass = tl.load(sums + own * blocks + b, mask=b < blocks, other=0.0).to(tl.float64)
         highest = tl.max(top, 0)
         shift = tl.where(highest == float("-inf"), 0.0, highest)
         mass *= tl.exp(top - shift)
@@ -71,9 +79,9 @@ def kernels() -> SimpleNamespace | None:
             first = tl.min(tl.where((mass > 0) & (cdf >= target), b, last), 0)
             before = tl.sum(tl.where(b < first, mass, 0.0), 0)
             tl.store(within + draw, (target - before) / tl.sum(tl.where(b == first, mass, 0.0), 0))
-            tl.store(block + draw, first, mask=total > 0)
-            tl.store(tokens + draw, fallback, mask=(total > 0) == 0)  # no mass, or NaN
-            tl.store(log_p + draw, float("nan"), mask=(total > 0) == 0)
+            tl.store(block + draw, tl.where(total > 0, first, blocks))
+            tl.store(tokens + draw, fallback)  # of no mass, or NaN; others are found
+            tl.store(log_p + draw, float("nan"))
 
     @triton.jit
     def find_in_logits(
@@ -119,28 +127,37 @@ def kernels() -> SimpleNamespace | None:
         mask: "Any", H: "constexpr", HEADED: "constexpr", BIASED: "constexpr", BENT: "constexpr", D: "constexpr",
         E: "constexpr", DEPTH: "constexpr", WORDS: "constexpr", ROWS: "constexpr",
     ) -> "Any":  # fmt: skip
-        # The bend is clipped before the logits come on top, so that one tile of sums will do.
+        # The logits, and what they are bent by.
         safe = tl.minimum(word, V - 1).to(tl.int64)
-        x = tl.zeros((ROWS, WORDS), tl.float32)
+        h = tl.zeros((ROWS, WORDS), tl.float32)
         if BENT:
-            x = product(x, drawn, rewarded, bent, safe, D, DEPTH)
-            x = product(x, entered, embedded, bent, safe, E, DEPTH)
-            x = scale[:, None] * (x - here[:, None])
-            x = tl.maximum(x, -clip, propagate_nan=tl.PropagateNan.ALL)
-            x = tl.minimum(x, clip, propagate_nan=tl.PropagateNan.ALL)
+            h = product(h, drawn, rewarded, bent, safe, D, DEPTH)
+            h = product(h, entered, embedded, bent, safe, E, DEPTH)
+            h = scale[:, None] * (h - here[:, None])
+            h = tl.maximum(h, -clip, propagate_nan=tl.PropagateNan.ALL)
+            h = tl.minimum(h, clip, propagate_nan=tl.PropagateNan.ALL)
+        x = tl.zeros((ROWS, WORDS), tl.float32)
         if HEADED:
             x = product(x, law, weight, row, safe, H, DEPTH)
         else:
             x += tl.load(law + row[:, None] * stride + safe[None, :]).to(tl.float32)
         if BIASED:
             x += tl.load(bias + safe).to(tl.float32)[None, :]
-        return tl.where(((word < V) & (word != mask))[None, :], x, float("-inf"))
+        return tl.where(((word < V) & (word != mask))[None, :], x, float("-inf")), h
+
+    @triton.jit
+    def sum_up(x: "Any", tops: "Any", sums: "Any", place: "Any", kept: "Any") -> None:
+        top = tl.max(x, 1)
+        shift = tl.where(top == float("-inf"), 0.0, top)
+        tl.store(tops + place, top, mask=kept)
+        tl.store(sums + place, tl.sum(tl.exp(x - shift[:, None]), 1), mask=kept)
 
     @triton.jit
     def tile_sums(
         law: "Any", weight: "Any", bias: "Any", stride: "Any", drawn: "Any", rewarded: "Any", entered: "Any",
         embedded: "Any", bents: "Any", scales: "Any", heres: "Any", clip: "Any", order: "Any", rows: "Any",
-        tops: "Any", sums: "Any", k: "Any", V: "Any", mask: "Any", blocks: "Any", H: "constexpr",
+        tops: "Any", sums: "Any", bent_tops: "Any", bent_sums: "Any", k: "Any", V: "Any", mask: "Any",
+        blocks: "Any", H: "constexpr",
         HEADED: "constexpr", BIASED: "constexpr", BENT: "constexpr", D: "constexpr", E: "constexpr",
         DEPTH: "constexpr", WORDS: "constexpr", ROWS: "constexpr", GROUP: "constexpr",
     ) -> None:  # fmt: skip
@@ -155,37 +172,39 @@ def kernels() -> SimpleNamespace | None:
             return
         word = b * WORDS + tl.arange(0, WORDS)
         bent, scale, here = tl.load(bents + i), tl.load(scales + i), tl.load(heres + i)
-        x = tile(
+        x, h = tile(
             law, weight, bias, stride, drawn, rewarded, entered, embedded, tl.maximum(bent, 0), scale, here, clip,
             tl.maximum(row, 0), word, V, mask, H, HEADED, BIASED, BENT, D, E, DEPTH, WORDS, ROWS,
         )  # fmt: skip
-        top = tl.max(x, 1)
-        shift = tl.where(top == float("-inf"), 0.0, top)
-        tl.store(tops + i * blocks + b, top, mask=row >= 0)
-        tl.store(sums + i * blocks + b, tl.sum(tl.exp(x - shift[:, None]), 1), mask=row >= 0)
+        sum_up(x, tops, sums, i * blocks + b, row >= 0)
+        if BENT:
+            sum_up(x + h, bent_tops, bent_sums, i * blocks + b, row >= 0)
 
     @triton.jit
     def find_in_tiles(
         law: "Any", weight: "Any", bias: "Any", stride: "Any", drawn: "Any", rewarded: "Any", entered: "Any",
         embedded: "Any", bents: "Any", scales: "Any", heres: "Any", clip: "Any", order: "Any", rows: "Any",
-        block: "Any", within: "Any", log_norm: "Any", tokens: "Any", log_p: "Any", draws: "Any", M: "Any", V: "Any",
-        mask: "Any", blocks: "Any", H: "constexpr", HEADED: "constexpr", BIASED: "constexpr", BENT: "constexpr",
-        D: "constexpr", E: "constexpr", DEPTH: "constexpr", WORDS: "constexpr", ROWS: "constexpr",
+        lines: "Any", block: "Any", within: "Any", log_norm: "Any", tokens: "Any", log_p: "Any", draws: "Any",
+        M: "Any", V: "Any", mask: "Any", blocks: "Any", H: "constexpr", HEADED: "constexpr", BIASED: "constexpr",
+        BENT: "constexpr", D: "constexpr", E: "constexpr", DEPTH: "constexpr", WORDS: "constexpr", ROWS: "constexpr",
+        LINED: "constexpr",
     ) -> None:  # fmt: skip
         slot = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         draw = tl.load(order + slot, mask=slot < draws, other=0)
         own = tl.load(block + draw, mask=slot < draws, other=blocks)
         i = draw // M
-        row = tl.maximum(tl.load(rows + i), 0)
-        bent, scale, here = tl.load(bents + i), tl.load(scales + i), tl.load(heres + i)
+        line = tl.maximum(tl.load(lines + i), 0) if LINED else i
+        row = tl.maximum(tl.load(rows + line), 0)
+        bent, scale, here = tl.load(bents + line), tl.load(scales + line), tl.load(heres + line)
         part = tl.load(within + draw).to(tl.float32)
         n = tl.arange(0, WORDS)
         b = tl.min(own, 0)
         while b < blocks:  # the few blocks that these draws, in order, fell into
-            x = tile(
+            x, h = tile(
                 law, weight, bias, stride, drawn, rewarded, entered, embedded, tl.maximum(bent, 0), scale, here, clip,
                 row, b * WORDS + n, V, mask, H, HEADED, BIASED, BENT, D, E, DEPTH, WORDS, ROWS,
             )  # fmt: skip
+            x += h
             mass = tl.exp(x - tl.max(x, 1)[:, None])
             reached = tl.cumsum(mass, 1) >= (part * tl.sum(mass, 1))[:, None]
             last = tl.max(tl.where(mass > 0, n[None, :], 0), 1)
@@ -204,24 +223,42 @@ def kernels() -> SimpleNamespace | None:
         logits += i * stride
         worth += i * worth_stride
         n = tl.arange(0, BLOCK)
-        top, total, mean = float("-inf"), 0.0, 0.0
+        # Every lane keeps its own sums, so that lanes wait for one another only once.
+        top = tl.full((BLOCK,), -1e30, tl.float32)
+        total, mean = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
         for start in range(0, V, BLOCK):
             j = start + n
             x = tl.load(logits + j, mask=(j < V) & (j != mask), other=float("-inf")).to(tl.float32)
             s = tl.load(worth + j, mask=(j < V) & (j != mask), other=0.0).to(tl.float32)
-            highest = tl.maximum(top, tl.max(x, 0))
-            shift = tl.where(highest == float("-inf"), 0.0, highest)
-            mass, shrink = tl.exp(x - shift), tl.exp(top - shift)
-            total = total * shrink + tl.sum(mass, 0)
-            mean = mean * shrink + tl.sum(mass * s, 0)
-            top = highest
-        mean = mean / total
-        tl.store(means + i, mean)
+            higher = tl.maximum(top, x)
+            mass, shrink = tl.exp(x - higher), tl.exp(top - higher)
+            total = total * shrink + mass
+            mean = mean * shrink + mass * s
+            top = higher
+        highest = tl.max(top, 0)
+        shrink = tl.exp(top - highest)
+        norm = tl.sum(total * shrink, 0)
+        middle = tl.sum(mean * shrink, 0) / norm
+        tl.store(means + i, middle)
         for start in range(0, V, BLOCK):
             j = start + n
             x = tl.load(logits + j, mask=(j < V) & (j != mask), other=float("-inf")).to(tl.float32)
             s = tl.load(worth + j, mask=(j < V) & (j != mask), other=0.0).to(tl.float32)
-            tl.store(logits + j, tl.exp(x - top) / total * (s - mean), mask=j < V)
+            tl.store(logits + j, tl.exp(x - highest) / norm * (s - middle), mask=j < V)
+
+    @triton.jit
+    def dots(
+        drawn: "Any", rewarded: "Any", entered: "Any", embedded: "Any", expected: "Any", index: "Any", tokens: "Any",
+        answers: "Any", mask: "Any", D: "constexpr", E: "constexpr", WIDE: "constexpr",
+    ) -> None:  # fmt: skip
+        i = tl.program_id(0).to(tl.int64)
+        row, token, n = tl.maximum(tl.load(index + i), 0), tl.load(tokens + i), tl.arange(0, WIDE)
+        left = tl.load(drawn + row * D + n, mask=n < D, other=0.0).to(tl.float32)
+        right = tl.load(rewarded + token * D + n, mask=n < D, other=0.0).to(tl.float32)
+        worth = tl.where(token == mask, tl.load(expected + row), tl.sum(left * right, 0))
+        left = tl.load(entered + row * E + n, mask=n < E, other=0.0).to(tl.float32)
+        right = tl.load(embedded + token * E + n, mask=n < E, other=0.0).to(tl.float32)
+        tl.store(answers + i, worth + tl.sum(left * right, 0))
 
     return SimpleNamespace(
         logit_sums=logit_sums,
@@ -230,4 +267,5 @@ def kernels() -> SimpleNamespace | None:
         tile_sums=tile_sums,
         find_in_tiles=find_in_tiles,
         jacobian=jacobian,
+        dots=dots,
     )

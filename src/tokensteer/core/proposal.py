@@ -133,7 +133,7 @@ class Gradient:
         movable = (x == mask_id) | (mask_id == NO_MASK or model.kernel.remasks(step))
         slope = evaluation.gradient.laws()
         scale = twist.aim(step.s, evaluation).unsqueeze(-1).expand_as(x)
-        h = bends(slope, movable, scale, slope.entry(x, movable), self.clip)
+        h = bends(slope, movable, scale, x, self.clip)
         q = self.base(x, evaluation, step, model, twist)
         return q.tilt_tokens(h) if self.tokens_only else q.tilt(h)
 

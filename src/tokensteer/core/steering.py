@@ -137,11 +137,12 @@ class Steering:
         if self.twist is None or self.twist.rests(t, parent, weighed):
             return Evaluation(nothing, prediction, gradient=gradient)
         keeps = self._keeps(parent)
-        new = changed(x, _prediction(keeps))
-        reward = None if keeps is None else keeps.reward
-        if reward is None or len(new):
-            look = Look(x[new], self.model.clean(prediction).take(new), t, self.model.kernel.mask_id)
-            reward = _renewed(reward, new, self.twist.estimate(look, generator))
+        look = Look(x, self.model.clean(prediction), t, self.model.kernel.mask_id)
+        if keeps is None or keeps.reward is None:
+            return Evaluation(nothing, prediction, self.twist.estimate(look, generator), gradient)
+        new, reward = changed(x, _prediction(keeps)), keeps.reward
+        if len(new):
+            reward = _renewed(reward, new, self.twist.estimate(look.take(new), generator))
         return Evaluation(nothing, prediction, reward, gradient)
 
     def _keeps(self, parent: Evaluation | None) -> Evaluation | None:

@@ -212,9 +212,12 @@ class Tokens:
     def draw(self, where: Tensor, draws: int, generator: Generator | None) -> tuple[Tensor, Tensor]:
         """`draws` tokens for each of the sites `where`, and their log-probabilities, (draws, P, L); 0 elsewhere."""
         index, sites = self._asked(where)
-        tokens, log_p = self.store.draw(index, uniforms((len(index), draws), index, generator))
-        known = where & (self.index >= 0)
-        return _put(known, sites, tokens), _put(known, sites, log_p)
+        drawn = self.store.draw(index, uniforms((len(index), draws), index, generator))
+        if sites is None:  # a draw from nothing is 0 as it is
+            tokens, log_p = (values.T.reshape(draws, *where.shape) for values in drawn)
+        else:
+            tokens, log_p = (_put(where, sites, values) for values in drawn)
+        return tokens, log_p
 
     def _asked(self, where: Tensor) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """The laws (k,) of the sites `where`, and the sites. On a GPU these are all sites, -1 where nothing is asked:
