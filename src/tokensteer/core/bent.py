@@ -82,13 +82,14 @@ class Slopes:
 @dataclass(frozen=True)
 class Bends:
     """h = scale · (g - here) within ± clip, for K sites: `site`, scale and here are (K,), g the slopes of `site`, and
-    here what they are at the token that is there."""
+    here what they are at the token that is there, so that h is 0 there. `masked_only`: no open site has any."""
 
     slopes: Law
     site: Tensor
     scale: Tensor
     here: Tensor
     clip: float
+    masked_only: bool = False
 
     @property
     def vocab_size(self) -> int:
@@ -155,9 +156,9 @@ class Bent:
         return _draw(self._spelt, self.vocab_size, index, u)
 
     def gain(self, index: Tensor) -> Tensor:
-        """log sum_v mu(v) · exp(h(v)), (k,); 0 where the index is -1."""
+        """log sum_v mu(v) · exp(h(v)), (k,); anything where the index is -1."""
         if self.weighed is not None:
-            return torch.where(index < 0, 0.0, self.weighed.gain[index]).to(self.dtype)
+            return self.weighed.gain[index].to(self.dtype)
         return _by_parts(lambda part: self._spelt(part).logsumexp(-1), self.vocab_size, index, self.dtype)
 
 
@@ -171,17 +172,23 @@ def bent(law: Logits | Headed, site: Tensor, h: Bends, line: Tensor) -> Bent:
     return Bent(law, site, h, line, weighed)
 
 
-def bends(slopes: Tokens, where: Tensor, scale: Tensor, x: Tensor, clip: float | None) -> Tokens:
+def bends(
+    slopes: Tokens, where: Tensor, scale: Tensor, x: Tensor, clip: float | None, masked_only: bool = False
+) -> Tokens:
     """h at the sites `where` of x (P, L), from slopes and their scale (P, L)."""
     here = slopes.entry(x, where)
     most = math.inf if clip is None else clip
-    store = Bends(slopes.store, slopes.index.flatten(), scale.to(here).flatten(), here.flatten(), most)
+    store = Bends(slopes.store, slopes.index.flatten(), scale.to(here).flatten(), here.flatten(), most, masked_only)
     return Tokens(store, _lines(where))
 
 
-def is_difference(h: Tokens) -> bool:
-    """Whether h is 0 at what is there already."""
-    return isinstance(h.store, Bends)
+def outcomes(h: Tokens, x: Tensor, mask_id: int) -> tuple[Tensor | float, Tensor | float]:
+    """h of every site as it is in x (P, L), and of the mask where a site is open; (P, L), or 0.0 for nothing."""
+    if isinstance(h.store, Bends) and h.store.masked_only:
+        return 0.0, 0.0
+    masked = x == mask_id
+    stay = 0.0 if isinstance(h.store, Bends) else h.entry(x, torch.ones_like(masked))
+    return stay, h.entry(torch.full_like(x, mask_id), ~masked)
 
 
 def bend(laws: Tokens, h: Tokens, where: Tensor) -> tuple[Tokens, Tensor] | None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.bent import is_difference
 from tokensteer.core.continuous import hazard, next_opening, uniform_rate
 from tokensteer.core.draws import NEVER, categorical
 from tokensteer.core.kernel import Interpolating
@@ -183,7 +182,7 @@ class OneSite(Reveal):
     def tilt(self, h: Laws) -> Reveal:
         """q ∝ m · exp(h): the jump to token v at site l gains h[l, v] - h[l, mask], as its rate would."""
         h = tokens_of(h)
-        jumps = self if is_difference(h) else replace(self, log_move=self.log_move - h.entry(self.x, self.masked))
+        jumps = replace(self, log_move=self.log_move - h.entry(self.x, self.masked))
         return jumps.tilt_each(h, carry_mass=True)._normalise_outcomes()
 
     def pin(self, fixed: Tensor) -> OneSite:

@@ -18,7 +18,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.bent import bend, is_difference
+from tokensteer.core.bent import bend, outcomes
 from tokensteer.core.draws import NEVER, categorical, uniforms
 from tokensteer.core.listing import same_rows, support
 from tokensteer.core.tokens import Laws, Tokens, at_sites, dense_of, tokens_of
@@ -240,10 +240,9 @@ class Reveal:
 
     def tilt(self, h: Laws) -> Reveal:
         """q ∝ m · exp(h) over all entries, the mask included (h: (P, L, V))."""
-        h, masked = tokens_of(h), self.masked
-        log_stay = self.log_stay if is_difference(h) else self.log_stay + h.entry(self.x, torch.ones_like(masked))
-        move = h.entry(torch.full_like(self.x, self.mask_id), ~masked)
-        tilted = replace(self, log_stay=log_stay, log_move=self.log_move + move)
+        h = tokens_of(h)
+        stay, move = outcomes(h, self.x, self.mask_id)
+        tilted = replace(self, log_stay=self.log_stay + stay, log_move=self.log_move + move)
         return tilted.tilt_each(h, carry_mass=True)._normalise_outcomes()
 
     def tilt_tokens(self, h: Laws) -> Reveal:

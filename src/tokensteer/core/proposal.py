@@ -130,10 +130,11 @@ class Gradient:
             raise ValueError("Gradient needs a reward to follow: give Steering a Tilt, or use Optimal() or Guided()")
         # What cannot move needs no tilt.
         mask_id = model.kernel.mask_id
-        movable = (x == mask_id) | (mask_id == NO_MASK or model.kernel.remasks(step))
+        everywhere = mask_id == NO_MASK or model.kernel.remasks(step)
+        movable = (x == mask_id) | everywhere
         slope = evaluation.gradient.laws()
         scale = twist.aim(step.s, evaluation).unsqueeze(-1).expand_as(x)
-        h = bends(slope, movable, scale, x, self.clip)
+        h = bends(slope, movable, scale, x, self.clip, masked_only=not everywhere)
         q = self.base(x, evaluation, step, model, twist)
         return q.tilt_tokens(h) if self.tokens_only else q.tilt(h)
 
