@@ -73,9 +73,9 @@ class Slopes:
         parts = (self.drawn[index], self.entered[index], self.expected[index])
         return replace(self, drawn=parts[0], entered=parts[1], expected=parts[2])
 
-    def join(self, other: Slopes) -> Slopes:
-        mine, theirs = ((part.drawn, part.entered, part.expected) for part in (self, other))
-        drawn, entered, expected = (torch.cat(pair) for pair in zip(mine, theirs, strict=True))
+    def join(self, *others: Slopes) -> Slopes:
+        parts = zip(*((part.drawn, part.entered, part.expected) for part in (self, *others)), strict=True)
+        drawn, entered, expected = (torch.cat(part) for part in parts)
         return replace(self, drawn=drawn, entered=entered, expected=expected)
 
 

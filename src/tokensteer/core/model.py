@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Protocol
 
 import torch
@@ -18,7 +17,7 @@ from tokensteer.core.listing import distinct
 from tokensteer.core.measure import SiteMeasure
 from tokensteer.core.prediction import Prediction, changed, updated
 from tokensteer.core.schedule import Step
-from tokensteer.core.tokens import Laws, Logs, Store, Tokens
+from tokensteer.core.tokens import Laws, Logs, Store, Tokens, joined
 
 
 @dataclass
@@ -239,7 +238,7 @@ class Diffusion:
                 return self.denoiser.laws(x[rows], time)
             return Logs(self._known(x[rows], self.denoiser(x[rows], time), time).flatten(0, 1).contiguous())
 
-        return reduce(lambda a, b: a.join(b), self.chunks.stretches(answer, len(x), self._row_bytes, x.device))
+        return joined(self.chunks.stretches(answer, len(x), self._row_bytes, x.device))
 
     @property
     def _row_bytes(self) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 
 import torch
 from torch import Generator, Tensor
@@ -36,7 +35,7 @@ from tokensteer.core.resample import (
 )
 from tokensteer.core.schedule import Step, end_ramp
 from tokensteer.core.smc import Evaluation, Result, smc
-from tokensteer.core.tokens import Logs, Store
+from tokensteer.core.tokens import Logs, Store, joined
 from tokensteer.core.twist import Look, Potential, Tilt, difference
 
 
@@ -170,12 +169,12 @@ class Steering:
         per_row = 4 * x.shape[1] * self.model.vocab_size * copies
         parts = self.model.base.chunks.run(lambda rows: self._differentiate(x, t, time, rows, generator), new, per_row)
         stores, estimates, slopes = zip(*parts, strict=True)
-        store = reduce(lambda a, b: a.join(b), stores)
+        store = joined(stores)
         prediction = self.model.differentiated(x, time, new, store, _prediction(keeps))
         reward = _renewed(None if keeps is None else keeps.reward, new, torch.cat(estimates))
         before = keeps.gradient if keeps is not None and isinstance(keeps.gradient, Prediction) else None
         row = torch.arange(len(new), device=x.device)
-        gradient = updated(x, new, row, (reduce(lambda a, b: a.join(b), slopes),), before)
+        gradient = updated(x, new, row, (joined(slopes),), before)
         return Evaluation(torch.zeros_like(reward), prediction, reward, gradient)
 
     def _differentiate(

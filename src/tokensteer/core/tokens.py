@@ -9,7 +9,7 @@ evaluated are the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
@@ -56,9 +56,15 @@ class Store(Law, Protocol):
     """Laws that are kept from step to step."""
 
     def select(self, index: Tensor) -> Self: ...
-    def join(self, other: Self) -> Self:
+    def join(self, *others: Self) -> Self:
         """These laws and the others after them."""
         ...
+
+
+def joined(stores: Sequence[Store]) -> Store:
+    """Stores of one kind, one after the other, in one copy or, of a single one, none."""
+    first, *rest = stores
+    return first.join(*rest) if rest else first
 
 
 @dataclass(frozen=True)
@@ -87,8 +93,8 @@ class Logs:
     def select(self, index: Tensor) -> Logs:
         return Logs(self.values[index])
 
-    def join(self, other: Logs) -> Logs:
-        return Logs(torch.cat([self.values, other.values]))
+    def join(self, *others: Logs) -> Logs:
+        return Logs(torch.cat([self.values, *(other.values for other in others)]))
 
 
 @dataclass(frozen=True)
@@ -118,8 +124,8 @@ class Logits:
     def select(self, index: Tensor) -> Logits:
         return replace(self, values=self.values[index])
 
-    def join(self, other: Logits) -> Logits:
-        return replace(self, values=torch.cat([self.values, other.values]))
+    def join(self, *others: Logits) -> Logits:
+        return replace(self, values=torch.cat([self.values, *(other.values for other in others)]))
 
 
 @dataclass(frozen=True)
@@ -151,8 +157,8 @@ class Headed:
     def select(self, index: Tensor) -> Headed:
         return replace(self, states=self.states[index])
 
-    def join(self, other: Headed) -> Headed:
-        return replace(self, states=torch.cat([self.states, other.states]))
+    def join(self, *others: Headed) -> Headed:
+        return replace(self, states=torch.cat([self.states, *(other.states for other in others)]))
 
 
 def log_law(logits: Tensor, mask_id: int) -> Tensor:
