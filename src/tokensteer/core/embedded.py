@@ -120,8 +120,8 @@ class _Sites:
     def __init__(self, where: Tensor) -> None:
         self.where = where.flatten()
         if where.is_cuda:
-            self.count, self.known = self.where.sum().to("cpu", non_blocking=True), torch.cuda.Event()
-            self.known.record()
+            self.count = self.where.sum().to("cpu", non_blocking=True)
+            self.known = torch.cuda.current_stream(where.device).record_event()
 
     def __call__(self) -> Tensor:
         if not self.where.is_cuda:
