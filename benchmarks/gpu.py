@@ -45,12 +45,14 @@ class Options:
     heads: int = 12
     grad: bool = False
     """Also SMC_grad, with a reward network of two layers."""
+    base: bool = True
+    """SMC_base, from logits and from hidden states."""
     compiled: bool = False
     """Also with the network compiled by torch.compile."""
     fine: bool = False
     """Also on a grid of as many steps as there are sites."""
     memory: str | None = None
-    """The budget of SMC_grad's chunks, such as 2GiB."""
+    """The budget of chunks, such as 2GiB."""
     device: str = "cuda"
     repeats: int = 3
 
@@ -140,25 +142,26 @@ def bench(options: Options, console: Console) -> None:
         eager = timed(lambda: net(x), device, options.repeats + 2)
         logits = ts.from_logits(net, mask_id, ignores_time=True)
         hidden = ts.from_hidden(net.body, net.head, mask_id, ignores_time=True)
-        for name, denoiser in (("logits", logits), ("hidden states", hidden)):
+        for name, denoiser in (("logits", logits), ("hidden states", hidden)) if options.base else ():
             for sharing in (False, True):
                 label = f"SMC_base, {name}, {'distinct rows' if sharing else 'all rows'}"
                 path = ts.Steering(model(options, denoiser, options.num_steps, sharing, device), tilt)
-                add(label, path, eager)
+                add(label, path, eager, options.memory)
         if options.fine:
             for sharing in (False, True):
                 path = ts.Steering(model(options, hidden, options.length, sharing, device), tilt)
                 add(f"as fine as its sites, {'distinct rows' if sharing else 'all rows'}", path, eager)
         if options.compiled:
-            fast, body = torch.compile(net), torch.compile(net.body)
-            forward = timed(lambda: fast(x), device, options.repeats + 2)
-            forms = {
-                "logits": ts.from_logits(lambda x, t: fast(x), mask_id),
-                "hidden states": ts.from_hidden(lambda x, t: body(x), net.head, mask_id),
-            }
-            for name, denoiser in forms.items():
-                path = ts.Steering(model(options, denoiser, options.num_steps, False, device), tilt)
-                add(f"compiled, {name}", path, forward)
+            for mode, graphs in (("compiled", None), ("compiled, CUDA graphs", "reduce-overhead")):
+                fast, body = torch.compile(net, mode=graphs), torch.compile(net.body, mode=graphs)
+                forward = timed(lambda fast=fast: fast(x), device, options.repeats + 2)
+                forms = {
+                    "logits": ts.from_logits(lambda x, t, fast=fast: fast(x), mask_id),
+                    "hidden states": ts.from_hidden(lambda x, t, body=body: body(x), net.head, mask_id),
+                }
+                for name, denoiser in forms.items():
+                    path = ts.Steering(model(options, denoiser, options.num_steps, False, device), tilt)
+                    add(f"{mode}, {name}", path, forward)
     if options.grad:
         soft = ts.Tilt(reward_net, 0.1, draws=options.draws, average=ts.mean, differentiable=True)
         for every in (1, 2):

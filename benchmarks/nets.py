@@ -24,8 +24,8 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        split = self.qkv(self.norms[0](x)).unflatten(-1, (3, self.heads, -1))
-        q, k, v = split.permute(2, 0, 3, 1, 4)
+        split = self.qkv(self.norms[0](x)).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in split)
         x = x + self.out(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2))
         return x + self.down(gelu(self.up(self.norms[1](x))))
 

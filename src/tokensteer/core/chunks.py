@@ -52,13 +52,20 @@ class Chunks:
 
     def run(self, network: Callable[[Tensor], Answer], rows: Tensor, row_bytes: int) -> list[Answer]:
         """network(rows[part]) for all parts of the rows (n, ...), at least one."""
+        return self.stretches(lambda part: network(rows[part]), len(rows), row_bytes, rows.device)
+
+    def stretches(
+        self, network: Callable[[slice], Answer], count: int, row_bytes: int, device: torch.device
+    ) -> list[Answer]:
+        """network(part) for stretches of so many rows, at least one."""
         answers: list[Answer] = []
-        done, size = 0, self.size(row_bytes, rows.device)
-        while done < len(rows) or not answers:
+        done, size = 0, self.size(row_bytes, device)
+        size = -(-count // max(1, -(-count // size)))  # parts of a size: the largest is what memory is for
+        while done < count or not answers:
             try:
-                answers.append(network(rows[done : done + size]))
+                answers.append(network(slice(done, done + size)))
             except torch.OutOfMemoryError:
-                taken = min(size, len(rows) - done)
+                taken = min(size, count - done)
                 if taken <= 1:
                     raise
                 size = self._halve(taken)

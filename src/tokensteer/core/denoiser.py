@@ -58,10 +58,8 @@ class FromLogits:
 
     def kept(self, answer: Tensor) -> Logits:
         """The laws of the network's answer (P, L, V)."""
-        return Logits(answer.flatten(0, 1).contiguous(), self.mask_id)
-
-    def logits_at(self, answer: Tensor, where: Tensor) -> Tensor:
-        return answer[where]
+        rows = answer.flatten(0, 1)  # a compiled network may leave gaps between its rows, which do no harm
+        return Logits(rows if rows.stride(-1) == 1 else rows.contiguous(), self.mask_id)
 
 
 def from_logits(network: Callable[..., Tensor], mask_id: int, *, ignores_time: bool = False) -> FromLogits:
@@ -94,9 +92,6 @@ class FromHidden:
     def kept(self, answer: Tensor) -> Headed:
         """The laws of the trunk's answer (P, L, H)."""
         return Headed(answer.flatten(0, 1), self.head, self.mask_id)
-
-    def logits_at(self, answer: Tensor, where: Tensor) -> Tensor:
-        return self.head(answer[where])
 
 
 def from_hidden(

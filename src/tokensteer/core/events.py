@@ -182,7 +182,8 @@ class OneSite(Reveal):
     def tilt(self, h: Laws) -> Reveal:
         """q ∝ m · exp(h): the jump to token v at site l gains h[l, v] - h[l, mask], as its rate would."""
         h = tokens_of(h)
-        return replace(self, log_move=self.log_move - h.entry(self.x, self.masked))._plus(h).normalise()
+        jumps = replace(self, log_move=self.log_move - h.entry(self.x, self.masked))
+        return jumps.tilt_each(h, carry_mass=True)._normalise_outcomes()
 
     def pin(self, fixed: Tensor) -> OneSite:
         """Sites of a prompt never open."""

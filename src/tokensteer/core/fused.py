@@ -6,27 +6,49 @@ to find the token in it. Neither a softmax nor a cumulative sum over the vocabul
 and a head's weight, neither are the logits: the first pass is a matrix product that keeps the sums alone.
 
 What comes with a token is its logit minus the log-normaliser of the very sums it was drawn from. Plain torch is the
-reference; on a GPU the same steps are Triton kernels, which never make the host wait. No gradients flow.
+reference; on a GPU the same steps are Triton kernels (`core.gpu`), which never make the host wait. No gradients flow.
 A law of NaNs, or without mass, gives token 0 (1 where 0 is forbidden) and NaN.
 """
 
 import math
-from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from tokensteer.core.draws import NEVER
+from tokensteer.core.gpu import kernels
 
 BUDGET = 2**28  # bytes of temporaries in plain torch
 BLOCK, TILE = 512, 4  # words in a block of logits, blocks that one program (a single warp) sums
 HEAD_BLOCK, HEAD_ROWS, FIND_ROWS = 128, 128, 32  # words in a block of a head, rows beside it when summing and finding
+HALF = (torch.bfloat16, torch.float16)  # what tensor cores multiply without rounding
 
-constexpr = Any  # Triton looks for this word in its kernels' annotations
+
+@dataclass(frozen=True)
+class Bend:
+    """What k laws are multiplied by, as the log of a factor of low rank for each word:
+
+    scale · (drawn · rewarded[word] + entered · embedded[word] - here), kept within ± clip.
+
+    `rows` (k,) says which of drawn (K, D) and entered (K, E) is whose; rewarded is (V, D), embedded (V, E); scale and
+    here are (k,).
+    """
+
+    drawn: Tensor
+    rewarded: Tensor
+    entered: Tensor
+    embedded: Tensor
+    rows: Tensor
+    scale: Tensor
+    here: Tensor
+    clip: float
+
+
+def fuses(*factors: Tensor) -> bool:
+    """Whether the kernels can multiply these out."""
+    return all(factor.is_cuda and factor.dtype in HALF for factor in factors) and kernels() is not None
 
 
 def draw_from_logits(logits: Tensor, rows: Tensor, u: Tensor, forbidden: int | None) -> tuple[Tensor, Tensor]:
@@ -57,6 +79,47 @@ def log_prob_from_head(
     return _answer(states, weight, bias, rows, tokens.unsqueeze(-1), forbidden)[1].squeeze(-1)
 
 
+@dataclass(frozen=True)
+class Weighed:
+    """Bent laws summed up on a GPU, block by block of the vocabulary: what is left to do of a draw is little.
+
+    `gain` (k,) is by how much the log-normaliser of each law grew as it was bent, 0 where rows is -1.
+    """
+
+    gain: Tensor
+    law: tuple[tuple[Tensor | int | float, ...], tuple[int, ...]]
+    rows: Tensor
+    sums: tuple[Tensor, Tensor]
+    words: tuple[int, int]
+
+    def draw(self, lines: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens and their log-probabilities (n, M) from the laws `lines` (n,), -1 for none (token 0, log_p 0)."""
+        programs = kernels()
+        assert programs is not None
+        with torch.cuda.device(u.device):
+            lines, u = lines.contiguous(), u.contiguous()
+            chosen = _choose(programs, self.sums, lines, u, self.words[1], lined=True)
+            return _find_in_tiles(programs, *self.law, self.rows, chosen, u.shape, *self.words, lined=True)
+
+
+@torch.no_grad()
+def weigh(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor, forbidden: int | None, bend: Bend
+) -> Weighed:
+    """k laws, of logits x or with a weight of states x, bent and summed up; on a GPU, in half precision."""
+    V = x.shape[-1] if weight is None else len(weight)
+    nothing = torch.empty(len(rows), 0, dtype=torch.float64, device=x.device)
+    _check(x, weight, rows, nothing, V, forbidden)
+    programs, mask = kernels(), -1 if forbidden is None else forbidden
+    assert programs is not None
+    assert x.dtype in HALF, "whoever asks knows what the kernels can do"
+    with torch.cuda.device(x.device):
+        law, rows = _tiled(x, weight, bias, rows, bend), rows.contiguous()
+        straight, bent = _sum_tiles(programs, *law, rows, V, mask, 2)
+        before, after = (_choose(programs, sums, rows, nothing, mask)[3] for sums in (straight, bent))
+        return Weighed(after - before, law, rows, bent, (V, mask))
+
+
 @torch.no_grad()
 def _answer(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor, ask: Tensor, forbidden: int | None
@@ -70,11 +133,11 @@ def _answer(
     mask = -1 if forbidden is None else forbidden
     if not ask.numel():
         return ask.long(), ask.to(_exact(x.dtype))
-    kernels = _kernels() if x.is_cuda and x.dtype != torch.float64 else None
-    plain = kernels is None or (weight is not None and x.dtype == torch.float32)  # tensor cores would round float32
-    if kernels is not None and not plain:
+    programs = kernels() if x.is_cuda and x.dtype != torch.float64 else None
+    plain = programs is None or (weight is not None and x.dtype == torch.float32)  # tensor cores would round float32
+    if programs is not None and not plain:
         with torch.cuda.device(x.device):
-            return _fused(kernels, x, weight, bias, rows, ask, V, mask)
+            return _fused(programs, x, weight, bias, rows, ask, V, mask)
     step = max(1, BUDGET // (32 * V + 128 * ask.shape[1] * math.isqrt(V)))
     parts: list[tuple[Tensor, Tensor]] = []
     for start in range(0, len(rows), step):
@@ -82,7 +145,7 @@ def _answer(
         if weight is None:
             parts.append(_plain(x, own, some, mask))
         else:
-            logits = _head_logits(x[own.clamp(min=0)], weight, bias)
+            logits = head_logits(x[own.clamp(min=0)], weight, bias)
             own = torch.where(own < 0, -1, torch.arange(len(own), device=own.device))
             parts.append(_answer(logits, None, None, own, some, forbidden))
     return torch.cat([tokens for tokens, _ in parts]), torch.cat([log_p for _, log_p in parts])
@@ -152,9 +215,12 @@ def _invert(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return cell, target - torch.where(cells < cell.unsqueeze(-1), weights, 0.0).sum(-1)
 
 
-def _head_logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """In single precision at least, without a copy of the whole weight."""
+def head_logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """states (k, H) @ weight (V, H)^T + bias, in single precision at least, without a copy of the whole weight."""
     exact = _exact(states.dtype)
+    if states.is_cuda and states.dtype in HALF and torch.__version__ >= "2.8":
+        logits = torch.mm(states, weight.T, out_dtype=exact)  # tensor cores add in float32 anyway
+        return logits if bias is None else logits.add_(bias)
     logits = states.new_empty(len(states), len(weight), dtype=exact)
     step = max(1, BUDGET // (16 * weight.shape[1]))
     for start in range(0, len(weight), step):
@@ -163,205 +229,145 @@ def _head_logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _fused(
-    kernels: SimpleNamespace, x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor, ask: Tensor,
+    programs: SimpleNamespace, x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor, ask: Tensor,
     V: int, mask: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     (k, M), align, rows = ask.shape, 16 // x.itemsize, rows.contiguous()
     u = ask.contiguous() if ask.is_floating_point() else ask.new_empty(k, 0, dtype=torch.float64)
+    law = None if weight is None else _tiled(x, weight, bias, rows, None)
     # Blocks of logits begin where memory is aligned, up to align - 1 words ahead of their row, so that loads are wide.
     tiles = -(-(V + align - 1) // (BLOCK * TILE))
-    blocks = tiles * TILE if weight is None else -(-V // HEAD_BLOCK)
-    tops, sums = (x.new_empty(k, blocks, dtype=torch.float32) for _ in range(2))
-    head, shape = (), ()
-    if weight is None:
-        kernels.logit_sums[(k * tiles,)](
-            x, rows, tops, sums, V, x.stride(0), mask, tiles, align, TILE, BLOCK, num_warps=1
-        )
+    if law is not None:
+        (sums,) = _sum_tiles(programs, *law, rows, V, mask, 1)
     else:
-        head = (x.contiguous(), weight.contiguous(), (weight if bias is None else bias).contiguous())
-        shape = (x.shape[1], int(bias is not None), 64, HEAD_BLOCK)  # H is read in pieces of 64
-        order = (rows < 0).byte().argsort()  # those to skip come last, where whole programs have nothing to do
-        kernels.head_sums[(-(-k // HEAD_ROWS) * blocks,)](
-            *head, order, rows, tops, sums, k, V, mask, blocks, *shape, HEAD_ROWS, 64, num_warps=4, num_stages=3
-        )
-    block = torch.full(u.shape, blocks, dtype=torch.int32, device=x.device)  # of each draw; `blocks` is none
+        sums = (x.new_empty(k, tiles * TILE, dtype=torch.float32), x.new_empty(k, tiles * TILE, dtype=torch.float32))
+        programs.logit_sums[(k * tiles,)](x, rows, *sums, V, x.stride(0), mask, tiles, align, TILE, BLOCK, num_warps=1)
+    chosen = _choose(programs, sums, rows, u, mask)
+    if not ask.is_floating_point():
+        return ask, _score(_logits_at(x, weight, bias, rows, ask), chosen[3], rows, ask, mask)
+    if law is not None:
+        return _find_in_tiles(programs, *law, rows, chosen, u.shape, V, mask)
+    programs.find_in_logits[(k * M,)](x, *chosen, M, V, x.stride(0), mask, tiles * TILE, align, BLOCK, num_warps=1)
+    return chosen[4], chosen[5]
+
+
+def _sum_tiles(
+    programs: SimpleNamespace, law: tuple[Tensor | int | float, ...], shape: tuple[int, ...], rows: Tensor, V: int,
+    mask: int, kinds: int,
+) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
+    """The highest logit and the sum of exp(logit - highest) of each block, (k, blocks): straight, and bent if asked."""
+    k, blocks = len(rows), -(-V // HEAD_BLOCK)
+    sums = torch.empty(kinds, 2, k, blocks, dtype=torch.float32, device=rows.device)
+    found = [(kind[0], kind[1]) for kind in sums]
+    order = (rows < 0).byte().argsort()  # those to skip come last, where whole programs have nothing to do
+    programs.tile_sums[(-(-k // HEAD_ROWS) * blocks,)](
+        *law, order, rows, *found[0], *found[-1], k, V, mask, blocks, *shape, HEAD_ROWS, 64,
+        num_warps=4 * kinds, num_stages=3,
+    )  # fmt: skip
+    return found
+
+
+def _choose(
+    programs: SimpleNamespace, sums: tuple[Tensor, Tensor], rows: Tensor, u: Tensor, mask: int, lined: bool = False
+) -> tuple[Tensor, ...]:
+    """The block of each draw and how far into it, the log-normalisers (k,), and room for tokens and log-probabilities.
+    Sums are by draws, or where they are `lined`, rows says which of them is whose."""
+    k, blocks = len(rows), sums[0].shape[1]
+    block = torch.empty(u.shape, dtype=torch.int32, device=u.device)  # of each draw; `blocks` is none
     within = torch.empty_like(u)  # how far into its block, in (0, 1]
-    log_norm = x.new_zeros(k, dtype=torch.float64)
-    tokens = torch.zeros_like(u, dtype=torch.int64)
-    log_p = torch.zeros_like(u, dtype=torch.float32)
+    log_norm = torch.empty(k, dtype=torch.float64, device=u.device)
+    tokens = torch.empty_like(u, dtype=torch.int64)
+    log_p = torch.empty_like(u, dtype=torch.float32)
     chosen = (rows, block, within, log_norm, tokens, log_p)
     padded = 1 << (blocks - 1).bit_length()
-    kernels.choose[(k,)](
-        tops, sums, u, *chosen, u.shape[1], blocks, int(mask == 0), padded, num_warps=max(1, min(8, padded // 512))
-    )
-    if not u.numel():
-        if weight is None:
-            logits = x[rows.clamp(min=0).unsqueeze(-1), ask]
-        else:
-            step = max(1, BUDGET // (16 * M * x.shape[1]))
-            logits = x.new_empty(k, M, dtype=torch.float32)
-            for part in (slice(start, start + step) for start in range(0, k, step)):
-                logits[part] = (x[rows[part].clamp(min=0)].float().unsqueeze(1) * weight[ask[part]].float()).sum(-1)
-            logits = logits if bias is None else logits + bias[ask].float()
-        return ask, _score(logits, log_norm, rows, ask, mask)
-    if weight is None:
-        kernels.find_in_logits[(k * M,)](x, *chosen, M, V, x.stride(0), mask, blocks, align, BLOCK, num_warps=1)
-    else:
-        # Draws from one block read its weights together. Short keys sort faster; if they overflow, only speed is lost.
-        order = block.view(-1).short().argsort()
-        kernels.find_in_head[(-(-k * M // FIND_ROWS),)](
-            *head, order, *chosen, k * M, M, V, mask, blocks, *shape, FIND_ROWS, num_warps=4, num_stages=3
+    if k:
+        programs.choose[(k,)](
+            *sums, u, *chosen, u.shape[1], blocks, int(mask == 0), int(lined), padded,
+            num_warps=max(1, min(8, padded // 512)),
+        )  # fmt: skip
+    return chosen
+
+
+def _find_in_tiles(
+    programs: SimpleNamespace, law: tuple[Tensor | int | float, ...], shape: tuple[int, ...], rows: Tensor,
+    chosen: tuple[Tensor, ...], draws: tuple[int, ...], V: int, mask: int, lined: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    (k, M), blocks = draws, -(-V // HEAD_BLOCK)
+    # Draws from one block read its weights together. Short keys sort faster; if they overflow, only speed is lost.
+    order = chosen[1].view(-1).short().argsort()
+    if k * M:
+        programs.find_in_tiles[(-(-k * M // FIND_ROWS),)](
+            *law, order, rows, *chosen, k * M, M, V, mask, blocks, *shape, FIND_ROWS, int(lined),
+            num_warps=4, num_stages=3,
+        )  # fmt: skip
+    return chosen[4], chosen[5]
+
+
+def _tiled(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor, bend: Bend | None
+) -> tuple[tuple[Tensor | int | float, ...], tuple[int, ...]]:
+    """What the tiled kernels want to know of the laws: arguments, and constants. What is absent is stood in for."""
+    x = x if weight is None else x.contiguous()
+    law = (x, x if weight is None else weight.contiguous(), x if bias is None else bias.contiguous(), x.stride(0))
+    bent, sizes = (x, x, x, x, rows, rows, rows, 0.0), (16, 16)
+    if bend is not None:
+        factors = (bend.drawn, bend.rewarded, bend.entered, bend.embedded, bend.rows, bend.scale, bend.here)
+        bent, sizes = (
+            (*(factor.contiguous() for factor in factors), bend.clip),
+            (bend.drawn.shape[1], bend.entered.shape[1]),
         )
-    return tokens, log_p
+    shape = (x.shape[1] if weight is not None else 16, weight is not None, bias is not None, bend is not None)
+    return (*law, *bent), (*(int(n) for n in shape), *sizes, 64, HEAD_BLOCK)  # depths are read in pieces of 64
 
 
-@cache
-def _kernels() -> SimpleNamespace | None:
-    """The Triton kernels, or None where Triton is not installed."""
-    if find_spec("triton") is None:
-        return None
-    triton: Any = import_module("triton")
-    tl: Any = import_module("triton.language")
+def _logits_at(x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor, tokens: Tensor) -> Tensor:
+    """The logits of tokens (k, M), (k, M)."""
+    (k, M), rows = tokens.shape, rows.clamp(min=0)
+    if weight is None:
+        return x[rows.unsqueeze(-1), tokens]
+    step = max(1, BUDGET // (16 * M * x.shape[1]))
+    logits = x.new_empty(k, M, dtype=torch.float32)
+    for part in (slice(start, start + step) for start in range(0, k, step)):
+        logits[part] = (x[rows[part]].float().unsqueeze(1) * weight[tokens[part]].float()).sum(-1)
+    return logits if bias is None else logits + bias[tokens].float()
 
-    @triton.jit
-    def logit_sums(
-        logits: "Any", rows: "Any", tops: "Any", sums: "Any", V: "Any", stride: "Any", mask: "Any", tiles: "Any",
-        ALIGN: "constexpr", TILE: "constexpr", BLOCK: "constexpr",
-    ) -> None:  # fmt: skip
-        i, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-        row = tl.load(rows + i)
-        if row < 0:
-            return
-        start = row * stride // ALIGN * ALIGN
-        begin = tile * (TILE * BLOCK)
-        cell = tl.arange(0, TILE)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-        source = logits + start + begin + cell
-        low = begin - (row * stride - start).to(tl.int32)  # the tile's first word
-        if (low >= 0) & (low + TILE * BLOCK <= V) & ((mask < low) | (mask >= low + TILE * BLOCK)):
-            x = tl.load(source).to(tl.float32)
-        else:
-            j = low + cell
-            x = tl.load(source, mask=(j >= 0) & (j < V) & (j != mask), other=float("-inf")).to(tl.float32)
-        top = tl.max(x, 1)
-        shift = tl.where(top == float("-inf"), 0.0, top)
-        target = i.to(tl.int64) * (tiles * TILE) + tile * TILE + tl.arange(0, TILE)
-        tl.store(tops + target, top)
-        tl.store(sums + target, tl.sum(tl.exp(x - shift[:, None]), 1))
 
-    @triton.jit
-    def choose(
-        tops: "Any", sums: "Any", u: "Any", rows: "Any", block: "Any", within: "Any", log_norm: "Any", tokens: "Any",
-        log_p: "Any", M: "Any", blocks: "Any", fallback: "Any", PADDED: "constexpr",
-    ) -> None:  # fmt: skip
-        i = tl.program_id(0).to(tl.int64)
-        if tl.load(rows + i) < 0:
-            return
-        b = tl.arange(0, PADDED)
-        top = tl.load(tops + i * blocks + b, mask=b < blocks, other=float("-inf")).to(tl.float64)
-        mass = tl.load(sums + i * blocks + b, mask=b < blocks, other=0.0).to(tl.float64)
-        highest = tl.max(top, 0)
-        shift = tl.where(highest == float("-inf"), 0.0, highest)
-        mass *= tl.exp(top - shift)
-        total = tl.sum(mass, 0)
-        tl.store(log_norm + i, shift + tl.log(total))
-        cdf = tl.cumsum(mass, 0)
-        last = tl.max(tl.where(mass > 0, b, 0), 0)
-        for m in range(M):
-            draw = i * M + m
-            target = tl.load(u + draw) * total
-            first = tl.min(tl.where((mass > 0) & (cdf >= target), b, last), 0)
-            before = tl.sum(tl.where(b < first, mass, 0.0), 0)
-            tl.store(within + draw, (target - before) / tl.sum(tl.where(b == first, mass, 0.0), 0))
-            tl.store(block + draw, first, mask=total > 0)
-            tl.store(tokens + draw, fallback, mask=(total > 0) == 0)  # no mass, or NaN
-            tl.store(log_p + draw, float("nan"), mask=(total > 0) == 0)
+def entries_of(
+    drawn: Tensor, rewarded: Tensor, entered: Tensor, embedded: Tensor, expected: Tensor, index: Tensor,
+    tokens: Tensor, mask: int,
+) -> Tensor:  # fmt: skip
+    """drawn[index] · rewarded[tokens] + entered[index] · embedded[tokens], (k,) in float32, where of the mask the first
+    term is expected[index]; on a GPU, without a copy of any of it."""
+    programs = kernels()
+    assert programs is not None
+    factors = tuple(factor.contiguous() for factor in (drawn, rewarded, entered, embedded, expected, index, tokens))
+    answers = torch.empty(len(index), dtype=torch.float32, device=index.device)
+    sizes = (drawn.shape[1], entered.shape[1])
+    if len(index):
+        with torch.cuda.device(index.device):
+            wide = 1 << (max(sizes) - 1).bit_length()
+            programs.dots[(len(index),)](*factors, answers, mask, *sizes, wide, num_warps=max(1, min(4, wide // 256)))
+    return answers
 
-    @triton.jit
-    def find_in_logits(
-        logits: "Any", rows: "Any", block: "Any", within: "Any", log_norm: "Any", tokens: "Any", log_p: "Any",
-        M: "Any", V: "Any", stride: "Any", mask: "Any", blocks: "Any", ALIGN: "constexpr", BLOCK: "constexpr",
-    ) -> None:  # fmt: skip
-        draw = tl.program_id(0).to(tl.int64)
-        b = tl.load(block + draw)
-        if b == blocks:
-            return
-        start = tl.load(rows + draw // M) * stride
-        n = tl.arange(0, BLOCK)
-        low = b * BLOCK - (start % ALIGN).to(tl.int32)
-        j = low + n
-        x = tl.load(logits + start + j, mask=(j >= 0) & (j < V) & (j != mask), other=float("-inf")).to(tl.float32)
-        mass = tl.exp(x - tl.max(x, 0)).to(tl.float64)
-        reached = tl.cumsum(mass, 0) >= tl.load(within + draw) * tl.sum(mass, 0)
-        last = tl.max(tl.where(mass > 0, n, 0), 0)
-        cell = tl.min(tl.where((mass > 0) & reached, n, last), 0)
-        logit = tl.sum(tl.where(n == cell, x, 0.0), 0).to(tl.float64)
-        tl.store(tokens + draw, low + cell)
-        tl.store(log_p + draw, logit - tl.load(log_norm + draw // M))
 
-    @triton.jit
-    def head_logits(
-        states: "Any", weight: "Any", bias: "Any", row: "Any", word: "Any", V: "Any", mask: "Any",
-        H: "constexpr", BIASED: "constexpr", DEPTH: "constexpr", WORDS: "constexpr", ROWS: "constexpr",
-    ) -> "Any":  # fmt: skip
-        h = tl.arange(0, DEPTH)[None, :]
-        safe = tl.minimum(word, V - 1).to(tl.int64)
-        left, right = states + row[:, None] * H + h, weight + safe[:, None] * H + h
-        x = tl.zeros((ROWS, WORDS), tl.float32)
-        for start in range(0, H, DEPTH):
-            if H % DEPTH == 0:
-                x = tl.dot(tl.load(left + start), tl.load(right + start).T, x)
-            else:
-                inside = h + start < H
-                x = tl.dot(tl.load(left + start, inside, 0.0), tl.load(right + start, inside, 0.0).T, x)
-        if BIASED:
-            x += tl.load(bias + safe).to(tl.float32)[None, :]
-        return tl.where(((word < V) & (word != mask))[None, :], x, float("-inf"))
+def softmax_slope(logits: Tensor, worth: Tensor, vocab_size: int, mask: int) -> tuple[Tensor, Tensor]:
+    """The slope mu · (worth - <mu, worth>) in the logits of what is worth so much for each word, and <mu, worth>.
 
-    @triton.jit
-    def head_sums(
-        states: "Any", weight: "Any", bias: "Any", order: "Any", rows: "Any", tops: "Any", sums: "Any", k: "Any",
-        V: "Any", mask: "Any", blocks: "Any", H: "constexpr", BIASED: "constexpr", DEPTH: "constexpr",
-        WORDS: "constexpr", ROWS: "constexpr", GROUP: "constexpr",
-    ) -> None:  # fmt: skip
-        # Row blocks run fastest, in groups whose states stay in cache: weights come from memory once a group.
-        group, place = tl.program_id(0) // (GROUP * blocks), tl.program_id(0) % (GROUP * blocks)
-        wide = tl.minimum(tl.cdiv(k, ROWS) - group * GROUP, GROUP)
-        slot = (group * GROUP + place % wide) * ROWS + tl.arange(0, ROWS)
-        b = place // wide
-        i = tl.load(order + slot, mask=slot < k, other=0)
-        row = tl.load(rows + i, mask=slot < k, other=-1)
-        if tl.max(row, 0) < 0:
-            return
-        word = b * WORDS + tl.arange(0, WORDS)
-        x = head_logits(states, weight, bias, tl.maximum(row, 0), word, V, mask, H, BIASED, DEPTH, WORDS, ROWS)
-        top = tl.max(x, 1)
-        shift = tl.where(top == float("-inf"), 0.0, top)
-        tl.store(tops + i * blocks + b, top, mask=row >= 0)
-        tl.store(sums + i * blocks + b, tl.sum(tl.exp(x - shift[:, None]), 1), mask=row >= 0)
-
-    @triton.jit
-    def find_in_head(
-        states: "Any", weight: "Any", bias: "Any", order: "Any", rows: "Any", block: "Any", within: "Any",
-        log_norm: "Any", tokens: "Any", log_p: "Any", draws: "Any", M: "Any", V: "Any", mask: "Any", blocks: "Any",
-        H: "constexpr", BIASED: "constexpr", DEPTH: "constexpr", WORDS: "constexpr", ROWS: "constexpr",
-    ) -> None:  # fmt: skip
-        slot = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-        draw = tl.load(order + slot, mask=slot < draws, other=0)
-        own = tl.load(block + draw, mask=slot < draws, other=blocks)
-        row = tl.maximum(tl.load(rows + draw // M), 0)
-        part = tl.load(within + draw).to(tl.float32)
-        n = tl.arange(0, WORDS)
-        b = tl.min(own, 0)
-        while b < blocks:  # the few blocks that these draws, in order, fell into
-            x = head_logits(states, weight, bias, row, b * WORDS + n, V, mask, H, BIASED, DEPTH, WORDS, ROWS)
-            mass = tl.exp(x - tl.max(x, 1)[:, None])
-            reached = tl.cumsum(mass, 1) >= (part * tl.sum(mass, 1))[:, None]
-            last = tl.max(tl.where(mass > 0, n[None, :], 0), 1)
-            cell = tl.min(tl.where((mass > 0) & reached, n[None, :], last[:, None]), 1)
-            logit = tl.sum(tl.where(n[None, :] == cell[:, None], x, 0.0), 1).to(tl.float64)
-            tl.store(tokens + draw, b * WORDS + cell, mask=own == b)
-            tl.store(log_p + draw, logit - tl.load(log_norm + draw // M), mask=own == b)
-            b = tl.min(tl.where(own > b, own, blocks), 0)
-
-    sums = {"logit_sums": logit_sums, "head_sums": head_sums}
-    return SimpleNamespace(**sums, choose=choose, find_in_logits=find_in_logits, find_in_head=find_in_head)
+    mu = softmax(logits) without the mask; both tables are (k, V), or wider: what is beyond the vocabulary is not read.
+    The logits are overwritten; the means (k,) are in single precision at least.
+    """
+    programs = kernels() if logits.is_cuda and logits.dtype in HALF and worth.dtype in HALF else None
+    if programs is not None and logits.stride(1) == worth.stride(1) == 1:
+        means = logits.new_empty(len(logits), dtype=torch.float32)
+        if len(logits):
+            with torch.cuda.device(logits.device):
+                programs.jacobian[(len(logits),)](
+                    logits, worth, means, vocab_size, logits.stride(0), worth.stride(0), mask, 2048, num_warps=4
+                )
+        return logits, means
+    inside = logits[:, :vocab_size]
+    mu = inside.to(_exact(logits.dtype)).index_fill(1, torch.tensor(mask, device=logits.device), NEVER).softmax(-1)
+    worth = worth[:, :vocab_size].to(mu.dtype)
+    means = (mu * worth).sum(-1)
+    inside.copy_(mu.mul_(worth - means.unsqueeze(-1)))
+    return logits, means

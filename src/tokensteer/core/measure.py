@@ -18,6 +18,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.core.bent import bend, outcomes
 from tokensteer.core.draws import NEVER, categorical, uniforms
 from tokensteer.core.listing import same_rows, support
 from tokensteer.core.tokens import Laws, Tokens, at_sites, dense_of, tokens_of
@@ -214,6 +215,8 @@ class Reveal:
 
     def normalise_tokens(self, carry_mass: bool = False) -> Reveal:
         """Make the token law at masked sites sum to one; its old mass goes into `log_move`, or is dropped."""
+        if self.log_x0.normalised:
+            return self
         masked = self.masked
         log_x0 = self.log_x0.at(masked)
         mass = log_x0.logsumexp(-1, keepdim=True)
@@ -237,19 +240,24 @@ class Reveal:
 
     def tilt(self, h: Laws) -> Reveal:
         """q ∝ m · exp(h) over all entries, the mask included (h: (P, L, V))."""
-        h, masked = tokens_of(h), self.masked
-        stay = h.entry(self.x, torch.ones_like(masked))
-        move = h.entry(torch.full_like(self.x, self.mask_id), ~masked)
+        h = tokens_of(h)
+        stay, move = outcomes(h, self.x, self.mask_id)
         tilted = replace(self, log_stay=self.log_stay + stay, log_move=self.log_move + move)
-        return tilted._plus(h).normalise()
+        return tilted.tilt_each(h, carry_mass=True)._normalise_outcomes()
 
     def tilt_tokens(self, h: Laws) -> Reveal:
         """Tilt the token given that a site opens, and leave alone which sites open."""
-        return self.normalise()._plus(tokens_of(h)).normalise_tokens()
+        return self.normalise().tilt_each(tokens_of(h), carry_mass=False)
 
-    def _plus(self, h: Tokens) -> Reveal:
+    def tilt_each(self, h: Tokens, carry_mass: bool) -> Reveal:
+        """Token laws ∝ exp(log_x0 + h), normalised; the mass they had goes into `log_move`, or is dropped."""
         masked = self.masked
-        return replace(self, log_x0=at_sites(masked, self.log_x0.at(masked) + h.at(masked)))
+        bent = bend(self.log_x0, h, masked)
+        if bent is None:
+            summed = at_sites(masked, self.log_x0.at(masked) + h.at(masked))
+            return replace(self, log_x0=summed).normalise_tokens(carry_mass)
+        log_x0, mass = bent
+        return replace(self, log_x0=log_x0, log_move=self.log_move + mass if carry_mass else self.log_move)
 
     def pin(self, fixed: Tensor) -> Reveal:
         """Sites of a prompt never move, whatever the kernel says."""

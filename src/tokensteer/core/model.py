@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Protocol
 
 import torch
@@ -18,7 +17,7 @@ from tokensteer.core.listing import distinct
 from tokensteer.core.measure import SiteMeasure
 from tokensteer.core.prediction import Prediction, changed, updated
 from tokensteer.core.schedule import Step
-from tokensteer.core.tokens import Laws, Logs, Store, Tokens
+from tokensteer.core.tokens import Laws, Logs, Store, Tokens, joined
 
 
 @dataclass
@@ -233,14 +232,13 @@ class Diffusion:
         dense = before is not None and isinstance(before.stores[0], Logs)
         structured = isinstance(self.denoiser, Structured) and self.kernel.mask_id != NO_MASK and not dense
 
-        def answer(rows: Tensor) -> Store:
+        def answer(rows: slice) -> Store:
             time = t[rows] if isinstance(t, Tensor) else t
             if structured and isinstance(self.denoiser, Structured):
                 return self.denoiser.laws(x[rows], time)
             return Logs(self._known(x[rows], self.denoiser(x[rows], time), time).flatten(0, 1).contiguous())
 
-        every_row = torch.arange(len(x), device=x.device)
-        return reduce(lambda a, b: a.join(b), self.chunks.run(answer, every_row, self._row_bytes))
+        return joined(self.chunks.stretches(answer, len(x), self._row_bytes, x.device))
 
     @property
     def _row_bytes(self) -> int:
@@ -282,6 +280,10 @@ class Diffusion:
 def predict_all(models: Sequence[Diffusion], x: Tensor, t: Time, before: Prediction | None) -> Prediction:
     """What several models say at the same states, asked about distinct rows only and about none that has not changed
     since `before`. Finding them costs a look at the device."""
+    if before is None and not models[0].shares:  # all rows, as they are
+        for model in models:
+            model.meter.count(len(x), len(x))
+        return Prediction(x, torch.arange(len(x), device=x.device), tuple(model.laws(x, t) for model in models))
     new = changed(x, before)
     first, which = _told_apart(x[new], t, models)
     asked, stores = new[first], tuple[Store, ...]()

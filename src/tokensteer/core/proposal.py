@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tokensteer.core.bent import bends
 from tokensteer.core.denoiser import Denoiser
 from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK, Remembering
@@ -22,7 +23,7 @@ from tokensteer.core.model import Meter, Model, clock
 from tokensteer.core.prediction import Prediction
 from tokensteer.core.schedule import Step
 from tokensteer.core.smc import Evaluation
-from tokensteer.core.tokens import Laws, at_sites
+from tokensteer.core.tokens import Laws
 from tokensteer.core.twist import Look, Tilt, difference
 
 
@@ -137,15 +138,13 @@ class Gradient:
             raise ValueError("Gradient needs a reward to follow: give Steering a Tilt, or use Optimal() or Guided()")
         # What cannot move needs no tilt.
         mask_id = model.kernel.mask_id
-        movable = (x == mask_id) | (mask_id == NO_MASK or model.kernel.remasks(step))
+        everywhere = mask_id == NO_MASK or model.kernel.remasks(step)
+        movable = (x == mask_id) | everywhere
         slope = evaluation.gradient.laws()
-        here = slope.entry(x, movable)[movable].unsqueeze(-1)
-        scale = twist.aim(step.s, evaluation).unsqueeze(-1).expand_as(x)[movable].unsqueeze(-1)
-        h = scale.to(here) * (slope.at(movable) - here)
-        if self.clip is not None:
-            h = h.clamp(-self.clip, self.clip)
-        q, tilt = self.base(x, evaluation, step, model, twist), at_sites(movable, h)
-        return q.tilt_tokens(tilt) if self.tokens_only else q.tilt(tilt)
+        scale = twist.aim(step.s, evaluation).unsqueeze(-1).expand_as(x)
+        h = bends(slope, movable, scale, x, self.clip, masked_only=not everywhere)
+        q = self.base(x, evaluation, step, model, twist)
+        return q.tilt_tokens(h) if self.tokens_only else q.tilt(h)
 
 
 @dataclass(frozen=True)

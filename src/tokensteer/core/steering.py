@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 
 import torch
 from torch import Generator, Tensor
@@ -36,7 +35,7 @@ from tokensteer.core.resample import (
 )
 from tokensteer.core.schedule import Step, end_ramp
 from tokensteer.core.smc import Evaluation, Result, smc
-from tokensteer.core.tokens import Logs, Store
+from tokensteer.core.tokens import Logs, Store, joined
 from tokensteer.core.twist import Look, Potential, Tilt, difference
 
 
@@ -145,11 +144,12 @@ class Steering:
         if self.twist is None or self.twist.rests(t, parent, weighed):
             return Evaluation(nothing, prediction, gradient=gradient)
         keeps = self._keeps(parent)
-        new = changed(x, _prediction(keeps))
-        reward = None if keeps is None else keeps.reward
-        if reward is None or len(new):
-            look = Look(x[new], self.model.clean(prediction).take(new), t, self.model.kernel.mask_id)
-            reward = _renewed(reward, new, self.twist.estimate(look, generator))
+        look = Look(x, self.model.clean(prediction), t, self.model.kernel.mask_id)
+        if keeps is None or keeps.reward is None:
+            return Evaluation(nothing, prediction, self.twist.estimate(look, generator), gradient)
+        new, reward = changed(x, _prediction(keeps)), keeps.reward
+        if len(new):
+            reward = _renewed(reward, new, self.twist.estimate(look.take(new), generator))
         return Evaluation(nothing, prediction, reward, gradient)
 
     def _keeps(self, parent: Evaluation | None) -> Evaluation | None:
@@ -172,21 +172,22 @@ class Steering:
         new = changed(x, _prediction(keeps))
         if keeps is not None and not len(new):
             return keeps
-        copies = 8 if can_enter(self.model, self.twist) else 8 + 6 * self.twist.draws  # a guess
+        # A guess: what networks keep for their way back, or all there is with one-hots.
+        copies = 2 if can_enter(self.model, self.twist) else 8 + 6 * self.twist.draws
         per_row = 4 * x.shape[1] * self.model.vocab_size * copies
         parts = self.model.base.chunks.run(lambda rows: self._differentiate(x, t, time, rows, generator), new, per_row)
         stores, estimates, slopes = zip(*parts, strict=True)
-        store = reduce(lambda a, b: a.join(b), stores)
+        store = joined(stores)
         prediction = self.model.differentiated(x, time, new, store, _prediction(keeps))
         reward = _renewed(None if keeps is None else keeps.reward, new, torch.cat(estimates))
         before = keeps.gradient if keeps is not None and isinstance(keeps.gradient, Prediction) else None
         row = torch.arange(len(new), device=x.device)
-        gradient = updated(x, new, row, (Logs(torch.cat(slopes).flatten(0, 1)),), before)
+        gradient = updated(x, new, row, (joined(slopes),), before)
         return Evaluation(torch.zeros_like(reward), prediction, reward, gradient)
 
     def _differentiate(
         self, x: Tensor, t: float, time: Time, rows: Tensor, generator: Generator | None
-    ) -> tuple[Store, Tensor, Tensor]:
+    ) -> tuple[Store, Tensor, Store]:
         """The prediction, the estimate of the reward and its gradient in x_t, for some of the particles."""
         assert self.twist is not None
         model = self.model
@@ -198,7 +199,8 @@ class Steering:
             seen = one_hot(x[rows], self.model.vocab_size).to(self.model.dtype).requires_grad_()
             log_x0 = self.model.relaxed(seen, time[rows] if isinstance(time, Tensor) else time)
             estimate = self.twist.estimate(Look(seen, log_x0, t, self.model.kernel.mask_id), generator)
-            return Logs(log_x0.detach().flatten(0, 1)), estimate.detach(), _gradient(estimate, seen)
+            slopes = Logs(_gradient(estimate, seen).flatten(0, 1))
+            return Logs(log_x0.detach().flatten(0, 1)), estimate.detach(), slopes
 
     def _chance(
         self, x: Tensor, known: Evaluation, t: float, parent: Evaluation | None, weighed: bool

@@ -9,7 +9,7 @@ evaluated are the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
@@ -17,12 +17,18 @@ import torch
 from torch import Generator, Tensor, nn
 
 from tokensteer.core.draws import NEVER, uniforms
-from tokensteer.core.fused import draw_from_head, draw_from_logits, log_prob_from_head, log_prob_from_logits
+from tokensteer.core.fused import (
+    draw_from_head,
+    draw_from_logits,
+    head_logits,
+    log_prob_from_head,
+    log_prob_from_logits,
+)
 
 WORKING = 2**28  # bytes of laws spelt out at once
 
 
-class Store(Protocol):
+class Law(Protocol):
     """K laws over the vocabulary as logs, perhaps unnormalised. An index of -1 asks for nothing and gets 0."""
 
     @property
@@ -45,10 +51,20 @@ class Store(Protocol):
         log-probabilities."""
         ...
 
+
+class Store(Law, Protocol):
+    """Laws that are kept from step to step."""
+
     def select(self, index: Tensor) -> Self: ...
-    def join(self, other: Self) -> Self:
+    def join(self, *others: Self) -> Self:
         """These laws and the others after them."""
         ...
+
+
+def joined(stores: Sequence[Store]) -> Store:
+    """Stores of one kind, one after the other, in one copy or, of a single one, none."""
+    first, *rest = stores
+    return first.join(*rest) if rest else first
 
 
 @dataclass(frozen=True)
@@ -77,8 +93,8 @@ class Logs:
     def select(self, index: Tensor) -> Logs:
         return Logs(self.values[index])
 
-    def join(self, other: Logs) -> Logs:
-        return Logs(torch.cat([self.values, other.values]))
+    def join(self, *others: Logs) -> Logs:
+        return Logs(torch.cat([self.values, *(other.values for other in others)]))
 
 
 @dataclass(frozen=True)
@@ -108,8 +124,8 @@ class Logits:
     def select(self, index: Tensor) -> Logits:
         return replace(self, values=self.values[index])
 
-    def join(self, other: Logits) -> Logits:
-        return replace(self, values=torch.cat([self.values, other.values]))
+    def join(self, *others: Logits) -> Logits:
+        return replace(self, values=torch.cat([self.values, *(other.values for other in others)]))
 
 
 @dataclass(frozen=True)
@@ -129,7 +145,7 @@ class Headed:
         return torch.promote_types(self.states.dtype, torch.float32)
 
     def rows(self, index: Tensor) -> Tensor:
-        return log_law(self.head(self.states[index]), self.mask_id)
+        return log_law(head_logits(self.states[index], self.head.weight, self.head.bias), self.mask_id)
 
     def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
         weight, bias = self.head.weight, self.head.bias
@@ -141,8 +157,8 @@ class Headed:
     def select(self, index: Tensor) -> Headed:
         return replace(self, states=self.states[index])
 
-    def join(self, other: Headed) -> Headed:
-        return replace(self, states=torch.cat([self.states, other.states]))
+    def join(self, *others: Headed) -> Headed:
+        return replace(self, states=torch.cat([self.states, *(other.states for other in others)]))
 
 
 def log_law(logits: Tensor, mask_id: int) -> Tensor:
@@ -156,7 +172,7 @@ def log_law(logits: Tensor, mask_id: int) -> Tensor:
 class Tokens:
     """Which law of a store is whose: index (P, L), -1 at sites that have none because nobody reads them."""
 
-    store: Store
+    store: Law
     index: Tensor
 
     @property
@@ -189,12 +205,25 @@ class Tokens:
         read = self.store.entries(index, y.flatten() if sites is None else y[sites])
         return _put(where & (self.index >= 0), sites, read)
 
+    def read(self, score: Callable[[Tensor], Tensor], where: Tensor) -> Tensor:
+        """A score of laws by their index (k,) -> (k,), at the sites `where`, 0 elsewhere, (P, L)."""
+        index, sites = self._asked(where)
+        return _put(where & (self.index >= 0), sites, score(index))
+
+    @property
+    def normalised(self) -> bool:
+        """Whether the laws sum to one by themselves, whatever they are."""
+        return not isinstance(self.store, Logs)
+
     def draw(self, where: Tensor, draws: int, generator: Generator | None) -> tuple[Tensor, Tensor]:
         """`draws` tokens for each of the sites `where`, and their log-probabilities, (draws, P, L); 0 elsewhere."""
         index, sites = self._asked(where)
-        tokens, log_p = self.store.draw(index, uniforms((len(index), draws), index, generator))
-        known = where & (self.index >= 0)
-        return _put(known, sites, tokens), _put(known, sites, log_p)
+        drawn = self.store.draw(index, uniforms((len(index), draws), index, generator))
+        if sites is None:  # a draw from nothing is 0 as it is
+            tokens, log_p = (values.T.reshape(draws, *where.shape) for values in drawn)
+        else:
+            tokens, log_p = (_put(where, sites, values) for values in drawn)
+        return tokens, log_p
 
     def _asked(self, where: Tensor) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """The laws (k,) of the sites `where`, and the sites. On a GPU these are all sites, -1 where nothing is asked:
@@ -207,7 +236,7 @@ class Tokens:
     def mass(self, where: Tensor) -> Tensor:
         """log sum_v of the laws at the sites `where`, 0 elsewhere, (P, L): softmaxes have none to speak of."""
         answer = torch.zeros(where.shape, dtype=self.dtype, device=where.device)
-        if not isinstance(self.store, Logs):
+        if self.normalised:
             return answer
         return answer.masked_scatter(where, self._by_parts(lambda law: law.logsumexp(-1), where))
 

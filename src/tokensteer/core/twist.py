@@ -351,8 +351,8 @@ class Tilt:
 
     def aim(self, t: float, evaluation: Evaluation) -> Tensor:
         """The scale that a proposal expects at time t, (P,); for a ramp that adapts, the last that is known."""
-        like = evaluation.log_twist
-        return torch.as_tensor(self.scale(t, evaluation.ramp), dtype=like.dtype, device=like.device).expand_as(like)
+        like, scale = evaluation.log_twist, self.scale(t, evaluation.ramp)
+        return scale.to(like).expand_as(like) if isinstance(scale, Tensor) else torch.full_like(like, scale)
 
     def adapt(self, t: float, r: Tensor, parent: Evaluation | None, chance: Tensor | float = 0.0) -> Tensor | None:
         """The lambda of each particle with estimate r and log-chance, (P,): 0 at the start, 1 at the end. None for a
