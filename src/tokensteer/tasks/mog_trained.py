@@ -35,7 +35,7 @@ from tokensteer.train import Balance, Plan, ProposalPlan, fit, masked_loss, show
 CONFIG = TransformerConfig(mog.STATES + 1, 2, width=64, depth=2, heads=2)
 PLAN = Plan(3000, batch_size=512, rate=3e-3, average=0.998, report_every=50)
 COURSE = learned.Course(
-    ProposalPlan(400, paths=256, on_policy=0.8, replay=2, updates=2, rate=1e-3, baseline_rate=3.0, average=0.98),
+    ProposalPlan(1000, paths=256, on_policy=0.5, replay=4, updates=2, rate=1e-3, baseline_rate=3.0, average=0.99),
     Balance(0.9, ends=0.5),
     ValueConfig("transformer", asdict(CONFIG)),
     num_steps=25,
