@@ -231,6 +231,26 @@ def test_a_folder_is_only_replaced_by_force(run_folder: Path, capsys):
     assert (run_folder / "notes.txt").read_text() == "mine"
 
 
+def test_figures_are_drawn_on_request_and_replaced_with_their_run(tmp_path: Path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    folder = tmp_path / "run"
+    words = ("compare", "digits", *TINY, "--methods", "smc-base", "--out", folder)
+    assert tokensteer(*words) == 0
+    assert tokensteer("report", folder) == 0
+    assert not (folder / "figures").exists()
+    assert tokensteer("report", folder, "--figures") == 0
+    made = [folder / "figures" / f"digits-{name}.png" for name in ("traces", "weights")]
+    assert all(f"Figure: {file}" in capsys.readouterr().out for file in made[:1])
+    assert sorted((folder / "figures").iterdir()) == made
+    assert tokensteer(*words, "--force") == 0
+    assert not list((folder / "figures").iterdir())
+
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert tokensteer("report", folder, "--figures") == 2
+    assert "tokensteer[plot]" in capsys.readouterr().err
+    assert not (folder / "report.html").exists()
+
+
 def test_force_replaces_runs_and_nothing_else(tmp_path: Path, capsys):
     (tmp_path / "thesis.txt").write_text("all of it")
     assert tokensteer("run", "digits", *TINY, "--out", tmp_path, "--force") == 2

@@ -46,7 +46,8 @@ A training that was stopped goes on where it was if it is given the same folder 
 REPORT = """\
 Write a run folder's report: one HTML page that needs nothing else.
 
-  tokensteer report out/mog"""
+  tokensteer report out/mog
+  tokensteer report out/mog --figures"""
 
 CHECK = """\
 Hold your own denoiser, kernel, reward, Diffusion or Steering to the laws of tokensteer.testing.
@@ -162,6 +163,8 @@ class Train:
 @dataclass(frozen=True)
 class Report:
     folder: Annotated[Positional[Path], arg(metavar="FOLDER", help="What run or compare wrote.")]
+    figures: Flag = False
+    """Draw figures for a paper too, PNG files in FOLDER/figures; needs matplotlib."""
 
 
 @dataclass(frozen=True)

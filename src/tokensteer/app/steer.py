@@ -12,7 +12,7 @@ from rich.table import Table
 from tokensteer.app import methods
 from tokensteer.app.jobs import Job, plan
 from tokensteer.app.names import choose
-from tokensteer.app.options import Compare, Run, Setting, Train
+from tokensteer.app.options import Compare, Report, Run, Setting, Train
 from tokensteer.app.play import Place, config, make_task, play, prepare
 from tokensteer.app.progress import shown
 from tokensteer.app.runs import Writer
@@ -104,8 +104,13 @@ def train(command: Train) -> int:
     return 0
 
 
-def report(folder: Path) -> int:
-    say(f"Report: {write_report(folder)}")
+def report(command: Report) -> int:
+    from tokensteer.app.report import figures  # as below
+
+    made = figures(command.folder) if command.figures else []  # first: without matplotlib nothing is written
+    say(f"Report: {write_report(command.folder)}")
+    for file in made:
+        say(f"Figure: {file}")
     return 0
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokensteer.app import runs
 from tokensteer.app.report import sweeps, traces
 from tokensteer.app.report.folder import Row, read
 from tokensteer.app.report.words import COLOURS, colours_of, heading, metrics_of
@@ -30,16 +31,14 @@ def figures(folder: Path) -> list[Path]:
     except ImportError as error:
         raise ImportError("figures need matplotlib: pip install 'tokensteer[plot]'") from error
     run = read(folder)
-    place = folder / "figures"
-    place.mkdir(exist_ok=True)
     made: list[Path] = []
     for task in run.tasks():
         rows = [row for row in run.rows if row.task == task]
         for name, size, draw in _all(rows):
             figure = Figure(figsize=size, layout="constrained")
             draw(figure)
-            made.append(place / f"{task}-{name}.png")
-            figure.savefig(made[-1], dpi=DPI)  # pyright: ignore[reportUnknownMemberType]
+            made.append(folder / runs.FIGURES / f"{task}-{name}.png")
+            runs.whole(made[-1], lambda file, drawn=figure: drawn.savefig(file, dpi=DPI))  # pyright: ignore
     return made
 
 
