@@ -33,8 +33,8 @@ def figures(folder: Path) -> list[Path]:
     run = read(folder)
     made: list[Path] = []
     for task in run.tasks():
-        rows = [row for row in run.rows if row.task == task]
-        for name, size, draw in _all(rows):
+        rows, joined = ([row for row in some if row.task == task] for some in (run.rows, run.joined))
+        for name, size, draw in _all(rows, joined):
             figure = Figure(figsize=size, layout="constrained")
             draw(figure)
             made.append(folder / runs.FIGURES / f"{task}-{name}.png")
@@ -42,7 +42,7 @@ def figures(folder: Path) -> list[Path]:
     return made
 
 
-def _all(rows: Sequence[Row]) -> list[tuple[str, tuple[float, float], Draw]]:
+def _all(rows: Sequence[Row], joined: Sequence[Row]) -> list[tuple[str, tuple[float, float], Draw]]:
     """Name, size in inches and content of each figure."""
     panels = traces.by_size(rows)
     colours = colours_of(rows)
@@ -50,10 +50,10 @@ def _all(rows: Sequence[Row]) -> list[tuple[str, tuple[float, float], Draw]]:
         ("traces", (WIDTH, 0.4 + 2.2 * len(panels)), lambda figure: _traces(figure, panels, colours)),
         ("weights", (WIDTH, 0.4 + 2.2 * len(panels)), lambda figure: _weights(figure, panels, colours)),
     ]
-    axis = sweeps.axis(rows)
+    axis = sweeps.axis(joined)
     if axis is not None:
         height = 0.4 + 2.0 * math.ceil(len(metrics_of(rows)) / 2)
-        found.append(("metrics", (WIDTH, height), lambda figure: _metrics(figure, rows, axis, colours)))
+        found.append(("metrics", (WIDTH, height), lambda figure: _metrics(figure, joined, axis, colours)))
     return found
 
 

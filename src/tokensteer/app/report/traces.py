@@ -9,12 +9,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from tokensteer.app.numbers import duration, short
 from tokensteer.app.report.charts import Line, bars, histogram, line_chart
 from tokensteer.app.report.folder import Row
 from tokensteer.app.report.genealogy import ancestors_alive
 from tokensteer.app.report.lists import floats
 from tokensteer.app.report.markup import element
-from tokensteer.app.report.words import duration, short
 from tokensteer.core.smc import Result
 
 Look = Callable[[Result], Tensor | None]
