@@ -18,7 +18,7 @@ import tokensteer as ts
 from tokensteer.core.resample import Scheduled
 from tokensteer.tasks import digits, mog_trained
 from tokensteer.tasks.task import Setup
-from tokensteer.testing import enumerate_steering
+from tokensteer.testing import Enumeration, enumerate_steering
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -69,6 +69,25 @@ def test_twists_that_know_the_future_make_resampling_free():
     still = mog_trained.task(Setup(20))  # without remasking the closed form is the soft value, or nearly
     assert float(enumerate_steering(ts.Steering(still.model, still.tilt)).log_price.max()) < math.log(1e-4)
     assert float(enumerate_steering(remasked(kl=1.0)).log_price.max()) > math.log(1e9)
+
+
+def log_z_of_the_healthy(exact: Enumeration, least: float) -> float:
+    """log Z of the paths that never stand where exp(psi) is below `least` of its mean over those that are left."""
+    law = exact.log_law[0]
+    for moves, twist in zip(exact.moves, exact.log_twist, strict=False):
+        mean = (law + twist).logsumexp(0) - law.logsumexp(0)
+        mass = torch.where(twist < mean + math.log(least), 0.0, law.exp())
+        law = torch.zeros_like(law).index_add(0, moves.column, mass[moves.row] * moves.log_p.exp()).log()
+    return float((law + exact.log_twist[-1]).logsumexp(0))
+
+
+def test_most_of_z_goes_through_states_that_resampling_kills():
+    exact = enumerate_steering(remasked(kl=1.0))
+    assert log_z_of_the_healthy(exact, 1e-30) == pytest.approx(exact.log_z)
+    healthy = log_z_of_the_healthy(exact, 1e-4)
+    assert healthy < exact.log_z - 0.5
+    log_z = ts.smc(remasked(kl=1.0), 50, 400, when=ts.always, generator=seeded()).log_z
+    assert abs(float(log_z.median()) - healthy) < abs(float(log_z.median()) - exact.log_z)
 
 
 FREE = torch.tensor([3, 4, 10, 11, 12, 19])
