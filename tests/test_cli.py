@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import tokensteer as ts
-from tokensteer.app import cli, demo, jobs, methods, options, play, runs, table
+from tokensteer.app import cli, demo, jobs, methods, options, play, runs, seeds, table
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.task import SHIPPED, Setup
 
@@ -81,6 +82,7 @@ def test_compare_runs_every_method_size_and_seed(tmp_path: Path, capsys: pytest.
     out = capsys.readouterr().out
     assert "Best of N by reward, which is no draw" in out
     assert "seed" in out
+    assert "Means ± standard errors over 2 seeds" in out
 
 
 @pytest.mark.parametrize(
@@ -109,6 +111,47 @@ def test_recipes_have_sizes_of_their_own():
         ("smc-base", 16, 30),
         ("smc-grad", 16, 30),
     ]
+
+
+def test_rows_are_matched_to_those_of_a_reference(tmp_path: Path):
+    """Each method spends what the reference does, within the rows of one more particle, and says so."""
+    names = ("best-of-n", "svdd", "fk-difference", "prop-grad", "smc-base", "smc-grad")
+    words = ["--methods", *names, "--particles", "4", "--populations", "2", "--steps", "10", "--draws", "3"]
+    assert tokensteer("compare", "digits", *words, "--match-rows", "smc-grad", "--out", tmp_path / "x") == 0
+    rows = {row["job"]["method"]: row for row in ts.open_run(tmp_path / "x").rows}
+    budget = 4 * (10 + 3 * 10 + 1)  # denoiser, estimates, the end
+    assert {row["method"] for row in rows.values()} == {f"{name}, rows = {budget}" for name in names}
+    assert rows["best-of-n"]["particles"] == budget // (10 + 1)
+    assert rows["fk-difference"]["particles"] == budget // (10 + 3 * 4 + 1)  # weights are looked at four times
+    assert rows["smc-grad"]["particles"] == 4
+    for row in rows.values():
+        spent = sum(row["rows"].values()) / row["populations"]
+        assert spent <= budget
+        # Estimates of what has not moved are kept, so that a little may be left over.
+        assert spent > 0.9 * (budget - budget / row["particles"])
+
+
+def test_a_reference_must_exist(tmp_path: Path, capsys):
+    words = ["compare", "digits", *TINY, "--methods", "smc-base", "--out", tmp_path / "x"]
+    assert tokensteer(*words, "--match-rows", "smc") == 2
+    assert "no method called 'smc'" in capsys.readouterr().err
+
+
+def test_seeds_are_put_together():
+    def row(seed: int, emd: float, log_z: float | None) -> dict[str, object]:
+        same = {"task": "mog", "method": "smc-base", "particles": 8, "populations": 1, "best": None, "saved": {}}
+        numbers = {"metrics": {"emd": [emd, None]}, "log_z": log_z, "log_z_error": None}
+        return {**same, **numbers, "seed": seed, "rows": {"denoiser": 10 + seed}, "seconds": 1.0 + seed}
+
+    first, second = math.log(1.0), math.log(3.0)
+    (joined,) = seeds.over_seeds([row(0, 1.0, first), row(2, 2.0, second)])
+    assert joined["metrics"]["emd"] == [1.5, pytest.approx(0.5)]
+    assert joined["log_z"] == pytest.approx(math.log(2.0))  # the log of the mean, and its relative error
+    assert joined["log_z_error"] == pytest.approx(0.5)
+    assert (joined["seeds"], joined["rows"], joined["seconds"]) == (2, {"denoiser": 11}, 2.0)
+    assert seeds.over_seeds([row(0, 1.0, None), row(2, 2.0, None)])[0]["log_z"] is None
+    alone = [row(0, 1.0, first)]
+    assert seeds.over_seeds(alone) == alone
 
 
 @pytest.mark.parametrize("method", methods.METHODS)
@@ -229,6 +272,26 @@ def test_a_folder_is_only_replaced_by_force(run_folder: Path, capsys):
     assert ts.open_run(run_folder).rows[0]["method"] == "pretrained"
     assert len(list((run_folder / "rows").iterdir())) == 2
     assert (run_folder / "notes.txt").read_text() == "mine"
+
+
+def test_figures_are_drawn_on_request_and_replaced_with_their_run(tmp_path: Path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    folder = tmp_path / "run"
+    words = ("compare", "digits", *TINY, "--methods", "smc-base", "--out", folder)
+    assert tokensteer(*words) == 0
+    assert tokensteer("report", folder) == 0
+    assert not (folder / "figures").exists()
+    assert tokensteer("report", folder, "--figures") == 0
+    made = [folder / "figures" / f"digits-{name}.png" for name in ("traces", "weights")]
+    assert all(f"Figure: {file}" in capsys.readouterr().out for file in made[:1])
+    assert sorted((folder / "figures").iterdir()) == made
+    assert tokensteer(*words, "--force") == 0
+    assert not list((folder / "figures").iterdir())
+
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert tokensteer("report", folder, "--figures") == 2
+    assert "tokensteer[plot]" in capsys.readouterr().err
+    assert not (folder / "report.html").exists()
 
 
 def test_force_replaces_runs_and_nothing_else(tmp_path: Path, capsys):
@@ -499,12 +562,11 @@ def test_tables_fit_the_terminal(run_folder: Path):
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ([1.2345, 0.0321], "1.23±0.03"),
-        ([1.2345, 0.0121], "1.234±0.012"),
-        ([-12.0, 3.0], "-12±3"),
-        ([0.5, None], "0.5"),
-        ([None, None], "-"),
-        (None, "-"),
+        ([1.2345, 0.0321], "1.234±0.032"),
+        ([-12.0, 3.0], "−12.0±3.0"),
+        ([0.5, None], "0.5000"),
+        ([None, None], "–"),
+        (None, "–"),
     ],
 )
 def test_numbers_have_the_places_their_errors_bear(value, text: str):

@@ -17,9 +17,9 @@ import torch
 
 import tokensteer as ts
 from tokensteer.app import report
+from tokensteer.app.numbers import number, short, spread
 from tokensteer.app.report import figures, genealogy, samples, write
 from tokensteer.app.report.page import most_within
-from tokensteer.app.report.words import number, short, spread
 from tokensteer.app.runs import FORMAT, Writer
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.metrics import Measured
@@ -170,9 +170,9 @@ def stored(folder: Path) -> list[dict[str, Any]]:
     return json.loads((folder / "results.json").read_text())
 
 
-def cells(root: Node) -> list[dict[str, str]]:
-    """What the first table sorts by, by heading."""
-    table = root.find("table")[0]
+def cells(root: Node, place: int = 0) -> list[dict[str, str]]:
+    """What a table sorts by, by heading; the first unless another is meant."""
+    table = root.find("table")[place]
     headings = [" ".join(re.split(r"\W+", h.words())) for h in table.find("thead")[0].find("th")]
     return [
         dict(zip(headings, [c.attributes["data-v"] or "" for c in line.all() if c.name in ("th", "td")], strict=True))
@@ -288,6 +288,46 @@ def test_an_estimate_far_from_the_exact_answer_is_marked(tmp_path: Path) -> None
     assert "≠ is more than three standard errors" in root.words()
 
 
+def test_an_estimate_that_another_outdoes_is_marked(tmp_path: Path) -> None:
+    def estimated(method: str, log_z: float, error: float, kl: float) -> tuple[dict[str, Any], ts.Result]:
+        result, numbers = toy(3), {"log_z": log_z, "log_z_error": error}
+        return row("dna", method, result, {"accuracy": [0.5, 0.1]}, job={"kl": kl, "method": method}) | numbers, result
+
+    rows = [
+        estimated("high", -2.0, 0.1, kl=1.0),
+        estimated("low", -5.0, 0.3, kl=1.0),
+        estimated("unsure", -1.0, 0.9, kl=1.0),
+        estimated("other target", -9.0, 0.1, kl=2.0),
+    ]
+    root = page(fill(tmp_path / "run", rows))
+    marked = [line.words() for line in root.find("table")[0].find("tr") if line.find("span", "off")]
+    assert len(marked) == 1
+    assert "low" in marked[0]
+    assert "Believe the higher one" in root.words()
+
+
+def test_seeds_come_together_before_they_come_apart(tmp_path: Path) -> None:
+    done = [toy(3), toy(3)]
+    values = ([0.5, None], [0.7, None])
+    rows = [row("dna", "a", done[k], {"accuracy": values[k]}, seed=k) for k in range(2)]
+    root = page(fill(tmp_path / "run", list(zip(rows, done, strict=True))))
+    joined, single = (len(table.find("tbody")[0].find("tr")) for table in root.find("table")[:2])
+    assert (joined, single) == (1, 2)
+    assert "over 2 seeds" in root.words()
+    assert float(cells(root)[0]["accuracy"]) == pytest.approx(0.6)
+
+
+def test_methods_at_equal_rows_are_drawn_against_rows(tmp_path: Path) -> None:
+    def matched(family: str, particles: int, budget: int) -> tuple[dict[str, Any], ts.Result]:
+        result, job = toy(particles), {"method": family, "extra": [f"rows = {budget}"]}
+        return row("dna", f"{family}, rows = {budget}", result, {"accuracy": [0.5, 0.1]}, job=job), result
+
+    small = [matched("smc-base", 2, 100), matched("best-of-n", 8, 100)]
+    assert "against" not in page(fill(tmp_path / "one", small)).words()  # N differs, and means nothing
+    large = [*small, matched("smc-base", 4, 200), matched("best-of-n", 16, 200)]
+    assert "accuracy against rows" in page(fill(tmp_path / "two", large)).words()
+
+
 def test_many_particles_have_a_summary_instead_of_a_tree(mog: Path) -> None:
     root = page(mog)
     options = [o.words() for o in root.find("select", "pick-row")[0].find("option")]
@@ -336,8 +376,8 @@ def test_several_tasks_and_seeds_share_a_page(tmp_path: Path) -> None:
         (row(task, "smc-base", result, {"accuracy": [0.5, 0.1]}, seed=seed), result) for task in "ab" for seed in (0, 1)
     ]
     root = page(fill(tmp_path / "run", rows))
-    assert len(root.find("table")) == 2
-    assert cells(root)[1]["seed"] == "1"
+    assert len(root.find("table")) == 4  # for each task, over seeds and seed by seed
+    assert cells(root, 1)[1]["seed"] == "1"
 
 
 def test_a_page_stays_small(tmp_path: Path) -> None:

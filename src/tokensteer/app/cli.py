@@ -64,7 +64,7 @@ def _dispatch(command: object, words: str) -> int:
         case Report():
             from tokensteer.app.steer import report
 
-            return report(command.folder)
+            return report(command)
         case Check():
             from tokensteer.app.check import check
 

@@ -29,6 +29,7 @@ Run several methods, sizes and seeds on a task, side by side in one run folder.
   tokensteer compare mog --particles 2000 --populations 10 --out out/mog
   tokensteer compare digits --methods smc-base smc-grad --particles 4 16 64 --seeds 0 1 2
   tokensteer compare digits --recipe ramps --particles 16
+  tokensteer compare digits --match-rows smc-grad --particles 4
 
 Denoiser and reward rows stand beside every method: compare methods at equal rows as well as at equal N. Recipes vary
 what a method is made of: ramps (the full reward after k tenths of the time, without and with remasking), draws (the
@@ -46,7 +47,8 @@ A training that was stopped goes on where it was if it is given the same folder 
 REPORT = """\
 Write a run folder's report: one HTML page that needs nothing else.
 
-  tokensteer report out/mog"""
+  tokensteer report out/mog
+  tokensteer report out/mog --figures"""
 
 CHECK = """\
 Hold your own denoiser, kernel, reward, Diffusion or Steering to the laws of tokensteer.testing.
@@ -135,6 +137,8 @@ class Compare:
     """Independent runs side by side, which give the standard errors."""
     seeds: Annotated[tuple[int, ...], arg(metavar="INT ...")] = (0,)
     """A row for each of them."""
+    match_rows: Annotated[str | None, _left("equal N", "METHOD")] = None
+    """Give each method the particles that the network rows of this one, with --particles, pay for."""
     recipe: str = "methods"
     """What is varied: methods, ramps, draws or traces."""
     out: Annotated[Path | None, _left("out/TASK-RECIPE", "FOLDER")] = None
@@ -162,6 +166,8 @@ class Train:
 @dataclass(frozen=True)
 class Report:
     folder: Annotated[Positional[Path], arg(metavar="FOLDER", help="What run or compare wrote.")]
+    figures: Flag = False
+    """Draw figures for a paper too, PNG files in FOLDER/figures; needs matplotlib."""
 
 
 @dataclass(frozen=True)

@@ -58,19 +58,19 @@ class Ready:
 def prepare(jobs: Sequence[Job], place: Place) -> list[Ready]:
     """Put all parts together, so that what cannot work is said before anything is run."""
     make = cache(make_task)  # jobs of the same task share it
-    return [_ready(job, make(_setup(job, place), job.task)) for job in jobs]
+    return [put_together(job, make(setup_of(job, place), job.task)) for job in jobs]
 
 
 def make_task(setup: Setup, name: str) -> Task:
     return choose(name, TASKS, "task")(setup)
 
 
-def _setup(job: Job, place: Place) -> Setup:
+def setup_of(job: Job, place: Place) -> Setup:
     choose(job.task, TASKS, "task")
     return Setup(job.steps, job.goal, job.kl, job.remask, place.device, place.weights)
 
 
-def _ready(job: Job, task: Task) -> Ready:
+def put_together(job: Job, task: Task) -> Ready:
     recipe = methods.recipe_of(job.method)
     method = recipe.make(task.model, methods.tilted(task, job.draws, job.ramp), job.particles)
     if job.trigger is not None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tokensteer.core.smc import Result
 
 FORMAT = 1
-CONFIG, RESULTS, ROWS, REPORT = "config.json", "results.json", "rows", "report.html"
+CONFIG, RESULTS, ROWS, REPORT, FIGURES = "config.json", "results.json", "rows", "report.html", "figures"
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,7 @@ class Writer:
         """Remove an earlier run, and nothing else that may be in its folder."""
         for name in (CONFIG, RESULTS, REPORT):
             (self.folder / name).unlink(missing_ok=True)
-        for file in (self.folder / ROWS).glob("*"):
+        made = [*(self.folder / ROWS).glob("*"), *(self.folder / FIGURES).glob("*")]
+        for file in made:
             if file.suffix in (".safetensors", ".png"):
                 file.unlink()

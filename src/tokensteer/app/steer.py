@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tokensteer.app import methods
+from tokensteer.app.budget import matched
 from tokensteer.app.jobs import Job, plan
 from tokensteer.app.names import choose
-from tokensteer.app.options import Compare, Run, Setting, Train
+from tokensteer.app.options import Compare, Report, Run, Setting, Train
 from tokensteer.app.play import Place, config, make_task, play, prepare
 from tokensteer.app.progress import shown
 from tokensteer.app.runs import Writer
@@ -81,7 +82,7 @@ def _compared(command: Compare, place: Place) -> list[Job]:
         setting = command.setting
         task = make_task(Setup(1, setting.goal, device=place.device, weights=place.weights), command.task)
         usual = methods.usual(task.tilt if setting.draws is None else methods.tilted(task, setting.draws, None))
-    return plan(
+    jobs = plan(
         command.recipe,
         command.methods,
         command.particles,
@@ -90,6 +91,7 @@ def _compared(command: Compare, place: Place) -> list[Job]:
         usual,
         _common(command.task, command.setting),
     )
+    return jobs if command.match_rows is None else matched(jobs, command.match_rows, place)
 
 
 def train(command: Train) -> int:
@@ -104,8 +106,13 @@ def train(command: Train) -> int:
     return 0
 
 
-def report(folder: Path) -> int:
-    say(f"Report: {write_report(folder)}")
+def report(command: Report) -> int:
+    from tokensteer.app.report import figures  # as below
+
+    made = figures(command.folder) if command.figures else []  # first: without matplotlib nothing is written
+    say(f"Report: {write_report(command.folder)}")
+    for file in made:
+        say(f"Figure: {file}")
     return 0
 
 

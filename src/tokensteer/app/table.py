@@ -10,6 +10,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from tokensteer.app import numbers
+from tokensteer.app.seeds import over_seeds, seeds_of
+from tokensteer.tasks.metrics import Measured
+
 Row = Mapping[str, Any]
 Column = tuple[str, Callable[[Row], str]]
 """A title, and what stands below it for a row."""
@@ -25,8 +29,13 @@ def tables(rows: Sequence[Row], width: int) -> list[str | Table]:
     found: list[str | Table] = []
     for task in dict.fromkeys(row["task"] for row in rows):
         here = [row for row in rows if row["task"] == task]
-        found += [heading(here), *fitted(here, [*metrics(here, "metrics", ELSEWHERE), LOG_Z, *COST], width)]
-        judged = [row for row in here if row["best"]]
+        columns = [*metrics(here, "metrics", ELSEWHERE), LOG_Z, *COST]
+        found += [heading(here), *fitted(here, columns, width)]
+        joined = over_seeds(here)
+        if len(joined) < len(here):
+            sizes = " or ".join(str(n) for n in dict.fromkeys(map(seeds_of, joined)))
+            found += [f"Means ± standard errors over {sizes} seeds", *fitted(joined, columns, width)]
+        judged = [row for row in joined if row["best"]]
         if judged:
             found.append("Best of N by reward, which is no draw from the target")
             found += fitted(judged, metrics(judged, "best", OF_MANY), width)
@@ -78,7 +87,7 @@ def _metric(key: str, name: str) -> Column:
 def _asked(row: Row) -> str:
     """Denoiser rows computed, of those asked for where some were known already."""
     rows, saved = row["rows"].get("denoiser", 0), row["saved"].get("denoiser", 0)
-    return f"{short(rows)}/{short(rows + saved)}" if saved else short(rows)
+    return f"{_count(rows)}/{_count(rows + saved)}" if saved else _count(rows)
 
 
 def _seed(row: Row) -> str:
@@ -92,7 +101,7 @@ def _seconds(row: Row) -> str:
 LOG_Z: Column = ("log Z", lambda row: spread([row["log_z"], row["log_z_error"]]))
 COST: list[Column] = [
     ("denoiser rows\ncomputed/asked", _asked),
-    ("reward rows\ncomputed", lambda row: short(row["rows"].get("reward", 0))),
+    ("reward rows\ncomputed", lambda row: _count(row["rows"].get("reward", 0))),
     ("s", _seconds),
 ]
 
@@ -104,19 +113,11 @@ def summary(row: Row) -> str:
 
 
 def spread(value: Sequence[float | None] | None) -> str:
-    """A mean with as many places as its standard error has: one digit of it, two if it begins with 1. A dash for what
-    is not known."""
-    mean, error = value or (None, None)
-    if mean is None:
-        return "-"
-    if not error:
-        return f"{mean:.3g}"
-    size = math.floor(math.log10(error))
-    places = min(4, max(0, (error < 2 * 10.0**size) - size))
-    return f"{mean:.{places}f}±{error:.{places}f}"
+    """A mean with its standard error; a dash for what is not known."""
+    mean, error = (math.nan if number is None else number for number in value or (None, None))
+    return "±".join(part for part in numbers.spread(Measured(mean, error)) if part)
 
 
-def short(count: int) -> str:
-    """A count in few places: 950, 2.0k, 200k, 2.0M; a dash for nothing."""
-    unit, size = ("M", 1e6) if count >= 999_500 else ("k", 1e3) if count >= 1000 else ("", 1.0)
-    return f"{count / size:.{1 if unit and count < 10 * size else 0}f}{unit}" if count else "-"
+def _count(rows: int) -> str:
+    """A dash for nothing."""
+    return numbers.short(rows) if rows else numbers.NOTHING

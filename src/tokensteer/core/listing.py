@@ -37,16 +37,17 @@ def same_rows(x: Tensor) -> Tensor:
     places = torch.arange(x.shape[1], device=x.device)
     # Sorting integers is far quicker than sorting rows, so long rows are told apart by a hash, which is then checked.
     weights = base**places if exact else (places * 2 + 1) * 0x5851F42D4C957F2D ^ (places + 1) * 0x9E3779B97F4A7C1
-    row = _unique((x * weights).sum(-1))
+    _, row = unique((x * weights).sum(-1))
     if exact:
         return row
     first = _first(row)
-    return row if torch.equal(x[first[row]], x) else _unique(x)
+    return row if torch.equal(x[first[row]], x) else unique(x)[1]
 
 
-def _unique(x: Tensor) -> Tensor:
+def unique(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct rows of x in order, and which of them each row is."""
     dim = None if x.dim() == 1 else 0
-    return torch.unique(x, dim=dim, return_inverse=True)[1]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    return torch.unique(x, dim=dim, return_inverse=True)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
 
 def _first(row: Tensor) -> Tensor:

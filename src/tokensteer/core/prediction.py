@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tokensteer.core.listing import unique
 from tokensteer.core.tokens import Store, Tokens
 
 
@@ -49,12 +50,8 @@ def updated(x: Tensor, new: Tensor, which: Tensor, stores: tuple[Store, ...], be
     if not len(new):
         return Prediction(x, before.row, before.stores)
     old = torch.ones_like(x[:, 0], dtype=torch.bool).index_fill(0, new, False).nonzero().squeeze(-1)
-    kept, row = _unique(before.row[old])
+    kept, row = unique(before.row[old])
     sites = _sites(kept, x.shape[1]).flatten()
     rows = torch.empty_like(before.row).index_copy(0, old, row).index_copy(0, new, len(kept) + which)
     joined = tuple(a.select(sites).join(b) for a, b in zip(before.stores, stores, strict=True))
     return Prediction(x, rows, joined)
-
-
-def _unique(values: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.unique(values, return_inverse=True)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]

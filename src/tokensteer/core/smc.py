@@ -206,6 +206,17 @@ def _blame(log_w: Tensor, step: Step | None, log_twist: Tensor, log_ratio: Tenso
     )
 
 
+def pooled(log_z: Tensor) -> tuple[float, float]:
+    """The log of the mean of exp(log_z) over independent estimates (B,), with its standard error (delta method).
+
+    The mean of exp(log_z) is unbiased and that of log_z is too low. Where weights have heavy tails both the mean and
+    its error come from the estimates that happened, and miss those that are rare and large.
+    """
+    mean = float(log_mean_weight(log_z))
+    ratio = (log_z - mean).exp()
+    return mean, float(ratio.std() / math.sqrt(len(ratio))) if len(ratio) > 1 else math.nan
+
+
 @dataclass(frozen=True)
 class Result:
     """Weighted samples and what it took to get them.
@@ -235,10 +246,7 @@ class Result:
     @property
     def pooled_log_z(self) -> tuple[float, float]:
         """The log of the mean of exp(log_z) over populations, with its standard error (delta method)."""
-        log_z = self.log_z
-        pooled = float(log_mean_weight(log_z))
-        ratio = (log_z - pooled).exp()
-        return pooled, float(ratio.std() / math.sqrt(len(ratio))) if len(ratio) > 1 else math.nan
+        return pooled(self.log_z)
 
     @property
     def weights(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Grey pictures as PNG files, with nothing but the standard library."""
+"""Pictures as PNG files, with nothing but the standard library."""
 
 from __future__ import annotations
 
@@ -12,17 +12,29 @@ from torch import Tensor
 
 def write_png(file: Path, picture: Tensor) -> None:
     """A picture (H, W) of numbers from 0 (black) to 1 (white)."""
+    file.write_bytes(_png(picture, GREY))
+
+
+def shaded_png(picture: Tensor, colour: tuple[int, int, int]) -> bytes:
+    """A picture (H, W) of numbers from 0 (clear) to 1 (full colour)."""
+    return _png(picture, PALETTE, (b"PLTE", bytes(colour) * 256), (b"tRNS", bytes(range(256))))
+
+
+GREY, PALETTE = 0, 3  # what a byte of a line means
+
+
+def _png(picture: Tensor, kind: int, *palette: tuple[bytes, bytes]) -> bytes:
     height, width = picture.shape
-    grey = (picture.clamp(0, 1) * 255).round().to("cpu", torch.uint8)
-    lines = torch.cat([torch.zeros(height, 1, dtype=torch.uint8), grey], 1)  # each line begins with its filter, none
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    values = (picture.clamp(0, 1) * 255).round().to("cpu", torch.uint8)
+    lines = torch.cat([torch.zeros(height, 1, dtype=torch.uint8), values], 1)  # each line begins with its filter, none
+    header = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
     body = zlib.compress(lines.numpy().tobytes(), 9)
-    parts = [b"\x89PNG\r\n\x1a\n", chunk(b"IHDR", header), chunk(b"IDAT", body), chunk(b"IEND", b"")]
-    file.write_bytes(b"".join(parts))
+    chunks = [(b"IHDR", header), *palette, (b"IDAT", body), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, content) for name, content in chunks)
+
+
+def _chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
 
 def tiled(images: Tensor, columns: int, zoom: int) -> Tensor:

@@ -102,6 +102,14 @@ class Enumeration:
         """The model's own law of clean sequences, lexicographically (a measure, for a product)."""
         return self.log_law[-1][self.clean].exp()
 
+    @property
+    def log_price(self) -> Tensor:
+        """The log of the part that choosing survivors has in N · Var(Z_hat)/Z², if resampled (multinomially) at each
+        time, (T + 1,): the relative variance of V_t/exp(psi_t) under the target there, none for the soft value."""
+        short = torch.where(self.log_targets > NEVER, self.log_value - self.log_twist, 0.0)
+        mean, square = ((self.log_targets + k * short).logsumexp(-1) for k in (1, 2))
+        return (square - 2 * mean).expm1().clamp(min=0).log()
+
     def log_optimal(self, index: int) -> Tensor:
         """log q*(x_s | x_t) ∝ p(x_s | x_t) · exp(psi_s(x_s)) for each of the moves of step `index`."""
         moves = self.moves[index]

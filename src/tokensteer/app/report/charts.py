@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from tokensteer.app.numbers import fixed
 from tokensteer.app.report.markup import data, element, text
-from tokensteer.app.report.words import fixed
 
 BANDS = 6
 """With more lines than this their bands would hide them."""

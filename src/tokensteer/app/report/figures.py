@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tokensteer.app import runs
 from tokensteer.app.report import sweeps, traces
+from tokensteer.app.report.charts import BANDS
 from tokensteer.app.report.folder import Row, read
 from tokensteer.app.report.words import COLOURS, colours_of, heading, metrics_of
 
@@ -19,6 +21,8 @@ TONES = ("#6b7078", "#1f55e0", "#d95f02", "#00503a", "#7a1573", "#b08a5c", "#0a9
 WIDTH = 5.5
 """Inches: the text width of most one-column papers."""
 DPI = 200
+LEGEND_LINE = 0.17
+"""Inches."""
 
 Draw = Callable[["Figure"], None]
 
@@ -30,20 +34,19 @@ def figures(folder: Path) -> list[Path]:
     except ImportError as error:
         raise ImportError("figures need matplotlib: pip install 'tokensteer[plot]'") from error
     run = read(folder)
-    place = folder / "figures"
-    place.mkdir(exist_ok=True)
     made: list[Path] = []
     for task in run.tasks():
-        rows = [row for row in run.rows if row.task == task]
-        for name, size, draw in _all(rows):
+        rows, joined = ([row for row in some if row.task == task] for some in (run.rows, run.joined))
+        for name, size, draw in _all(rows, joined):
             figure = Figure(figsize=size, layout="constrained")
             draw(figure)
-            made.append(place / f"{task}-{name}.png")
-            figure.savefig(made[-1], dpi=DPI)  # pyright: ignore[reportUnknownMemberType]
+            _legend(figure)
+            made.append(folder / runs.FIGURES / f"{task}-{name}.png")
+            runs.whole(made[-1], lambda file, drawn=figure: drawn.savefig(file, dpi=DPI))  # pyright: ignore
     return made
 
 
-def _all(rows: Sequence[Row]) -> list[tuple[str, tuple[float, float], Draw]]:
+def _all(rows: Sequence[Row], joined: Sequence[Row]) -> list[tuple[str, tuple[float, float], Draw]]:
     """Name, size in inches and content of each figure."""
     panels = traces.by_size(rows)
     colours = colours_of(rows)
@@ -51,10 +54,10 @@ def _all(rows: Sequence[Row]) -> list[tuple[str, tuple[float, float], Draw]]:
         ("traces", (WIDTH, 0.4 + 2.2 * len(panels)), lambda figure: _traces(figure, panels, colours)),
         ("weights", (WIDTH, 0.4 + 2.2 * len(panels)), lambda figure: _weights(figure, panels, colours)),
     ]
-    axis = sweeps.axis(rows)
+    axis = sweeps.axis(joined)
     if axis is not None:
         height = 0.4 + 2.0 * math.ceil(len(metrics_of(rows)) / 2)
-        found.append(("metrics", (WIDTH, height), lambda figure: _metrics(figure, rows, axis, colours)))
+        found.append(("metrics", (WIDTH, height), lambda figure: _metrics(figure, joined, axis, colours)))
     return found
 
 
@@ -72,16 +75,18 @@ def _traces(figure: Figure, panels: Sequence[tuple[str, Sequence[Row]]], colours
         _lines(left, f"ESS/N{words}", rows, colours, traces.ess_share)
         left.set_ylim(0, 1.03)
         _lines(right, f"mean reward{words}", rows, colours, traces.mean_reward)
-        left.legend(frameon=False, fontsize=7)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _lines(axes: Axes, title: str, rows: Sequence[Row], colours: Mapping[str, int], look: traces.Look) -> None:
-    for line in traces.lines(rows, colours, look):
+    found = traces.lines(rows, colours, look)
+    for line in found:
         steps = [k for k, v in enumerate(line.mean) if math.isfinite(v)]
         mean = [line.mean[k] for k in steps]
         style = _style(line.colour)
         marker = "o" if len(steps) == 1 else ""
         axes.plot(steps, mean, label=line.name, linewidth=1.2, marker=marker, **style)  # pyright: ignore
+        if len(found) > BANDS:
+            continue
         low, high = ([line.mean[k] + s * line.band[k] for k in steps] for s in (-1, 1))
         axes.fill_between(steps, low, high, color=style["color"], alpha=0.12, linewidth=0)  # pyright: ignore
     _plain(axes, title, "step")
@@ -93,22 +98,25 @@ def _weights(figure: Figure, panels: Sequence[tuple[str, Sequence[Row]]], colour
     for (words, rows), (axes,) in zip(panels, axes_of, strict=True):
         most = traces.heaviest(rows)
         labels = traces.weight_labels(most)
-        for method in dict.fromkeys(row.method for row in rows):
+        methods = list(dict.fromkeys(row.method for row in rows))
+        for method, name in zip(methods, traces.shorter(methods), strict=True):
             shares = traces.weight_shares([row.result for row in rows if row.method == method], most)
             style = _style(colours[method])
-            axes.step(range(len(labels)), shares, where="mid", label=method, linewidth=1.2, **style)  # pyright: ignore
+            axes.step(range(len(labels)), shares, where="mid", label=name, linewidth=1.2, **style)  # pyright: ignore
         axes.set_xticks(range(len(labels)), labels, fontsize=6)  # pyright: ignore[reportUnknownMemberType]
-        axes.legend(frameon=False, fontsize=7)  # pyright: ignore[reportUnknownMemberType]
         _plain(axes, f"share of particles{words}", "N · weight")
 
 
 def _metrics(figure: Figure, rows: Sequence[Row], axis: sweeps.Axis, colours: Mapping[str, int]) -> None:
     names = metrics_of(rows)
+    at = {value: float(k) for k, value in enumerate(axis.values)}  # equal distances, as on the page
     grid: list[list[Axes]] = figure.subplots(math.ceil(len(names) / 2), 2, squeeze=False).tolist()  # pyright: ignore
     places = [axes for line in grid for axes in line]
     for axes, metric in zip(places, names, strict=False):
         for k, (name, some) in enumerate(axis.series.items()):
-            known = [(x, row.metrics[metric]) for x, row in some.items() if metric in row.metrics]
+            # Side by side, so that no bar hides another.
+            aside = 0.08 * (k - (len(axis.series) - 1) / 2)
+            known = [(at[x] + aside, row.metrics[metric]) for x, row in some.items() if metric in row.metrics]
             axes.errorbar(  # pyright: ignore[reportUnknownMemberType]
                 [x for x, _ in known],
                 [m.mean for _, m in known],
@@ -119,13 +127,29 @@ def _metrics(figure: Figure, rows: Sequence[Row], axis: sweeps.Axis, colours: Ma
                 markersize=3,
                 **_style(colours.get(name, 1 + k % COLOURS)),  # pyright: ignore[reportArgumentType]
             )
-        if axis.name == "N":
-            axes.set_xscale("log", base=2)  # pyright: ignore[reportUnknownMemberType]
-        axes.set_xticks(axis.values, [f"{v:g}" for v in axis.values])  # pyright: ignore[reportUnknownMemberType]
+        axes.set_xticks(list(at.values()), [f"{v:g}" for v in axis.values])  # pyright: ignore[reportUnknownMemberType]
         _plain(axes, heading(metric), axis.name)
     for axes in places[len(names) :]:
         axes.set_axis_off()
-    places[0].legend(frameon=False, fontsize=7)  # pyright: ignore[reportUnknownMemberType]
+
+
+def _legend(figure: Figure) -> None:
+    """One for all panels, below them, where it hides no line."""
+    named: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        named |= dict(zip(labels, handles, strict=True))
+    columns = max(1, min(5, 80 // (6 + max(map(len, named), default=0))))
+    height = figure.get_figheight() + LEGEND_LINE * math.ceil(len(named) / columns)
+    figure.set_figheight(height)
+    figure.legend(  # pyright: ignore[reportUnknownMemberType]
+        list(named.values()),
+        list(named),
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        fontsize=7,
+    )
 
 
 def _plain(axes: Axes, title: str, below: str) -> None:

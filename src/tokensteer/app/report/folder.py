@@ -11,6 +11,7 @@ from typing import Any
 from torch import Generator
 
 from tokensteer.app import methods, runs
+from tokensteer.app.seeds import over_seeds, seeds_of
 from tokensteer.core.smc import Result
 from tokensteer.tasks.metrics import Measured
 
@@ -44,13 +45,17 @@ class Row:
     answer: Result
     weighted: bool
     job: Mapping[str, Any]
+    seeds: int = 1
 
 
 @dataclass(frozen=True)
 class Run:
+    """`joined` are the rows with those that differ in their seed alone as one, which has the samples of the first."""
+
     folder: Path
     config: Mapping[str, Any]
     rows: Sequence[Row]
+    joined: Sequence[Row]
 
     def tasks(self) -> list[str]:
         """In the order in which they were run."""
@@ -63,7 +68,8 @@ def read(folder: Path) -> Run:
         run = runs.open_run(folder)
         if not run.rows:
             raise ValueError(f"{folder} has no finished row to report on")
-        return Run(folder, run.config, [_row(run, index) for index in range(len(run.rows))])
+        rows = [_row(run, index) for index in range(len(run.rows))]
+        return Run(folder, run.config, rows, _joined(rows, run))
     except FileNotFoundError as error:
         raise ValueError(f"{_line(error)}: {AGAIN}") from error
     except ValueError as error:
@@ -73,6 +79,29 @@ def read(folder: Path) -> Run:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+def _joined(rows: Sequence[Row], run: runs.Run) -> list[Row]:
+    first = dict(zip((row["file"] for row in run.rows), rows, strict=True))
+    if len({row.seed for row in rows}) < 2:
+        return list(rows)
+    try:
+        return [_with_numbers(first[row["file"]], row) for row in over_seeds(run.rows)]
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"the rows of {run.folder / runs.RESULTS} do not fit together ({error!r})") from error
+
+
+def _with_numbers(row: Row, stored: Mapping[str, Any]) -> Row:
+    return replace(
+        row,
+        metrics=_metrics(stored["metrics"]),
+        best=_metrics(stored["best"]),
+        log_z=_measured([stored["log_z"], stored["log_z_error"]]),
+        seconds=_number(stored["seconds"]),
+        rows=_counts(stored["rows"]),
+        saved=_counts(stored["saved"]),
+        seeds=seeds_of(stored),
+    )
 
 
 def _row(run: runs.Run, index: int) -> Row:

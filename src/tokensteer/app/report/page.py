@@ -58,7 +58,7 @@ def _header(run: Run) -> str:
     about = "; ".join(dict.fromkeys(row.about or row.task for row in run.rows))
     title = about[:1].upper() + about[1:]
     goals = dict.fromkeys(_words(row.job["goal"]) for row in run.rows if row.job.get("goal") is not None)
-    said = [verdict([row for row in run.rows if row.task == task]) for task in tasks]
+    said = [verdict([row for row in run.joined if row.task == task]) for task in tasks]
     lead = " ".join(said if len(tasks) == 1 else [f"{task}: {words}" for task, words in zip(tasks, said, strict=True)])
     facts = [
         ("Task", ", ".join(tasks)),
@@ -96,11 +96,11 @@ def _words(value: object) -> str:
 
 def _task(run: Run, task: str, several: bool) -> list[tuple[str, str, str]]:
     """The parts of the page about a task: key, words for a link, markup."""
-    rows = [row for row in run.rows if row.task == task]
+    rows, joined = ([row for row in some if row.task == task] for some in (run.rows, run.joined))
     colours, name = colours_of(run.rows), naming(rows)
     start, end = (f"{task}-", f", {task}") if several else ("", "")
     parts: list[tuple[str, str, str, str]] = [
-        ("results", "Results", "", _results(rows, colours)),
+        ("results", "Results", "", _results(rows, joined, colours)),
         ("samples", "Samples", *_samples(task, rows, name, colours)),
         (
             "traces",
@@ -132,12 +132,13 @@ def _task(run: Run, task: str, several: bool) -> list[tuple[str, str, str]]:
     ]
 
 
-def _results(rows: Sequence[Row], colours: Mapping[str, int]) -> str:
-    best = best_table(rows, colours)
+def _results(rows: Sequence[Row], joined: Sequence[Row], colours: Mapping[str, int]) -> str:
+    best = best_table(joined, colours)
     words = "Best of N by reward"
     note = "The one particle of highest reward in each population. It is no draw from the target."
     apart = text("h3", words) + text("p", note, 'class="note"') + best if best else ""
-    return table(rows, colours) + sweeps.charts(rows, colours) + apart
+    single = text("h3", "Seed by seed") + table(rows, colours) if len(joined) < len(rows) else ""
+    return table(joined, colours) + sweeps.charts(joined, colours) + single + apart
 
 
 def _samples(task: str, rows: Sequence[Row], name: Callable[[Row], str], colours: Mapping[str, int]) -> tuple[str, str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import math
-import struct
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
@@ -14,12 +12,14 @@ from itertools import groupby
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.app.numbers import number, spread
 from tokensteer.app.report.charts import swatch
 from tokensteer.app.report.folder import Row
 from tokensteer.app.report.lists import floats, ints
 from tokensteer.app.report.markup import element, text
-from tokensteer.app.report.words import number, plural, spread
+from tokensteer.app.report.words import plural
 from tokensteer.core.smc import Result
+from tokensteer.tasks.png import shaded_png
 
 SHOWN = 16
 """How many samples of each kind are shown."""
@@ -166,7 +166,8 @@ def exact_target(row: Row) -> Tensor:
 
 
 def _heat_card(name: str, mark: str, note: str, law: Tensor, top: float) -> str:
-    source = heat_png((law.T.flip(0) / top).clamp(0, 1).sqrt())  # the square root brings out what is faint
+    picture = shaded_png((law.T.flip(0) / top).clamp(0, 1).sqrt(), HEAT)  # the square root brings out what is faint
+    source = "data:image/png;base64," + base64.b64encode(picture).decode()
     words = f"heat map of {name}, x to the right and y upwards"
     return element(
         "figure",
@@ -174,23 +175,3 @@ def _heat_card(name: str, mark: str, note: str, law: Tensor, top: float) -> str:
         element("figcaption", "", mark, escape(name), text("small", note)),
         f'<img src="{source}" alt="{escape(words)}" width="64" height="64">',
     )
-
-
-def heat_png(values: Tensor) -> str:
-    """A picture (H, W) of numbers from 0 (clear) to 1 (full colour) as a data URI."""
-    height, width = values.shape
-    index = (values * 255).round().to(torch.uint8)
-    lines = torch.cat([torch.zeros(height, 1, dtype=torch.uint8), index], 1)
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    parts = [
-        b"\x89PNG\r\n\x1a\n",
-        chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
-        chunk(b"PLTE", bytes(HEAT) * 256),
-        chunk(b"tRNS", bytes(range(256))),
-        chunk(b"IDAT", zlib.compress(lines.numpy().tobytes(), 9)),
-        chunk(b"IEND", b""),
-    ]
-    return "data:image/png;base64," + base64.b64encode(b"".join(parts)).decode()

@@ -26,25 +26,34 @@ class Axis:
 
 
 def axis(rows: Sequence[Row]) -> Axis | None:
-    """N if it varies, otherwise the last word of the variants if that is a number, otherwise nothing."""
-    if len({row.particles for row in rows}) > 1:
-        return _axis("N", [(row.method, float(row.particles), row) for row in rows])
+    """The last word of the variants if that is a number, otherwise N; nothing where it does not vary."""
+    return _varied(_numbered(rows)) or _varied([("N", row.method, float(row.particles), row) for row in rows])
+
+
+Placed = tuple[str, str, float, Row]
+"""What a row is placed by, its series, its value, the row."""
+
+
+def _numbered(rows: Sequence[Row]) -> list[Placed]:
     found = [(row, NUMBERED.fullmatch(row.variant[-1])) for row in rows if row.variant]
-    numbered = [(row, match) for row, match in found if match is not None]
-    if len({match[2] for _, match in numbered}) < 2 or len({match[1] for _, match in numbered}) > 1:
-        return None
-    return _axis(
-        numbered[0][1][1],
-        [(", ".join((row.family, *row.variant[:-1])), float(match[2]), row) for row, match in numbered],
-    )
+    sizes = {row.method: {other.particles for other in rows if other.method == row.method} for row in rows}
+    placed: list[Placed] = []
+    for row, match in found:
+        if match is not None:
+            size = (f"N = {row.particles}",) if len(sizes[row.method]) > 1 else ()
+            placed.append((match[1], ", ".join((row.family, *row.variant[:-1], *size)), float(match[2]), row))
+    return placed
 
 
-def _axis(name: str, placed: Sequence[tuple[str, float, Row]]) -> Axis:
+def _varied(placed: Sequence[Placed]) -> Axis | None:
+    """An axis, if all rows are placed by the same and some series has more than one of them."""
     series: dict[str, dict[float, Row]] = {}
-    for label, value, row in placed:
-        series.setdefault(label, {}).setdefault(value, row)  # of several seeds the first
-    values = sorted({value for _, value, _ in placed})
-    return Axis(name, values, {label: dict(sorted(some.items())) for label, some in series.items()})
+    for _, label, value, row in placed:
+        series.setdefault(label, {}).setdefault(value, row)
+    if len({name for name, *_ in placed}) != 1 or max(map(len, series.values())) < 2:
+        return None
+    values = sorted({value for _, _, value, _ in placed})
+    return Axis(placed[0][0], values, {label: dict(sorted(some.items())) for label, some in series.items()})
 
 
 def charts(rows: Sequence[Row], colours: Mapping[str, int]) -> str:

@@ -7,24 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from tokensteer.app.numbers import NOTHING, number, short, spread
 from tokensteer.app.report.charts import swatch
 from tokensteer.app.report.folder import Row
 from tokensteer.app.report.markup import element, text
 from tokensteer.app.report.words import (
     HIGHER,
     LOWER,
-    NOTHING,
     Look,
     heading,
     leaders,
     listed,
     metrics_of,
-    number,
     of_answer,
     of_best,
     plural,
-    short,
-    spread,
 )
 from tokensteer.tasks.metrics import Measured
 
@@ -53,7 +50,7 @@ def table(rows: Sequence[Row], colours: Mapping[str, int]) -> str:
     if len({row.populations for row in rows}) > 1:
         columns.append(Column("B", [_count(row.populations) for row in rows], "populations"))
     columns += [_metric(rows, metric, of_answer) for metric in metrics_of(rows)]
-    columns.append(Column("log Z", [_log_z(row) for row in rows], "log of the normaliser, pooled over populations"))
+    columns.append(Column("log Z", [_log_z(row, rows) for row in rows], "log of the mean estimate of the normaliser"))
     columns += [_network(rows, network) for network in dict.fromkeys(n for row in rows for n in row.rows)]
     columns.append(Column("seconds", [_plain(row.seconds) for row in rows]))
     return _table("Methods, their metrics and what they cost", columns, len(rows)) + text(
@@ -97,7 +94,9 @@ def _table(title: str, columns: Sequence[Column], count: int) -> str:
 def note(rows: Sequence[Row]) -> str:
     """How the table is read."""
     sizes = {row.populations for row in rows}
-    said = [f"Mean ± standard error over {plural(sizes.pop(), 'population') if len(sizes) == 1 else 'populations'}."]
+    seeds = max(row.seeds for row in rows)
+    over = plural(sizes.pop(), "population") if len(sizes) == 1 else "populations"
+    said = [f"Mean ± standard error over {over if seeds == 1 else f'{seeds} seeds, each of {over}'}."]
     if any(leaders(rows, metric)[0] for metric in metrics_of(rows)):
         said.append("★ is the best of a column, ☆ what two standard errors do not tell from it.")
     exact = sorted({number(row.metrics["exact log_z"].mean, 5) for row in rows if "exact log_z" in row.metrics})
@@ -105,6 +104,12 @@ def note(rows: Sequence[Row]) -> str:
         said.append(f"The exact log Z is {listed(exact)}.")
     if any(missed(row) for row in rows):
         said.append("≠ is more than three standard errors from it.")
+    if any(outdone(row, rows) for row in rows):
+        said.append(
+            "↓: another row puts the same Z more than three standard errors higher. Believe the higher one: estimates "
+            "of Z are unbiased but skewed. They reach k times Z in one of k runs at most, while most may lie far below "
+            "it and agree with each other."
+        )
     if any(sum(row.saved.values()) for row in rows):
         said.append("Rows are what networks computed, + what was asked for but known already.")
     said.append("Click a heading to sort.")
@@ -151,13 +156,33 @@ def missed(row: Row) -> bool:
     return exact is not None and abs(row.log_z.mean - exact.mean) > 3.0 * row.log_z.error
 
 
-def _log_z(row: Row) -> Cell:
+def outdone(row: Row, rows: Sequence[Row]) -> bool:
+    """Whether another row puts the same Z more than three standard errors higher, where the exact one is not known."""
+    known = "exact log_z" in row.metrics
+    return not known and any(_target(other) == _target(row) and _above(other.log_z, row.log_z) for other in rows)
+
+
+def _target(row: Row) -> tuple[object, ...]:
+    """All that Z depends on."""
+    return tuple(row.job.get(name) for name in ("steps", "goal", "kl", "remask"))
+
+
+def _above(high: Measured, low: Measured) -> bool:
+    """Of Z itself, in units of the higher: errors of log Z are relative errors of Z. False where one is not known."""
+    ratio = math.exp(min(0.0, low.mean - high.mean))
+    return 1.0 - ratio > 3.0 * math.hypot(high.error, low.error * ratio)
+
+
+def _log_z(row: Row, rows: Sequence[Row]) -> Cell:
     plain = _measured(row.log_z)
-    if not missed(row):
+    if missed(row):
+        mark, words = "≠", "more than three standard errors from the exact value"
+    elif outdone(row, rows):
+        mark, words = "↓", "another row puts the same Z more than three standard errors higher"
+    else:
         return plain
-    words = "more than three standard errors from the exact value"
     return Cell(
-        f'<span class="off" title="{words}" role="img" aria-label="{words}">≠</span> {plain.shown}', plain.value
+        f'<span class="off" title="{words}" role="img" aria-label="{words}">{mark}</span> {plain.shown}', plain.value
     )
 
 

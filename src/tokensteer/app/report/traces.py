@@ -9,12 +9,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from tokensteer.app.numbers import duration, short
 from tokensteer.app.report.charts import Line, bars, histogram, line_chart
 from tokensteer.app.report.folder import Row
 from tokensteer.app.report.genealogy import ancestors_alive
 from tokensteer.app.report.lists import floats
 from tokensteer.app.report.markup import element
-from tokensteer.app.report.words import duration, short
 from tokensteer.core.smc import Result
 
 Look = Callable[[Result], Tensor | None]
@@ -56,16 +56,17 @@ def lines(rows: Sequence[Row], colours: Mapping[str, int], look: Look) -> list[L
         known = [values for values in seen if values is not None]
         if known and len({len(values) for values in known}) == 1:
             found.append(Line(method, colours[method], *over_populations(torch.cat(known, -1))))
-    return _shorter(found)
+    names = shorter([line.name for line in found])
+    return [replace(line, name=name) for line, name in zip(found, names, strict=True)]
 
 
-def _shorter(found: list[Line]) -> list[Line]:
-    """Without the words that all names begin with, if only variants of one method are left."""
-    parts = [line.name.split(", ") for line in found]
+def shorter(names: Sequence[str]) -> list[str]:
+    """Without the words that all begin with, if only variants of one method are left."""
+    parts = [name.split(", ") for name in names]
     same = 0
-    while len(found) > 1 and all(len(p) > same + 1 and p[same] == parts[0][same] for p in parts):
+    while len(names) > 1 and all(len(p) > same + 1 and p[same] == parts[0][same] for p in parts):
         same += 1
-    return [replace(line, name=", ".join(p[same:])) for line, p in zip(found, parts, strict=True)]
+    return [", ".join(p[same:]) for p in parts]
 
 
 MOST = 12
