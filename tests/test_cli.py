@@ -187,8 +187,8 @@ def test_draws_replace_a_value_in_closed_form():
     task = TASKS["mog"](Setup(num_steps=2))
     assert isinstance(task.tilt.estimator, ts.Value)
     assert isinstance(methods.tilted(task, 5, None).estimator, ts.Sampled)
-    assert "smc-enumerated" in methods.usual(task.tilt)
-    assert "smc-enumerated" not in methods.usual(methods.tilted(task, 5, None))
+    assert "smc-enumerated" in methods.usual(task, task.tilt)
+    assert "smc-enumerated" not in methods.usual(task, methods.tilted(task, 5, None))
 
 
 def test_mog_is_held_to_the_target_of_its_own_kl():

@@ -39,7 +39,8 @@ def demo(command: Demo, words: str) -> int:
 
 def jobs_of(size: Size, seed: int) -> list[Job]:
     """All methods that suit the task, with the same number of particles in all."""
-    usual = methods.usual(make_task(Setup(1), size.task).tilt)
+    task = make_task(Setup(1), size.task)
+    usual = methods.usual(task, task.tilt)
     many = size.particles * size.populations
     sizes = {name: (size.alone if name in ALONE else None) or size.particles for name in usual}
     return [Job(size.task, name, n, many // n, seed, size.steps) for name, n in sizes.items()]

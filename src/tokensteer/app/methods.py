@@ -11,7 +11,6 @@ from torch import Tensor
 
 from tokensteer.app.names import choose, unknown
 from tokensteer.core.adaptive import Adaptive
-from tokensteer.core.model import Diffusion
 from tokensteer.core.proposal import Enumerated
 from tokensteer.core.resample import Trigger, always, ess_below, every, multinomial, never, watching
 from tokensteer.core.schedule import Ramp, clipped_ramp, constant_ramp, end_ramp, exponential_ramp, linear_ramp
@@ -23,13 +22,16 @@ from tokensteer.core.steering import (
     fk_steering,
     nested_svdd,
     pretrained,
+    prop_amot,
     prop_grad,
+    smc_amot,
     smc_base,
     smc_grad,
     svdd,
 )
 from tokensteer.core.twist import Potential, Sampled, Tilt, difference, maximum, total
-from tokensteer.tasks.task import Task
+from tokensteer.tasks.learned import with_twist
+from tokensteer.tasks.task import Task, Trained
 
 STAGES = 5
 """How often FK steering resamples in a run."""
@@ -85,7 +87,7 @@ class Recipe:
     """
 
     about: str
-    make: Callable[[Diffusion, Tilt, int], Method]
+    make: Callable[[Task, Tilt, int], Method]
     answer: Callable[[Result], Result] = weighted
     sweeps: int = 0
 
@@ -95,44 +97,70 @@ def _clip(tilt: Tilt) -> float | None:
     return 3.0 if tilt.estimator.random else None
 
 
-def _fk(potential: Potential) -> Callable[[Diffusion, Tilt, int], Method]:
-    return lambda model, tilt, n: fk_steering(model, tilt, potential, max(1, len(model.steps) // STAGES))
+def learned(task: Task) -> Trained:
+    """What was trained for the task and its goal."""
+    if task.learned is None:
+        raise ValueError(
+            f"nothing was ever trained for {task.name}: choose a method without amot or learned in its name"
+        )
+    return task.learned()
+
+
+def _fk(potential: Potential) -> Callable[[Task, Tilt, int], Method]:
+    return lambda task, tilt, n: fk_steering(task.model, tilt, potential, max(1, len(task.model.steps) // STAGES))
 
 
 METHODS: dict[str, Recipe] = {
-    "pretrained": Recipe("the model alone, unsteered", lambda model, tilt, n: pretrained(model), unweighted),
-    "best-of-n": Recipe("independent samples, weighed at the end", lambda model, tilt, n: best_of_n(model, tilt)),
-    "svdd": Recipe("one survivor in every step", lambda model, tilt, n: svdd(model, tilt), one_draw),
+    "pretrained": Recipe("the model alone, unsteered", lambda task, tilt, n: pretrained(task.model), unweighted),
+    "best-of-n": Recipe("independent samples, weighed at the end", lambda task, tilt, n: best_of_n(task.model, tilt)),
+    "svdd": Recipe("one survivor in every step", lambda task, tilt, n: svdd(task.model, tilt), one_draw),
     "nested-svdd": Recipe(
         "SVDD in groups of up to four, SMC between them",
-        lambda model, tilt, n: nested_svdd(model, tilt, math.gcd(n, 4)),
+        lambda task, tilt, n: nested_svdd(task.model, tilt, math.gcd(n, 4)),
     ),
     "fk-difference": Recipe("Feynman-Kac steering by differences of rewards", _fk(difference)),
     "fk-max": Recipe("Feynman-Kac steering by the highest reward so far", _fk(maximum)),
     "fk-sum": Recipe("Feynman-Kac steering by the sum of rewards", _fk(total)),
     "prop-grad": Recipe(
         "the gradient proposal without its weights: classifier guidance",
-        lambda model, tilt, n: prop_grad(model, tilt, _clip(tilt)),
+        lambda task, tilt, n: prop_grad(task.model, tilt, _clip(tilt)),
         unweighted,
     ),
-    "smc-base": Recipe("SMC with the model as proposal", lambda model, tilt, n: smc_base(model, tilt)),
-    "smc-grad": Recipe("SMC with the gradient proposal", lambda model, tilt, n: smc_grad(model, tilt, _clip(tilt))),
+    "smc-base": Recipe("SMC with the model as proposal", lambda task, tilt, n: smc_base(task.model, tilt)),
+    "smc-grad": Recipe("SMC with the gradient proposal", lambda task, tilt, n: smc_grad(task.model, tilt, _clip(tilt))),
     "smc-enumerated": Recipe(
         "SMC with the locally optimal proposal, by enumeration: for few states",
-        lambda model, tilt, n: Method(Steering(model, tilt, Enumerated())),
+        lambda task, tilt, n: Method(Steering(task.model, tilt, Enumerated())),
+    ),
+    "prop-amot": Recipe(
+        "the learned proposal without its weights",
+        lambda task, tilt, n: prop_amot(task.model, tilt, learned(task).denoiser),
+        unweighted,
+    ),
+    "smc-amot": Recipe(
+        "SMC with the learned proposal", lambda task, tilt, n: smc_amot(task.model, tilt, learned(task).denoiser)
+    ),
+    "smc-learned": Recipe(
+        "SMC with the learned proposal and the learned twist",
+        lambda task, tilt, n: smc_amot(task.model, with_twist(tilt, learned(task)), learned(task).denoiser),
     ),
     "particle-gibbs": Recipe(
         "SMC refined by three sweeps of particle Gibbs",
-        lambda model, tilt, n: Method(Steering(model, tilt), multinomial, ess_below(0.5)),
+        lambda task, tilt, n: Method(Steering(task.model, tilt), multinomial, ess_below(0.5)),
         sweeps=3,
     ),
 }
 
 
-def usual(tilt: Tilt) -> list[str]:
-    """The methods worth comparing; the enumerated proposal only where twists are not random."""
-    exact = not tilt.estimator.random
-    return [name for name in METHODS if name != "particle-gibbs" and (exact or name != "smc-enumerated")]
+def usual(task: Task, tilt: Tilt) -> list[str]:
+    """The methods worth comparing: the enumerated proposal only where twists are not random, learned ones where they
+    were trained for this goal."""
+    left_out = {"particle-gibbs"} | ({"smc-enumerated"} if tilt.estimator.random else set())
+    try:
+        left_out |= {"smc-learned"} if learned(task).value is None else set()
+    except (FileNotFoundError, ValueError):
+        left_out |= {"prop-amot", "smc-amot", "smc-learned"}
+    return [name for name in METHODS if name not in left_out]
 
 
 # ---- ramps and triggers, with a number after a colon where they have one

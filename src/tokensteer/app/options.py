@@ -10,7 +10,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 METHODS = (
     "pretrained, best-of-n, svdd, nested-svdd, fk-difference, fk-max, fk-sum, prop-grad, smc-base, smc-grad, "
-    "smc-enumerated, particle-gibbs"
+    "smc-enumerated, prop-amot, smc-amot, smc-learned, particle-gibbs"
 )
 
 RUN = f"""\
@@ -41,6 +41,8 @@ Train the networks of a task, with a card that says how good they are.
   tokensteer train mog --out out/weights
   tokensteer train mnist --device cuda --minutes 5 --out out/weights
   tokensteer run mnist --weights out/weights
+  tokensteer train mnist --proposal --goal 7 --device cuda --minutes 4 --out out/seven
+  tokensteer run mnist --method smc-amot --goal 7 --kl 0.5 --weights out/seven
 
 A training that was stopped goes on where it was if it is given the same folder and options."""
 
@@ -159,6 +161,10 @@ class Train:
     """Time for training, measuring not counted."""
     scale: float = 1.0
     """Without --minutes: this many times the task's steps."""
+    proposal: Flag = False
+    """Teach a proposal (and a twist, where there is one) to the shipped networks instead of training those."""
+    goal: Annotated[int | None, _left("the task's own", "INT")] = None
+    """With --proposal: the digit to draw."""
     force: Flag = False
     """Replace the weights that are in the folder."""
 

@@ -18,7 +18,7 @@ from tokensteer.app.play import Place, config, make_task, play, prepare
 from tokensteer.app.progress import shown
 from tokensteer.app.runs import Writer
 from tokensteer.app.table import tables
-from tokensteer.tasks.catalogue import TASKS, TRAINERS
+from tokensteer.tasks.catalogue import LEARNERS, TASKS, TRAINERS
 from tokensteer.tasks.task import SHIPPED, Setup
 from tokensteer.tasks.training import Training
 
@@ -81,7 +81,7 @@ def _compared(command: Compare, place: Place) -> list[Job]:
         # Which methods suit a task is known once it is there.
         setting = command.setting
         task = make_task(Setup(1, setting.goal, device=place.device, weights=place.weights), command.task)
-        usual = methods.usual(task.tilt if setting.draws is None else methods.tilted(task, setting.draws, None))
+        usual = methods.usual(task, task.tilt if setting.draws is None else methods.tilted(task, setting.draws, None))
     jobs = plan(
         command.recipe,
         command.methods,
@@ -96,12 +96,18 @@ def _compared(command: Compare, place: Place) -> list[Job]:
 
 def train(command: Train) -> int:
     trainer = choose(command.task, TRAINERS, "task")
+    if command.goal is not None and not command.proposal:
+        raise ValueError("--goal is what a proposal is trained for: give --proposal too")
     out = Path("out") / f"{command.task}-weights" if command.out is None else command.out
     training = Training(out, command.device, command.seed, command.minutes, command.scale)
-    cards = sorted(out.glob(f"{command.task}-*.json")) if out.is_dir() else []
+    some = f"{command.task}-proposal*.json" if command.proposal else f"{command.task}-*.json"
+    cards = sorted(out.glob(some)) if out.is_dir() else []
     if cards and not command.force:
         raise ValueError(f"{out} holds finished weights, {cards[0].name}: give --out another folder, or --force")
-    trainer(training)
+    if command.proposal:
+        LEARNERS[command.task](training, command.goal)
+    else:
+        trainer(training)
     say(f"Weights: {out}   (tokensteer run {command.task} --weights {out} uses them)")
     return 0
 

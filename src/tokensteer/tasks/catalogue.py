@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-from tokensteer.tasks import digits, mnist, mog_trained
+from tokensteer.tasks import digits, mnist, mog_trained, pixels_train
 from tokensteer.tasks.task import Setup, Task
 from tokensteer.tasks.training import Training
 
@@ -19,3 +21,10 @@ TRAINERS: dict[str, Callable[[Training], None]] = {
     "digits": digits.train,
     "mnist": mnist.train,
 }
+
+LEARNERS: dict[str, Callable[[Training, int | None], Any]] = {
+    "mog": mog_trained.train_proposal,
+    "digits": partial(pixels_train.train_proposal, digits.RECIPE),
+    "mnist": partial(pixels_train.train_proposal, mnist.RECIPE),
+}
+"""How a proposal, and perhaps a twist, is learned for a goal."""

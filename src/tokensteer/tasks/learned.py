@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -84,13 +85,15 @@ def teach(
     training: Training,
     goal: int | None,
     populations: Mapping[int, int],
+    weights: Path,
     as_used: Callable[[nn.Module], Denoiser] | None = None,
 ) -> dict[str, Any]:
     """Train, store, measure. make(kl, num_steps) gives the task, `net` is a copy of its denoiser, `populations` are
-    measured for each number of particles, with as_used(net) if it is used in another form than it is trained. The card
-    is returned and written."""
+    measured for each number of particles, with as_used(net) if it is used in another form than it is trained. All that
+    the task needs besides is copied from the folder `weights`. The card is returned and written."""
     learner = make(course.kl, course.num_steps)
     out, name = training.out, learner.name
+    _complete(out, weights, name)
     plan = course.plan
     if training.minutes is not None:
         plan = replace(plan, rounds=10**9, seconds=60.0 * training.minutes)
@@ -121,6 +124,14 @@ def teach(
     write_json(file_of(out, name, "proposal", goal).with_suffix(".json"), card)
     checkpoint.unlink(missing_ok=True)
     return card
+
+
+def _complete(out: Path, weights: Path, name: str) -> None:
+    """A folder of weights is only of use with the networks that the proposal goes with."""
+    out.mkdir(parents=True, exist_ok=True)
+    for file in weights.glob(f"{name}-*"):
+        if "-proposal" not in file.stem and "-value" not in file.stem and not (out / file.name).exists():
+            shutil.copyfile(file, out / file.name)
 
 
 def _card(

@@ -158,7 +158,8 @@ def train_proposal(training: Training, goal: int | None = None, weights: Path = 
     def make(kl: float | None, num_steps: int) -> Task:
         return task(Setup(num_steps, kl=kl, weights=weights))
 
-    return learned.teach(make, load(weights / FILE), computed, COURSE, training, None, {2000: 4}, looked_up)
+    net = load(weights / FILE)
+    return learned.teach(make, net, computed, COURSE, training, None, {2000: 4}, weights, looked_up)
 
 
 def _quality(training: Training) -> dict[str, Any]:

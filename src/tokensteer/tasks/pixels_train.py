@@ -81,14 +81,17 @@ def train(recipe: Recipe, training: Training, trial: Trial | None = None) -> dic
     return found
 
 
-def train_proposal(recipe: Recipe, training: Training, goal: int = 4, weights: Path = SHIPPED) -> dict[str, Any]:
-    """Teach a copy of the denoiser in `weights` to draw the digit `goal`."""
+def train_proposal(
+    recipe: Recipe, training: Training, goal: int | None = None, weights: Path = SHIPPED
+) -> dict[str, Any]:
+    """Teach a copy of the denoiser in `weights` to draw the digit `goal`, 4 unless given."""
+    goal = 4 if goal is None else goal
 
     def make(kl: float | None, num_steps: int) -> Task:
         return task(recipe, Setup(num_steps, goal, kl, device=training.device, weights=weights))
 
     net = load(file_of(recipe, "denoiser", weights), training.device)
-    return teach(make, net, as_denoiser, recipe.course, training, goal, {1: 200, 4: 60, 16: 30})
+    return teach(make, net, as_denoiser, recipe.course, training, goal, {1: 200, 4: 60, 16: 30}, weights)
 
 
 def _train_one(recipe: Recipe, role: str, images: Images, training: Training, checkpoints: Path) -> dict[str, Any]:
