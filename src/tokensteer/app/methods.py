@@ -83,13 +83,14 @@ def _alone(result: Result, samples: Tensor) -> Result:
 class Recipe:
     """How a method is put together for a number of particles, and how its answer is read off.
 
-    With `sweeps`, that many sweeps of particle Gibbs follow a first run.
+    With `sweeps`, that many sweeps of particle Gibbs follow a first run. It `learns` if it uses what was trained.
     """
 
     about: str
     make: Callable[[Task, Tilt, int], Method]
     answer: Callable[[Result], Result] = weighted
     sweeps: int = 0
+    learns: bool = False
 
 
 def _clip(tilt: Tilt) -> float | None:
@@ -100,9 +101,7 @@ def _clip(tilt: Tilt) -> float | None:
 def learned(task: Task) -> Trained:
     """What was trained for the task and its goal."""
     if task.learned is None:
-        raise ValueError(
-            f"nothing was ever trained for {task.name}: choose a method without amot or learned in its name"
-        )
+        raise ValueError(f"nothing was trained for {task.name}: choose a method without amot or learned in its name")
     return task.learned()
 
 
@@ -136,13 +135,17 @@ METHODS: dict[str, Recipe] = {
         "the learned proposal without its weights",
         lambda task, tilt, n: prop_amot(task.model, tilt, learned(task).denoiser),
         unweighted,
+        learns=True,
     ),
     "smc-amot": Recipe(
-        "SMC with the learned proposal", lambda task, tilt, n: smc_amot(task.model, tilt, learned(task).denoiser)
+        "SMC with the learned proposal",
+        lambda task, tilt, n: smc_amot(task.model, tilt, learned(task).denoiser),
+        learns=True,
     ),
     "smc-learned": Recipe(
         "SMC with the learned proposal and the learned twist",
         lambda task, tilt, n: smc_amot(task.model, with_twist(tilt, learned(task)), learned(task).denoiser),
+        learns=True,
     ),
     "particle-gibbs": Recipe(
         "SMC refined by three sweeps of particle Gibbs",
@@ -155,9 +158,12 @@ METHODS: dict[str, Recipe] = {
 def usual(task: Task, tilt: Tilt) -> list[str]:
     """The methods worth comparing: the enumerated proposal only where twists are not random, learned ones where they
     were trained for this goal."""
-    left_out = {"particle-gibbs"} | ({"smc-enumerated"} if tilt.estimator.random else set())
+    left_out = {"particle-gibbs"}
+    if tilt.estimator.random:
+        left_out.add("smc-enumerated")
     try:
-        left_out |= {"smc-learned"} if learned(task).value is None else set()
+        if learned(task).value is None:
+            left_out.add("smc-learned")
     except (FileNotFoundError, ValueError):
         left_out |= {"prop-amot", "smc-amot", "smc-learned"}
     return [name for name in METHODS if name not in left_out]

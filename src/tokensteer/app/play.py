@@ -126,7 +126,13 @@ def row_of(ready: Ready, result: Result, answer: Result, seconds: float) -> dict
         "saved": dict(result.saved),
         "seconds": round(seconds, 3),
         "job": asdict(job),
-    }
+    } | ({"training": _training(ready.task)} if recipe.learns else {})
+
+
+def _training(task: Task) -> dict[str, Any]:
+    """What it had taken to learn, and how that went."""
+    card = methods.learned(task).card
+    return {name: card[name] for name in ("denoiser rows", "seconds", "device", "history")}
 
 
 def _number(value: float) -> float | None:

@@ -64,7 +64,7 @@ def find(
 def with_twist(tilt: Tilt, trained: Trained) -> Tilt:
     """The same target led to by the learned twist, which is not told the time."""
     if trained.value is None:
-        raise ValueError("no twist was learned with this proposal, only a baseline: train it with Balance(...)")
+        raise ValueError("no twist was learned with this proposal: use smc-amot, or train one with Balance(...)")
     return LearnedTwist(trained.value, ignores_time=True).on(tilt)
 
 

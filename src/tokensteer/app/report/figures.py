@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokensteer.app import runs
-from tokensteer.app.report import sweeps, traces
+from tokensteer.app.report import learning, sweeps, traces
 from tokensteer.app.report.charts import BANDS
 from tokensteer.app.report.folder import Row, read
 from tokensteer.app.report.words import COLOURS, colours_of, heading, metrics_of
@@ -58,7 +58,21 @@ def _all(rows: Sequence[Row], joined: Sequence[Row]) -> list[tuple[str, tuple[fl
     if axis is not None:
         height = 0.4 + 2.0 * math.ceil(len(metrics_of(rows)) / 2)
         found.append(("metrics", (WIDTH, height), lambda figure: _metrics(figure, joined, axis, colours)))
+    costs = learning.costs_of(rows)
+    if any(cost.once for cost in costs):
+        found.append(("break-even", (WIDTH, 3.0), lambda figure: _break_even(figure, costs)))
     return found
+
+
+def _break_even(figure: Figure, costs: Sequence[learning.Cost]) -> None:
+    """Rows spent against populations drawn, training included."""
+    axes: Axes = figure.subplots()
+    meetings = [learning.break_even(a, b) for a in costs for b in costs if a.once > b.once]
+    last = 2 * max((draws for draws in meetings if draws is not None), default=100.0)
+    for k, cost in enumerate(costs):
+        rows = [cost.once, cost.once + last * cost.each]
+        axes.plot([0, last], rows, label=cost.name, linewidth=1.2, **_style(1 + k % COLOURS))  # pyright: ignore
+    _plain(axes, "network rows, training included", "populations")
 
 
 def _style(index: int) -> dict[str, str]:

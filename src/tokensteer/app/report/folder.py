@@ -45,6 +45,7 @@ class Row:
     answer: Result
     weighted: bool
     job: Mapping[str, Any]
+    training: Mapping[str, Any] | None = None
     seeds: int = 1
 
 
@@ -131,6 +132,7 @@ def _row(run: runs.Run, index: int) -> Row:
             answer=_answer(result, str(stored.get("answer", "weighted"))),
             weighted=stored.get("answer") != "unweighted",
             job=job,
+            training=stored.get("training"),
         )
     except (KeyError, TypeError, AttributeError) as error:
         what = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tokensteer.app import runs
-from tokensteer.app.report import charts, genealogy, samples, sweeps, traces
+from tokensteer.app.report import charts, genealogy, learning, samples, sweeps, traces
 from tokensteer.app.report.folder import Row, Run, read
 from tokensteer.app.report.markup import element, section, text
 from tokensteer.app.report.table import best_table, table
@@ -118,6 +118,12 @@ def _task(run: Run, task: str, several: bool) -> list[tuple[str, str, str]]:
             traces.weights(rows, colours),
         ),
         ("genealogy", "Genealogy", *_genealogy(rows, name, colours)),
+        (
+            "learning",
+            "Learning",
+            "How the proposal was trained before this run, report by report. A backward pass counts as two rows.",
+            learning.charts(rows),
+        ),
         (
             "cost",
             "Cost",
