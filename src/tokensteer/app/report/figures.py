@@ -72,7 +72,7 @@ def _break_even(figure: Figure, costs: Sequence[learning.Cost]) -> None:
     for k, cost in enumerate(costs):
         rows = [cost.once, cost.once + last * cost.each]
         axes.plot([0, last], rows, label=cost.name, linewidth=1.2, **_style(1 + k % COLOURS))  # pyright: ignore
-    _plain(axes, "network rows, training included", "populations")
+    _plain(axes, "denoiser and proposal rows, training included", "populations")
 
 
 def _style(index: int) -> dict[str, str]:

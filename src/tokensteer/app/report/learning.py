@@ -57,7 +57,8 @@ def _words(rows: Sequence[Row], training: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Cost:
-    """Network rows: `once` for training, `each` for a population. Gradients count as further rows."""
+    """Rows of the denoiser's network and the proposal's: `once` for training, `each` for a population. Gradients count
+    as further rows."""
 
     name: str
     once: float
@@ -69,7 +70,8 @@ def costs_of(rows: Sequence[Row]) -> list[Cost]:
     found: list[Cost] = []
     for row in rows:
         backward = BACKWARD if "grad" in row.family else 0
-        each = sum(row.rows.values()) * (1 + backward) / row.populations
+        asked = row.rows.get("denoiser", 0) + row.rows.get("proposal", 0)
+        each = asked * (1 + backward) / row.populations
         once = 0.0 if row.training is None else float(row.training["denoiser rows"]) * (1 + BACKWARD)
         found.append(Cost(f"{row.method} N={row.particles}", once, each))
     return found
