@@ -7,11 +7,12 @@ opens: they are chosen by p's prediction unless it says otherwise, and passed on
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokensteer.core.bent import bends
 from tokensteer.core.denoiser import Denoiser
@@ -23,7 +24,7 @@ from tokensteer.core.model import Meter, Model, clock
 from tokensteer.core.prediction import Prediction
 from tokensteer.core.schedule import Step
 from tokensteer.core.smc import Evaluation
-from tokensteer.core.tokens import Laws
+from tokensteer.core.tokens import Headed, Laws, Tokens
 from tokensteer.core.twist import Look, Tilt, difference
 
 
@@ -172,6 +173,34 @@ class Amortised:
             log_x0 = self.denoiser(x, clock(model, evaluation.memory, step.t))
         order = log_x0 if self.own_order else model.clean(_prediction(evaluation))
         return model.step_with(x, log_x0, step, chosen(x, order, evaluation, step, model))
+
+
+@dataclass(frozen=True)
+class OtherHead:
+    """Tokens from another head on the hidden states that the model's own head reads: q costs no pass of its own.
+
+    The law is softmax(head(change(h))) with h the states that were kept with the prediction, whose denoiser must be
+    made by `from_hidden`; `change` works on each state alone, (K, H) -> (K, H).
+    """
+
+    head: nn.Linear
+    change: Callable[[Tensor], Tensor] | None = None
+    needs_gradient: bool = field(default=False, init=False, repr=False)
+    meters: tuple[Meter, ...] = field(default=(), init=False, repr=False)
+
+    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
+        prediction = _prediction(evaluation)
+        kept, order = prediction.stores[0], model.clean(prediction)
+        if not isinstance(kept, Headed):
+            raise ValueError(
+                "OtherHead reads hidden states, and the model keeps none: make the denoiser of a masked process by "
+                "from_hidden(trunk, head, mask_id), or use Amortised(network)"
+            )
+        if self.head.out_features != kept.vocab_size:
+            raise ValueError(f"the other head says {self.head.out_features} tokens, the model's own {kept.vocab_size}")
+        states = kept.states if self.change is None else self.change(kept.states)
+        tokens = Tokens(replace(kept, states=states, head=self.head), prediction.laws().index)
+        return model.step_with(x, tokens, step, chosen(x, order, evaluation, step, model))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from tokensteer.train.baselines import OfState, OfTime, PerStep
 from tokensteer.train.fit import Fitted, Plan, Report, Watch, fit
+from tokensteer.train.heads import NewHead
+from tokensteer.train.lora import load_adapter, lora, save_adapter
 from tokensteer.train.losses import (
     Loss,
     Predict,
@@ -23,6 +25,7 @@ __all__ = [
     "Learned",
     "Lesson",
     "Loss",
+    "NewHead",
     "Objective",
     "OfState",
     "OfTime",
@@ -40,8 +43,11 @@ __all__ = [
     "classifier_loss",
     "fit",
     "fit_proposal",
+    "load_adapter",
+    "lora",
     "masked_bound",
     "masked_loss",
+    "save_adapter",
     "shown",
     "strata",
     "uniform_bound",
