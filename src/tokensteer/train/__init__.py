@@ -1,6 +1,7 @@
 """Training of denoisers, classifiers and proposals: losses, and trainers that can be killed and resumed."""
 
 from tokensteer.train.baselines import OfState, OfTime, PerStep
+from tokensteer.train.drakes import DrakesPlan, Tuned, Tuning, fit_drakes
 from tokensteer.train.fit import Fitted, Plan, Report, Watch, fit
 from tokensteer.train.heads import NewHead
 from tokensteer.train.lora import load_adapter, lora, save_adapter
@@ -21,6 +22,7 @@ from tokensteer.train.proposal import Learned, Progress, ProposalPlan, fit_propo
 
 __all__ = [
     "Balance",
+    "DrakesPlan",
     "Fitted",
     "Learned",
     "Lesson",
@@ -39,9 +41,12 @@ __all__ = [
     "Report",
     "StepVariance",
     "Transitions",
+    "Tuned",
+    "Tuning",
     "Watch",
     "classifier_loss",
     "fit",
+    "fit_drakes",
     "fit_proposal",
     "load_adapter",
     "lora",
