@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from toys import Toy, multilinear, numbers
 
 import tokensteer as ts
 from tokensteer.core.tokens import log_law
+from tokensteer.nets import Transformer, TransformerConfig
 from tokensteer.testing import enumerate_steering
 from tokensteer.train import DrakesPlan, fit_drakes
 from tokensteer.train.drakes import Relaxation, gumbel_token
@@ -289,3 +291,27 @@ def test_prompts_stay() -> None:
         model, reward_of(B), SoftTable(B), denoiser_of(B), plan=DrakesPlan(2, paths=8), generator=seeded()
     )
     assert math.isfinite(learned.history[-1].loss)
+
+
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+@pytest.mark.parametrize("timed", [False, True])
+def test_a_network_on_every_device(device: str, timed: bool) -> None:
+    """A transformer in float32, with an adapter's worth of its weights frozen."""
+    torch.manual_seed(0)
+    net = Transformer(TransformerConfig(4, B.length, width=16, depth=1, timed=timed)).to(device)
+    net.tokens.requires_grad_(False)
+    base = deepcopy(net).requires_grad_(False)
+
+    def as_denoiser(net: nn.Module) -> ts.Denoiser:
+        return ts.from_logits(net, B.mask_id, ignores_time=not timed)
+
+    template = ts.template(B.length, B.mask_id).to(device)
+    model = ts.Diffusion(as_denoiser(base), ts.Ancestral(B.mask_id), ts.uniform_steps(4), template)
+    worth = torch.tensor([0.0, 1.0, 0.5, 0.0], device=device)
+    plan = DrakesPlan(30, kl=0.1, last=3, rate=0.01, average=0.5)
+    learned = fit_drakes(
+        model, lambda x: (x * worth).sum((-2, -1)), net, as_denoiser, plan=plan,
+        generator=torch.Generator(device).manual_seed(0),
+    )  # fmt: skip
+    assert learned.history[-1].reward > learned.history[0].reward + 0.1
+    assert learned.net.tokens.weight is net.tokens.weight

@@ -325,6 +325,36 @@ def test_a_head_learns_and_the_trunk_does_not() -> None:
     assert last_ess(learned.net.proposal()) > 1.1 * last_ess(ts.FromModel())
 
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_heads_and_adapters_on_every_device(device: str) -> None:
+    net, here = network().to(device), torch.Generator(device).manual_seed(0)
+    p, plan = headed(net), ProposalPlan(2, paths=8)
+
+    def reward(x: Tensor) -> Tensor:
+        return B.reward(x.cpu()).to(x.device)
+
+    model = replace(model_of(p), template=ts.template(B.length, B.mask_id).to(device))
+    steering = ts.Steering(model, ts.Tilt(reward, 1.0))
+    learned = fit_proposal(steering, NewHead(net.head, 8), lambda head: head.on(p), plan=plan, generator=here)
+    result = ts.smc(replace(steering, proposal=learned.net.proposal()), 8, generator=here)
+    assert result.log_z.isfinite().all()
+    q = adapted(net, 2, generator=here)
+    result = ts.smc_amot(model, steering.twist, fit_proposal(
+        steering, q, logits_of, plan=plan, generator=here
+    ).denoiser)(8, generator=here)  # fmt: skip
+    assert result.log_z.isfinite().all()
+
+
+def test_exact_answers_of_a_network_that_could_learn() -> None:
+    net = network().requires_grad_(True)
+    exact = enumerate_steering(ts.Steering(model_of(headed(net)), TILT, NewHead(net.head).proposal()))
+    assert not exact.target.requires_grad
+    assert float(exact.target.sum()) == pytest.approx(1, abs=1e-5)
+
+
 def test_what_another_head_cannot_do() -> None:
     net = network()
     tilt = TILT

@@ -110,6 +110,9 @@ class Learning:
         if header.get("plan") != self.plan:
             raise ValueError(f"{file} is a checkpoint of another plan: delete it to begin anew, or keep to its plan")
 
+        if header.get("frozen", mark(())) != self._frozen:
+            raise ValueError(f"{file} was learned on other frozen weights: load those, or delete it to begin anew")
+
         def part(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)}
 
@@ -122,8 +125,6 @@ class Learning:
             restore(self.average, part("average."))
         except ValueError as error:
             raise ValueError(f"{file} is a checkpoint of another network: delete it to begin anew") from error
-        if header.get("frozen") != self._frozen:
-            raise ValueError(f"{file} was learned on other frozen weights: load those, or delete it to begin anew")
         state: dict[str, Any] = {"state": moments, "param_groups": self.optimiser.state_dict()["param_groups"]}
         self.optimiser.load_state_dict(state)
         self.generator.set_state(tensors["generator"])
