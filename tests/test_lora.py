@@ -15,7 +15,18 @@ import tokensteer as ts
 from tokensteer import stored
 from tokensteer.nets import Transformer, TransformerConfig, UNet, UNetConfig
 from tokensteer.testing import enumerate_steering
-from tokensteer.train import NewHead, Plan, ProposalPlan, fit, fit_proposal, load_adapter, lora, save_adapter
+from tokensteer.train import (
+    DrakesPlan,
+    NewHead,
+    Plan,
+    ProposalPlan,
+    fit,
+    fit_drakes,
+    fit_proposal,
+    load_adapter,
+    lora,
+    save_adapter,
+)
 from tokensteer.train.learning import Learning
 
 torch.set_num_threads(1)
@@ -205,6 +216,19 @@ def test_without_peft_the_mend_is_named(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ImportError, match=r"pip install 'tokensteer\[hf\]'"):
         lora(network())
+
+
+def test_an_adapter_is_tuned_through_the_sampler() -> None:
+    net = network()
+    before = net(B.states)
+    model, worth = model_of(logits_of(net)), torch.tensor([0.0, 1.0, 0.5, 0.0])
+    learned = fit_drakes(
+        model, lambda x: (x.float() * worth).sum((-2, -1)), adapted(net, 2), logits_of,
+        plan=DrakesPlan(20, rate=0.02, kl=0.1, average=0.5), generator=seeded(),
+    )  # fmt: skip
+    assert torch.equal(net(B.states), before)
+    assert learned.history[-1].reward > learned.history[0].reward
+    assert learned.net.tokens.weight is net.tokens.weight
 
 
 def test_tied_weights_are_written_once(tmp_path) -> None:

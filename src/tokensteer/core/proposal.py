@@ -194,7 +194,7 @@ class OtherHead:
         if not isinstance(kept, Headed):
             raise ValueError(
                 "OtherHead reads hidden states, and the model keeps none: make the denoiser of a masked process by "
-                "from_hidden(trunk, head, mask_id), or use Amortised(network)"
+                "from_hidden(trunk, head, mask_id), and do not build Gradient on it; or use Amortised(network)"
             )
         if self.head.out_features != kept.vocab_size:
             raise ValueError(f"the other head says {self.head.out_features} tokens, the model's own {kept.vocab_size}")

@@ -109,7 +109,6 @@ class Learning:
         tensors, header = stored.read(file)
         if header.get("plan") != self.plan:
             raise ValueError(f"{file} is a checkpoint of another plan: delete it to begin anew, or keep to its plan")
-
         if header.get("frozen", mark(())) != self._frozen:
             raise ValueError(f"{file} was learned on other frozen weights: load those, or delete it to begin anew")
 
