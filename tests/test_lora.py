@@ -218,6 +218,25 @@ def test_without_peft_the_mend_is_named(monkeypatch) -> None:
         lora(network())
 
 
+def test_an_adapted_head_is_called_and_not_read() -> None:
+    """The weight of an adapted layer is that of the base: who reads it samples from another law than was learned."""
+    net = network()
+    q = adapted(net, 2, ["head"])
+    with pytest.raises(ValueError, match="from_logits"):
+        ts.Amortised(ts.from_hidden(q.hidden, q.head, B.mask_id, ignores_time=True))
+    with pytest.raises(ValueError, match="from_logits"):
+        ts.OtherHead(q.head)
+    trunk = adapted(net, 2, ["qkv"])
+    perturbed(trunk)
+    steering = ts.Steering(model_of(logits_of(net)), TILT)
+    laws = [
+        enumerate_steering(replace(steering, proposal=ts.Amortised(denoiser)))
+        for denoiser in (logits_of(trunk), ts.from_hidden(trunk.hidden, trunk.head, B.mask_id, ignores_time=True))
+    ]
+    for a, b in zip(laws[0].moves, laws[1].moves, strict=True):
+        torch.testing.assert_close(a.log_q, b.log_q)
+
+
 def test_an_adapter_is_tuned_through_the_sampler() -> None:
     net = network()
     before = net(B.states)

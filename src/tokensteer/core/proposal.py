@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensteer.core.bent import bends
-from tokensteer.core.denoiser import Denoiser
+from tokensteer.core.denoiser import Denoiser, FromHidden
 from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK, Remembering
 from tokensteer.core.listing import distinct, log_sum_runs, same_rows
@@ -52,6 +52,15 @@ def own_network(proposal: Proposal) -> Amortised | None:
     while inner is not None and not isinstance(inner, Amortised):
         inner = getattr(inner, "base", None)
     return inner
+
+
+def _check_head(head: nn.Module) -> None:
+    """A head is read by its weight and not called, so that one which does more than a linear layer would go unheard."""
+    if type(head).forward is not nn.Linear.forward:
+        raise ValueError(
+            f"{type(head).__name__} is no plain linear head: its weight alone would be read, without its adapter. Use "
+            "from_logits(network, mask_id), which calls it"
+        )
 
 
 def _prediction(evaluation: Evaluation) -> Prediction:
@@ -161,6 +170,10 @@ class Amortised:
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
     needs_gradient: bool = field(default=False, init=False, repr=False)
 
+    def __post_init__(self) -> None:
+        if isinstance(self.denoiser, FromHidden):
+            _check_head(self.denoiser.head)
+
     @property
     def meters(self) -> tuple[Meter, ...]:
         return (self.meter,)
@@ -187,6 +200,9 @@ class OtherHead:
     change: Callable[[Tensor], Tensor] | None = None
     needs_gradient: bool = field(default=False, init=False, repr=False)
     meters: tuple[Meter, ...] = field(default=(), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_head(self.head)
 
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
         prediction = _prediction(evaluation)

@@ -40,7 +40,7 @@ def lora(
 
     `targets` are the names of layers, or the ends of their names; by default all linear layers and convolutions. Both
     networks share the weights of `net`, which are frozen. Use `from_logits` for q: `from_hidden` reads the weight of
-    a head and would miss its adapter.
+    a head and would miss its adapter, so that a proposal made that way is refused.
     """
     if rank < 1:
         raise ValueError(f"lora: the rank must be at least 1, got {rank}")
