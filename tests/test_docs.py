@@ -13,8 +13,13 @@ PAGES = [
 ]
 
 
+NEEDED = {"learned-more": ("peft", "accelerate")}  # by pages on optional dependencies
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_examples_run(page: Path) -> None:
+    for module in NEEDED.get(page.stem, ()):
+        pytest.importorskip(module)
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     exec(compile("\n".join(blocks), str(page), "exec"), {"__name__": "__main__"})
 

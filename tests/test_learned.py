@@ -376,7 +376,7 @@ def test_which_steps_are_looked_at() -> None:
         "both": {"last": 5, "times": 2},
     }.items():
         student = _Student(
-            steering, net, OfTime(), lambda net: net.denoiser(), ProposalPlan(1, **options), StepVariance()
+            steering, net, OfTime(), lambda net: net.denoiser(), ProposalPlan(1, **options), StepVariance(), generator
         )
         asked[name] = [student._steps(10, generator) for _ in range(50)]
     assert asked["all"][0] == list(range(10))

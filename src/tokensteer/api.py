@@ -48,7 +48,7 @@ from tokensteer.core.orders import (
 )
 from tokensteer.core.pilot import adapted_ramp
 from tokensteer.core.product import Product, denoiser_powers, guided, kernel_powers, paper_powers
-from tokensteer.core.proposal import Amortised, Enumerated, FromModel, Gradient, Guided, Optimal, Proposal
+from tokensteer.core.proposal import Amortised, Enumerated, FromModel, Gradient, Guided, Optimal, OtherHead, Proposal
 from tokensteer.core.resample import (
     all_of,
     always,
@@ -156,6 +156,7 @@ __all__ = [
     "Model",
     "OneSite",
     "Optimal",
+    "OtherHead",
     "Polynomial",
     "Product",
     "Proposal",

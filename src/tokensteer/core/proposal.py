@@ -7,14 +7,15 @@ opens: they are chosen by p's prediction unless it says otherwise, and passed on
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokensteer.core.bent import bends
-from tokensteer.core.denoiser import Denoiser
+from tokensteer.core.denoiser import Denoiser, FromHidden
 from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK, Remembering
 from tokensteer.core.listing import distinct, log_sum_runs, same_rows
@@ -23,7 +24,7 @@ from tokensteer.core.model import Meter, Model, clock
 from tokensteer.core.prediction import Prediction
 from tokensteer.core.schedule import Step
 from tokensteer.core.smc import Evaluation
-from tokensteer.core.tokens import Laws
+from tokensteer.core.tokens import Headed, Laws, Tokens
 from tokensteer.core.twist import Look, Tilt, difference
 
 
@@ -51,6 +52,15 @@ def own_network(proposal: Proposal) -> Amortised | None:
     while inner is not None and not isinstance(inner, Amortised):
         inner = getattr(inner, "base", None)
     return inner
+
+
+def _check_head(head: nn.Module) -> None:
+    """A head is read by its weight and not called, so that one which does more than a linear layer would go unheard."""
+    if type(head).forward is not nn.Linear.forward:
+        raise ValueError(
+            f"{type(head).__name__} is no plain linear head: its weight alone would be read, without its adapter. Use "
+            "from_logits(network, mask_id), which calls it"
+        )
 
 
 def _prediction(evaluation: Evaluation) -> Prediction:
@@ -160,6 +170,10 @@ class Amortised:
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
     needs_gradient: bool = field(default=False, init=False, repr=False)
 
+    def __post_init__(self) -> None:
+        if isinstance(self.denoiser, FromHidden):
+            _check_head(self.denoiser.head)
+
     @property
     def meters(self) -> tuple[Meter, ...]:
         return (self.meter,)
@@ -172,6 +186,37 @@ class Amortised:
             log_x0 = self.denoiser(x, clock(model, evaluation.memory, step.t))
         order = log_x0 if self.own_order else model.clean(_prediction(evaluation))
         return model.step_with(x, log_x0, step, chosen(x, order, evaluation, step, model))
+
+
+@dataclass(frozen=True)
+class OtherHead:
+    """Tokens from another head on the hidden states that the model's own head reads: q costs no pass of its own.
+
+    The law is softmax(head(change(h))) with h the states that were kept with the prediction, whose denoiser must be
+    made by `from_hidden`; `change` works on each state alone, (K, H) -> (K, H).
+    """
+
+    head: nn.Linear
+    change: Callable[[Tensor], Tensor] | None = None
+    needs_gradient: bool = field(default=False, init=False, repr=False)
+    meters: tuple[Meter, ...] = field(default=(), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_head(self.head)
+
+    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
+        prediction = _prediction(evaluation)
+        kept, order = prediction.stores[0], model.clean(prediction)
+        if not isinstance(kept, Headed):
+            raise ValueError(
+                "OtherHead reads hidden states, and the model keeps none: make the denoiser of a masked process by "
+                "from_hidden(trunk, head, mask_id), and do not build Gradient on it; or use Amortised(network)"
+            )
+        if self.head.out_features != kept.vocab_size:
+            raise ValueError(f"the other head says {self.head.out_features} tokens, the model's own {kept.vocab_size}")
+        states = kept.states if self.change is None else self.change(kept.states)
+        tokens = Tokens(replace(kept, states=states, head=self.head), prediction.laws().index)
+        return model.step_with(x, tokens, step, chosen(x, order, evaluation, step, model))
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,7 @@ class Enumeration:
         return moves.log_p - moves.log_q + twist
 
 
+@torch.no_grad()
 def enumerate_steering(steering: Steering, limit: int = 2_000_000) -> Enumeration:
     """Compute a small steering exactly. A random estimate is replaced by its mean over all draws, a potential with a
     memory by the difference: the final target and log Z do not depend on them."""

@@ -1,7 +1,10 @@
 """Training of denoisers, classifiers and proposals: losses, and trainers that can be killed and resumed."""
 
 from tokensteer.train.baselines import OfState, OfTime, PerStep
+from tokensteer.train.drakes import DrakesPlan, Tuned, Tuning, fit_drakes
 from tokensteer.train.fit import Fitted, Plan, Report, Watch, fit
+from tokensteer.train.heads import NewHead
+from tokensteer.train.lora import load_adapter, lora, save_adapter
 from tokensteer.train.losses import (
     Loss,
     Predict,
@@ -19,10 +22,12 @@ from tokensteer.train.proposal import Learned, Progress, ProposalPlan, fit_propo
 
 __all__ = [
     "Balance",
+    "DrakesPlan",
     "Fitted",
     "Learned",
     "Lesson",
     "Loss",
+    "NewHead",
     "Objective",
     "OfState",
     "OfTime",
@@ -36,12 +41,18 @@ __all__ = [
     "Report",
     "StepVariance",
     "Transitions",
+    "Tuned",
+    "Tuning",
     "Watch",
     "classifier_loss",
     "fit",
+    "fit_drakes",
     "fit_proposal",
+    "load_adapter",
+    "lora",
     "masked_bound",
     "masked_loss",
+    "save_adapter",
     "shown",
     "strata",
     "uniform_bound",

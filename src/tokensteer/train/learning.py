@@ -1,20 +1,22 @@
 """What every training has in common: AdamW, clipped gradients, an average of the weights, and checkpoints.
 
 All that changes in a run is in its checkpoint, the generator too, so that a run that was killed and resumed ends with
-the same weights, bit for bit on a CPU, as one that was not.
+the same weights, bit for bit on a CPU, as one that was not. What is frozen does not change: it is neither averaged nor
+written, and there is one copy of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from tokensteer import stored
+from tokensteer.train.sharing import changing, frozen, mark, restore, twin
 
 
 class Resumed(NamedTuple):
@@ -22,6 +24,33 @@ class Resumed(NamedTuple):
 
     tensors: dict[str, Tensor]
     header: dict[str, Any]
+
+
+class RunningMean(nn.Module):
+    """The exponential moving average of a network as `module`, whose frozen parameters are those of the network."""
+
+    def __init__(self, net: nn.Module, decay: float) -> None:
+        super().__init__()
+        self.module = twin(net, frozen(net))
+        self.n_averaged: Tensor
+        self.register_buffer("n_averaged", torch.tensor(0))
+        self._move = cast("Any", get_ema_multi_avg_fn(decay))
+
+    @torch.no_grad()
+    def update(self, net: nn.Module) -> None:
+        """One more: the first is taken as it is. Buffers are always those of the newest."""
+        mine, theirs = ([p for p in of.parameters() if p.requires_grad] for of in (self.module, net))
+        if int(self.n_averaged):
+            self._move(mine, theirs, self.n_averaged)
+        else:
+            _copy(mine, theirs)
+        _copy(self.module.buffers(), net.buffers())
+        self.n_averaged += 1
+
+
+def _copy(to: Iterable[Tensor], of: Iterable[Tensor]) -> None:
+    for a, b in zip(to, of, strict=True):
+        a.copy_(b)
 
 
 class Learning:
@@ -40,8 +69,8 @@ class Learning:
     ) -> None:
         """`faster` are parts of the network that learn at so many times the rate of the rest."""
         self.net, self.plan, self.generator, self.clip = net, dict(plan), generator, clip
-        moving = cast("Any", get_ema_multi_avg_fn(average))
-        self.average = AveragedModel(net, multi_avg_fn=moving)
+        self.average = RunningMean(net, average)
+        self._frozen = mark(frozen(net))
         apart = {id(p) for part, _ in faster for p in part.parameters()}
         groups: list[tuple[list[nn.Parameter], float]] = [([p for p in net.parameters() if id(p) not in apart], 1.0)]
         groups += [(list(part.parameters()), times) for part, times in faster]
@@ -57,19 +86,20 @@ class Learning:
         nn.utils.clip_grad_norm_(self.net.parameters(), self.clip)
         self.optimiser.step()  # pyright: ignore[reportUnknownMemberType]
         self.optimiser.zero_grad()
-        self.average.update_parameters(self.net)
+        self.average.update(self.net)
 
     def save(
         self, file: Path, step: int, seconds: float, more: Mapping[str, Tensor] | None = None, **header: Any
     ) -> None:
         """Everything, with tensors and words of the caller's own."""
         moments: dict[int, dict[str, Tensor]] = self.optimiser.state_dict()["state"]
-        tensors = {f"net.{name}": value for name, value in self.net.state_dict().items()}
-        tensors |= {f"average.{name}": value for name, value in self.average.state_dict().items()}
+        tensors = {f"net.{name}": value for name, value in changing(self.net).items()}
+        tensors |= {f"average.{name}": value for name, value in changing(self.average).items()}
         tensors |= {f"moments.{i}.{name}": value for i, state in moments.items() for name, value in state.items()}
         tensors |= {f"more.{name}": value for name, value in (more or {}).items()}
         tensors["generator"] = self.generator.get_state()
-        stored.write(file, tensors, {"plan": self.plan, "step": step, "seconds": seconds, **header})
+        words = {"plan": self.plan, "frozen": self._frozen, "step": step, "seconds": seconds, **header}
+        stored.write(file, tensors, words)
 
     def resume(self, file: Path | None) -> tuple[int, float, Resumed]:
         """Go on from a checkpoint if there is one: the step and the seconds that went before, and what was the
@@ -79,6 +109,8 @@ class Learning:
         tensors, header = stored.read(file)
         if header.get("plan") != self.plan:
             raise ValueError(f"{file} is a checkpoint of another plan: delete it to begin anew, or keep to its plan")
+        if header.get("frozen", mark(())) != self._frozen:
+            raise ValueError(f"{file} was learned on other frozen weights: load those, or delete it to begin anew")
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)}
@@ -88,9 +120,9 @@ class Learning:
             index, _, what = name.partition(".")
             moments.setdefault(int(index), {})[what] = value
         try:
-            self.net.load_state_dict(part("net."))
-            self.average.load_state_dict(part("average."))
-        except RuntimeError as error:
+            restore(self.net, part("net."))
+            restore(self.average, part("average."))
+        except ValueError as error:
             raise ValueError(f"{file} is a checkpoint of another network: delete it to begin anew") from error
         state: dict[str, Any] = {"state": moments, "param_groups": self.optimiser.state_dict()["param_groups"]}
         self.optimiser.load_state_dict(state)

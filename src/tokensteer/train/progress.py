@@ -7,17 +7,19 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from tokensteer.train.drakes import Tuning
 from tokensteer.train.fit import Report
 from tokensteer.train.proposal import Progress
 
-Shows = Callable[[Report | Progress], None]
+Entry = Report | Progress | Tuning
+Shows = Callable[[Entry], None]
 PAUSE = 5.0
 """Seconds between two lines."""
 
 
 @contextmanager
 def shown(title: str) -> Generator[Shows, None, None]:
-    """What `fit` and `fit_proposal` can be watched with, on the standard error stream."""
+    """What `fit`, `fit_proposal` and `fit_drakes` can be watched with, on the standard error stream."""
     if not sys.stderr.isatty():
         yield _lines(title)
         return
@@ -28,23 +30,25 @@ def shown(title: str) -> Generator[Shows, None, None]:
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=1.0)
 
-        def watch(report: Report | Progress) -> None:
+        def watch(report: Entry) -> None:
             bar.update(task, completed=report.done, description=_words(report))
 
         yield watch
 
 
-def _words(report: Report | Progress) -> str:
+def _words(report: Entry) -> str:
     said = f"step {report.step}, loss {report.loss:.4f}"
     if isinstance(report, Progress):
         said += f", ESS/N {report.ess:.3f}, reward/kl {report.reward:.2f}, KL {report.divergence:.2f}"
+    if isinstance(report, Tuning):
+        said += f", reward {report.reward:.2f}, KL {report.divergence:.2f}"
     return said
 
 
 def _lines(title: str) -> Shows:
     last = -PAUSE
 
-    def watch(report: Report | Progress) -> None:
+    def watch(report: Entry) -> None:
         nonlocal last
         now = time.perf_counter()
         if now - last < PAUSE and report.done < 1.0:

@@ -8,11 +8,10 @@ proposal that was trained badly costs effective sample size and nothing else.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -26,6 +25,7 @@ from tokensteer.train.fit import Plan
 from tokensteer.train.learning import Learning
 from tokensteer.train.objectives import Lesson, Objective, StepVariance
 from tokensteer.train.paths import Paths, Transitions, walk
+from tokensteer.train.rounds import Gathers, study
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,14 @@ class ProposalPlan:
     @property
     def pace(self) -> Plan:
         """The course of the learning rate."""
-        return Plan(self.rounds, rate=self.rate, warmup=self.warmup, seconds=self.seconds)
+        return Plan(
+            self.rounds,
+            rate=self.rate,
+            warmup=self.warmup,
+            seconds=self.seconds,
+            report_every=self.report_every,
+            save_every=self.save_every,
+        )
 
     def amount(self, done: float) -> float:
         """How much of the reward counts when a share `done` of the run is over."""
@@ -102,16 +109,6 @@ class Learned:
     rows: int
 
 
-class Gathers(Protocol):
-    """What processes that train together need of one another; accelerate's Accelerator is one."""
-
-    @property
-    def num_processes(self) -> int: ...
-    @property
-    def process_index(self) -> int: ...
-    def reduce(self, tensor: Any, reduction: str = "sum") -> Any: ...
-
-
 def fit_proposal(
     steering: Steering,
     net: nn.Module,
@@ -129,13 +126,13 @@ def fit_proposal(
 
     Begin from a copy of the model's own network. The `baseline` is F(x_t, t) unless given, the objective the variance
     of single steps. If the file `checkpoint` exists, the run goes on from there. Processes that train `together` walk
-    paths of their own and share their gradients.
+    paths of their own, each as many, and share their gradients; rows are counted for each.
     """
     objective = StepVariance() if objective is None else objective
     model = steering.model
     if baseline is None:
         baseline = OfState(model.vocab_size, model.base.template.shape[-1]).to(model.device)
-    student = _Student(steering, net, baseline, as_denoiser, plan, objective)
+    student = _Student(steering, net, baseline, as_denoiser, plan, objective, generator)
     learning = Learning(
         nn.ModuleDict({"net": net.train(), "baseline": baseline.train()}),
         asdict(plan) | {"objective": repr(objective)},
@@ -145,31 +142,7 @@ def fit_proposal(
         plan.average,
         faster=((baseline, plan.baseline_rate),),
     )
-    if together is not None and checkpoint is not None:  # each has paths and a generator of its own
-        checkpoint = checkpoint.with_stem(f"{checkpoint.stem}-{together.process_index}")
-    done_rounds, spent, before = learning.resume(checkpoint)
-    student.recall(before.tensors, before.header)
-    if together is not None and not before.header:
-        _agree(learning.net, together)
-        generator.manual_seed(generator.initial_seed() + together.process_index)
-    began, seconds, rounds = time.perf_counter() - spent, spent, done_rounds
-    while plan.pace.done(rounds, seconds) < 1.0:
-        done = plan.pace.done(rounds, seconds)
-        batch = student.walk(generator)
-        for _ in range(plan.updates):
-            student.study(batch, plan.amount(done), generator)
-            if together is not None:
-                _share(learning.net, together)
-            learning.learn(plan.pace.rate_at(done))
-        student.remember(batch)
-        rounds, seconds = rounds + 1, time.perf_counter() - began
-        done = plan.pace.done(rounds, seconds)
-        if rounds % plan.report_every == 0 or done >= 1.0:
-            student.report(rounds, done, seconds)
-            if watch is not None:
-                watch(student.history[-1])
-        if checkpoint is not None and (rounds % plan.save_every == 0 or done >= 1.0):
-            learning.save(checkpoint, rounds, seconds, student.tensors(), **student.words())
+    study(student, learning, plan.pace, checkpoint=checkpoint, watch=watch, together=together)
     best, judge = (part.eval().requires_grad_(False) for part in learning.average.module.children())
     return Learned(best, as_denoiser(best), judge, student.history, student.rows)
 
@@ -185,10 +158,11 @@ class _Student:
         as_denoiser: Callable[[nn.Module], Denoiser],
         plan: ProposalPlan,
         objective: Objective,
+        generator: Generator,
     ) -> None:
         if steering.twist is None:
             raise ValueError("a proposal learns from a reward, and the steering has none: give it a Tilt")
-        self.plan, self.objective, self.baseline = plan, objective, baseline
+        self.plan, self.objective, self.baseline, self.generator = plan, objective, baseline, generator
         self.denoiser = as_denoiser(net)
         self.own = replace(steering, proposal=Amortised(self.denoiser))
         self.model_alone = replace(steering, proposal=FromModel())
@@ -197,6 +171,13 @@ class _Student:
         self.history: list[Progress] = []
         self.rows = 0
         self.newest: Paths | None = None
+
+    def round(self, done: float, update: Callable[[], None]) -> None:
+        batch = self.walk(self.generator)
+        for _ in range(self.plan.updates):
+            self.study(batch, self.plan.amount(done), self.generator)
+            update()
+        self.remember(batch)
 
     def walk(self, generator: Generator) -> list[Paths]:
         """New paths, of the proposal and of the model."""
@@ -243,7 +224,7 @@ class _Student:
         order = torch.randperm(count - 1 - first, generator=generator, device=generator.device)
         return [*sorted(int(k) + first for k in order[: self.plan.times - 1]), count - 1]
 
-    def report(self, step: int, done: float, seconds: float) -> None:
+    def report(self, step: int, done: float, seconds: float) -> Progress:
         loss = float(torch.stack(self.losses).mean())
         self.losses.clear()
         if not math.isfinite(loss):
@@ -255,6 +236,7 @@ class _Student:
         divergence = reward - log_w  # log q - log p of the path, since its log-weight is r/kl + log p - log q
         share = float(ess(log_w.view(1, -1))) / len(paths)
         self.history.append(Progress(step, done, loss, seconds, share, float(reward.mean()), float(divergence.mean())))
+        return self.history[-1]
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must hold besides the networks."""
@@ -264,7 +246,7 @@ class _Student:
     def words(self) -> dict[str, Any]:
         return {"history": [asdict(entry) for entry in self.history], "rows": self.rows, "remembered": len(self.memory)}
 
-    def recall(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+    def recall(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
         device = self.own.model.device
         self.history = [Progress(**entry) for entry in header.get("history", ())]
         self.rows = header.get("rows", 0)
@@ -275,17 +257,3 @@ class _Student:
 def _half(device: torch.device) -> torch.autocast:
     """bf16 on a GPU."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
-
-
-def _share(net: nn.Module, together: Gathers) -> None:
-    """The mean gradient of all processes, for each."""
-    for parameter in net.parameters():
-        if parameter.grad is not None:
-            parameter.grad = together.reduce(parameter.grad, "mean")
-
-
-def _agree(net: nn.Module, together: Gathers) -> None:
-    """All processes begin with the weights of the first."""
-    for value in (*net.parameters(), *net.buffers()):
-        mine = value.data if together.process_index == 0 else torch.zeros_like(value.data)
-        value.data = together.reduce(mine, "sum")
