@@ -14,7 +14,13 @@ from tokensteer.tasks.mnist import FILE
 from tokensteer.tasks.task import SHIPPED, Setup, data_folder
 
 NEEDED = ("torch", "numpy", "safetensors", "rich", "tyro")
-EXTRAS = (("POT", "eval", "the distance of mog"), ("scipy", "eval", "metrics"), ("matplotlib", "plot", "figures"))
+EXTRAS = (
+    ("POT", "eval", "the distance of mog"),
+    ("scipy", "eval", "metrics"),
+    ("matplotlib", "plot", "figures"),
+    ("peft", "hf", "adapters"),
+    ("accelerate", "hf", "training in many processes"),
+)
 
 
 def doctor() -> int:

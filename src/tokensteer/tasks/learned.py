@@ -118,10 +118,12 @@ def teach(
     for part, trained in zip(kept, (learned.net, learned.baseline), strict=False):
         save(cast("Net", trained), file_of(out, name, part, goal), torch.bfloat16)
     card = _card(name, training, plan, course, learned, goal)
-    write_json(file_of(out, name, "proposal", goal).with_suffix(".json"), card)
+    cards = [file_of(out, name, part, goal).with_suffix(".json") for part in kept]
+    write_json(cards[0], card)
     say("measuring")
     card["quality"] = _measure(make(course.kl, 100), training, as_used or as_denoiser, goal, populations)
-    write_json(file_of(out, name, "proposal", goal).with_suffix(".json"), card)
+    for file in cards:
+        write_json(file, card)
     checkpoint.unlink(missing_ok=True)
     return card
 

@@ -150,7 +150,13 @@ def train(training: Training) -> None:
     checkpoint.unlink()
 
 
-def train_proposal(training: Training, goal: int | None = None, weights: Path = SHIPPED) -> dict[str, Any]:
+def train_proposal(
+    training: Training,
+    goal: int | None = None,
+    weights: Path = SHIPPED,
+    course: learned.Course = COURSE,
+    particles: int = SAMPLES,
+) -> dict[str, Any]:
     """Teach a copy of the denoiser in `weights` the target, and a twist with it."""
     if goal is not None:
         raise ValueError(f"mog has a single goal: leave out --goal {goal}")
@@ -159,7 +165,7 @@ def train_proposal(training: Training, goal: int | None = None, weights: Path = 
         return task(Setup(num_steps, kl=kl, weights=weights))
 
     net = load(weights / FILE)
-    return learned.teach(make, net, computed, COURSE, training, None, {2000: 4}, weights, looked_up)
+    return learned.teach(make, net, computed, course, training, None, {particles: 4}, weights, looked_up)
 
 
 def _quality(training: Training) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from tokensteer.tasks.task import SHIPPED, Setup, Task
 from tokensteer.tasks.training import Training, chosen, parser, say, write_json
 from tokensteer.train import classifier_loss, fit, masked_loss, shown
 
+MEASURED = {1: 200, 4: 60, 16: 30}
 SHARES = (0.75, 0.1, 0.15)
 """Of the time, for denoiser, reward and judge."""
 
@@ -82,16 +83,21 @@ def train(recipe: Recipe, training: Training, trial: Trial | None = None) -> dic
 
 
 def train_proposal(
-    recipe: Recipe, training: Training, goal: int | None = None, weights: Path = SHIPPED
+    recipe: Recipe,
+    training: Training,
+    goal: int | None = None,
+    weights: Path = SHIPPED,
+    populations: Mapping[int, int] = MEASURED,
 ) -> dict[str, Any]:
-    """Teach a copy of the denoiser in `weights` to draw the digit `goal`, 4 unless given."""
+    """Teach a copy of the denoiser in `weights` to draw the digit `goal`, 4 unless given; then measure so many
+    `populations` for each number of particles."""
     goal = 4 if goal is None else goal
 
     def make(kl: float | None, num_steps: int) -> Task:
         return task(recipe, Setup(num_steps, goal, kl, device=training.device, weights=weights))
 
     net = load(file_of(recipe, "denoiser", weights), training.device)
-    return teach(make, net, as_denoiser, recipe.course, training, goal, {1: 200, 4: 60, 16: 30}, weights)
+    return teach(make, net, as_denoiser, recipe.course, training, goal, populations, weights)
 
 
 def _train_one(recipe: Recipe, role: str, images: Images, training: Training, checkpoints: Path) -> dict[str, Any]:
