@@ -156,7 +156,7 @@ def test_seeds_are_put_together():
 
 @pytest.mark.parametrize("method", methods.METHODS)
 def test_every_method_runs(method: str, tmp_path: Path):
-    task = "mog" if method == "smc-enumerated" else "digits"
+    task = "mog" if method in ("smc-enumerated", "smc-learned") else "digits"
     words = ["--particles", "4", "--populations", "2", "--steps", "3", "--out", tmp_path / "x"]
     assert tokensteer("run", task, "--method", method, *words) == 0
     assert ts.open_run(tmp_path / "x").rows[0]["method"] == method
