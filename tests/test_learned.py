@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -438,3 +444,34 @@ def test_refused() -> None:
         Balance(-1)
     with pytest.raises(ValueError, match="ends"):
         Balance(ends=2)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+
+import test_learned
+
+learned = test_learned.small(Path(sys.argv[1]), rounds=40, replay=2)
+"""
+
+
+def test_kill_9_at_any_moment(tmp_path) -> None:
+    """A process that is killed while it trains or writes leaves a checkpoint that the next goes on from."""
+    tests = Path(__file__).parent
+    places = os.pathsep.join([str(tests), *sys.path])
+    checkpoint, script = tmp_path / "run.safetensors", tmp_path / "killed.py"
+    script.write_text(KILLED)
+    kills = 0
+    for wait in (0.0, 0.35, 0.15):  # seconds after it has written something new
+        before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+        process = subprocess.Popen([sys.executable, script, checkpoint], env={**os.environ, "PYTHONPATH": places})
+        while process.poll() is None and (not checkpoint.exists() or checkpoint.stat().st_mtime_ns == before):
+            time.sleep(0.01)
+        time.sleep(wait)
+        process.kill()
+        kills += process.wait() == -signal.SIGKILL
+    assert kills >= 1
+    resumed, whole = small(checkpoint, rounds=40, replay=2), small(rounds=40, replay=2)
+    for a, b in zip(whole.net.parameters(), resumed.net.parameters(), strict=True):
+        assert torch.equal(a, b)
