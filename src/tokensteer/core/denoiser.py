@@ -71,6 +71,15 @@ def from_logits(network: Callable[..., Tensor], mask_id: int, *, ignores_time: b
     return FromLogits(network, mask_id, ignores_time)
 
 
+def check_head(head: nn.Module) -> None:
+    """A head is read by its weight and not called, so that one which does more than a linear layer would go unheard."""
+    if type(head).forward is not nn.Linear.forward:
+        raise ValueError(
+            f"{type(head).__name__} is no plain linear head: its weight alone would be read, without its adapter. Use "
+            "from_logits(network, mask_id), which calls it"
+        )
+
+
 @dataclass(frozen=True)
 class FromHidden:
     """A denoiser from a network and its head: see `from_hidden`."""
@@ -79,6 +88,9 @@ class FromHidden:
     head: nn.Linear
     mask_id: int
     ignores_time: bool
+
+    def __post_init__(self) -> None:
+        check_head(self.head)
 
     def _ask(self, x: Tensor, t: Time) -> Tensor:
         return self.trunk(x) if self.ignores_time else self.trunk(x, t)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensteer.core.bent import bends
-from tokensteer.core.denoiser import Denoiser, FromHidden
+from tokensteer.core.denoiser import Denoiser, check_head
 from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK, Remembering
 from tokensteer.core.listing import distinct, log_sum_runs, same_rows
@@ -52,15 +52,6 @@ def own_network(proposal: Proposal) -> Amortised | None:
     while inner is not None and not isinstance(inner, Amortised):
         inner = getattr(inner, "base", None)
     return inner
-
-
-def _check_head(head: nn.Module) -> None:
-    """A head is read by its weight and not called, so that one which does more than a linear layer would go unheard."""
-    if type(head).forward is not nn.Linear.forward:
-        raise ValueError(
-            f"{type(head).__name__} is no plain linear head: its weight alone would be read, without its adapter. Use "
-            "from_logits(network, mask_id), which calls it"
-        )
 
 
 def _prediction(evaluation: Evaluation) -> Prediction:
@@ -170,10 +161,6 @@ class Amortised:
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
     needs_gradient: bool = field(default=False, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        if isinstance(self.denoiser, FromHidden):
-            _check_head(self.denoiser.head)
-
     @property
     def meters(self) -> tuple[Meter, ...]:
         return (self.meter,)
@@ -202,7 +189,7 @@ class OtherHead:
     meters: tuple[Meter, ...] = field(default=(), init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _check_head(self.head)
+        check_head(self.head)
 
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
         prediction = _prediction(evaluation)
