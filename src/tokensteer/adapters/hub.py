@@ -50,7 +50,7 @@ class Source:
             ) from error
 
     def network(self, kind: str, config: Any) -> nn.Module:
-        """The network, all of whose weights are in the checkpoint."""
+        """The network, frozen, all of whose weights are in the checkpoint."""
         try:
             net, loaded = getattr(transformers(), kind).from_pretrained(
                 self.name,
@@ -71,7 +71,7 @@ class Source:
                 f"{self.name} lacks weights ({missing[0]} and {len(missing) - 1} more), which would be random: is it a "
                 "checkpoint with another head? Give one of a masked language model"
             )
-        return net.to(self.device)
+        return net.to(self.device).eval().requires_grad_(False)
 
 
 def transformers() -> Any:

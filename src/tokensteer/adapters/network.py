@@ -74,7 +74,7 @@ class Network(nn.Module):
         prepare: Prepare = as_they_are,
     ) -> None:
         super().__init__()
-        self.net, self.layer = net.eval().requires_grad_(False), layer
+        self.net, self.layer = net, layer
         self.ask, self.prepare, self.mask_id, self.pad_id = ask, prepare, mask_id, pad_id
         forbidden = torch.zeros(len(_weight(layer)), dtype=torch.bool)
         forbidden[list(never)] = True

@@ -163,11 +163,11 @@ class TextModel:
         return Diffusion(self.denoiser, kernel, uniform_steps(steps), canvas)
 
     def _blocks(self, kernel: Kernel, canvas: Tensor, size: int, steps: int) -> Blocks:
-        """Blocks counted from the end, as many as it takes to reach the first free site: a prompt takes no steps."""
+        """Blocks from the first free site to the end, of which the first takes what is left over."""
         length, free = canvas.shape[-1], (canvas == self.mask_id).view(-1, canvas.shape[-1]).any(0)
-        first = int(free.nonzero()[0]) if free.any() else 0
-        start = length - -(-(length - first) // size) * size if size > 0 else 0
-        return Blocks(kernel, size, length, steps, start=max(0, start))
+        behind = length - int(free.long().argmax())
+        start = length - behind // size * size if 0 < size < behind else 0
+        return Blocks(kernel, size if start else length, length, steps, start=start)
 
     def decode(self, ids: Tensor) -> list[str]:
         """The texts of ids (..., L), one after the other, without special tokens; of a chat model, its answers."""

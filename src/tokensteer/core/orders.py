@@ -122,8 +122,8 @@ class Blocks:
     """Semi-autoregressive decoding: `kernel` inside one block of `size` sites after the other, from left to right.
 
     Each block takes an equal share of num_steps and sees its own time, from 1 to 0 along `grid`; sites outside stay as
-    they are, and those before `start`, a prompt's, take no steps. Weights, particles and their resampling run on from
-    block to block.
+    they are. Blocks are counted from `start`, behind a prompt; what is before it belongs to the first of them. Weights,
+    particles and their resampling run on from block to block.
     """
 
     kernel: Kernel
@@ -165,8 +165,9 @@ class Blocks:
                 f"{step.s:.4g}: give the model as many steps"
             )
         each = self.num_steps // self.number
-        start = self.start + step.index // each * self.size
-        return slice(start, start + self.size), self.grid(each)[step.index % each]
+        block = step.index // each
+        start = self.start + block * self.size
+        return slice(start if block else 0, start + self.size), self.grid(each)[step.index % each]
 
     def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
         block, inner = self.within(step)
