@@ -144,6 +144,9 @@ def test_padding_does_not_change_the_answer(kind: str, folders: dict[str, str]) 
     together, by_itself = model.denoiser(both, 0.5)[0, real], model.denoiser(alone[None], 0.5)[0]
     free = alone == model.mask_id
     torch.testing.assert_close(together[free], by_itself[free], atol=1e-5, rtol=1e-5)
+    network = model.denoiser.network
+    torch.testing.assert_close(network.of_embeddings(network.embedding[both]), network.own(both), atol=1e-5, rtol=1e-5)
+    testing.assert_denoiser(model.diffusion([short, long], steps=4))
     x = ts.pretrained(model.diffusion([short, long], steps=4))(8, populations=2).samples
     assert (x[0][:, ~real] == model.pad_id).all()
     assert len(model.decode(x)) == 16
@@ -335,8 +338,18 @@ def test_errors_name_their_mend(tmp_path: Path, folders: dict[str, str]) -> None
     refused("not within 1..16", folders["roberta"], 17)
     with pytest.raises(ValueError, match="raise length"):
         load("bert", folders).diffusion("the movie was good because of its plot and its end")
+    with pytest.raises(ValueError, match="there is no text"):
+        load("bert", folders).diffusion([])
+    with pytest.raises(ValueError, match="run them apart"):
+        load("mdlm", folders).diffusion(["the ___", "the movie ___"])
     with pytest.raises(ValueError, match="24 at most"):
         load("llada", folders).diffusion("the movie " * 20)
+
+
+def test_without_transformers_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match=r"tokensteer\[hf\]"):
+        ts.adapters.masked_lm("bert-base-uncased", 8)
 
 
 def test_transformers_is_imported_when_a_model_is_loaded() -> None:

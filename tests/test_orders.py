@@ -443,6 +443,10 @@ def test_block_law_is_that_of_its_blocks() -> None:
 def test_what_is_before_the_start_belongs_to_the_first_block() -> None:
     kernel = Blocks(ANCESTRAL, 2, 7, 4, start=3)
     assert [kernel.within(step)[0] for step in ts.uniform_steps(4)] == [slice(0, 5)] * 2 + [slice(5, 7)] * 2
+
+
+@pytest.mark.slow
+def test_blocks_behind_a_prompt_keep_their_weights_right() -> None:
     path = ts.Steering(model_of(Blocks(MaskGIT(4), 1, 4, 4, start=2), 4, C), tilt_of(C), ts.Gradient(clip=2.0))
     check(path, populations=8192, particles=16)  # so many that its rare sequences are hit often enough for a z-score
 

@@ -65,7 +65,7 @@ class Source:
                 raise ValueError(f"{self.name} is {NO_CODE}") from error
             mend = "give another folder" if self.allow_pickle else "convert them, or trust them with allow_pickle=True"
             raise ValueError(f"{self.name} has no safetensors weights ({_first_line(error)}): {mend}") from error
-        missing = sorted(loaded["missing_keys"])
+        missing = sorted({name for name, _ in net.named_parameters()} & set(loaded["missing_keys"]))
         if missing:
             raise ValueError(
                 f"{self.name} lacks weights ({missing[0]} and {len(missing) - 1} more), which would be random: is it a "

@@ -134,23 +134,28 @@ class TextModel:
 
     def template(self, texts: str | Sequence[str]) -> Tensor:
         """The canvas of a text, (L,), or of several, (B, L), the shorter ones padded."""
-        texts_given = [texts] if isinstance(texts, str) else texts
-        canvases = [self.format.canvas(text) for text in texts_given]
-        for canvas, text in zip(canvases, texts_given, strict=True):
-            if len(canvas) > self.limit:
-                raise ValueError(
-                    f"{shortened(text)} makes a canvas of {len(canvas)} sites, the model reads {self.limit} at most: "
-                    "shorten it, or lower length"
-                )
+        several = [texts] if isinstance(texts, str) else list(texts)
+        if not several:
+            raise ValueError(
+                "there is no text: give one or several, or an empty one, '', for a canvas of nothing but masks"
+            )
+        canvases = [self._canvas(text) for text in several]
         if isinstance(texts, str):
             return canvases[0].to(self.device)
         if len({len(canvas) for canvas in canvases}) == 1:
             return torch.stack(canvases).to(self.device)
         if self.pad_id is None:
-            raise ValueError(
-                "texts of different lengths need padding, and the model has no token for it: run them apart"
-            )
+            raise ValueError("texts of different lengths need padding, and the model has none: run them apart")
         return self.format.stack(canvases, self.pad_id).to(self.device)
+
+    def _canvas(self, text: str) -> Tensor:
+        canvas = self.format.canvas(text)
+        if len(canvas) > self.limit:
+            raise ValueError(
+                f"{shortened(text)} makes a canvas of {len(canvas)} sites, and the model reads {self.limit} at most: "
+                "shorten it, or lower length"
+            )
+        return canvas
 
     def diffusion(
         self, texts: str | Sequence[str], *, steps: int = 64, kernel: Kernel | None = None, block: int | None = None
