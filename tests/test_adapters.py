@@ -209,6 +209,7 @@ def test_dream_logits_are_those_of_the_next_site(folders: dict[str, str]) -> Non
     real = torch.ones(len(x), 1, x.shape[1], x.shape[1], dtype=torch.bool)
     raw, shifted = network.net(input_ids=x, attention_mask=real).logits, network(x)
     assert (shifted[:, 1:] == raw[:, :-1].masked_fill(network.forbidden, -torch.inf)).all()
+    assert (shifted[:, 0] == raw[:, 0].masked_fill(network.forbidden, -torch.inf)).all()
 
 
 def test_chat_models_answer_in_their_format(folders: dict[str, str]) -> None:
@@ -340,8 +341,11 @@ def test_errors_name_their_mend(tmp_path: Path, folders: dict[str, str]) -> None
         load("bert", folders).diffusion("the movie was good because of its plot and its end")
     with pytest.raises(ValueError, match="there is no text"):
         load("bert", folders).diffusion([])
-    with pytest.raises(ValueError, match="run them apart"):
-        load("mdlm", folders).diffusion(["the ___", "the movie ___"])
+    mixing = transformers.FNetConfig(vocab_size=len(words), hidden_size=16, num_hidden_layers=1, intermediate_size=24)
+    folders = folders | {"fnet": hubs.save(tmp_path / "fnet", transformers.FNetForMaskedLM(mixing), words)}
+    for kind in ("mdlm", "fnet"):  # one has no attention mask, the other mixes sites by Fourier transforms
+        with pytest.raises(ValueError, match="run them apart"):
+            load(kind, folders).diffusion(["the ___", "the movie ___"])
     with pytest.raises(ValueError, match="24 at most"):
         load("llada", folders).diffusion("the movie " * 20)
 
@@ -355,3 +359,23 @@ def test_without_transformers_the_error_says_what_to_install(monkeypatch: pytest
 def test_transformers_is_imported_when_a_model_is_loaded() -> None:
     code = "import sys, tokensteer as ts; ts.adapters.masked_lm; assert 'transformers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def kin(vocab_size: int) -> dict[str, transformers.PretrainedConfig]:
+    size = {"vocab_size": vocab_size, "max_position_embeddings": 18}
+    distil = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24}
+    return {
+        "distilbert": transformers.DistilBertConfig(**size, **distil),
+        "albert": transformers.AlbertConfig(embedding_size=8, **size, **hubs.SHAPE),
+        "electra": transformers.ElectraConfig(embedding_size=8, **size, **hubs.SHAPE),
+        "deberta": transformers.DebertaV2Config(**size, **hubs.SHAPE),
+        "mpnet": transformers.MPNetConfig(**size, **hubs.SHAPE),
+    }
+
+
+@pytest.mark.parametrize("name", kin(9))
+def test_kin_of_bert(name: str, tmp_path: Path) -> None:
+    words = hubs.tokenizer(hubs.SPECIAL)
+    net = transformers.AutoModelForMaskedLM.from_config(kin(len(words))[name])
+    model = ts.adapters.masked_lm(hubs.save(tmp_path / name, net, words), 10)
+    testing.assert_denoiser(model.diffusion(["the ___", "the movie was ___"], steps=3))

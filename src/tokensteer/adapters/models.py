@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensteer.adapters.hub import Source, transformers
-from tokensteer.adapters.network import Ask, MaskDropout, Network, as_they_are, checked
+from tokensteer.adapters.network import Ask, MaskDropout, Network, as_they_are, checked, looks_past_padding
 from tokensteer.adapters.text import Answered, Filled, Format, Prompt, TextModel, around, chat
 from tokensteer.core.denoiser import Time, from_logits
 from tokensteer.core.kernel import Ancestral, Kernel, LowConfidence
@@ -126,11 +126,12 @@ def attending(net: nn.Module, ids: Tensor, real: Tensor, t: Time | None) -> Tens
 
 
 def attending_shifted(net: nn.Module, ids: Tensor, real: Tensor, t: Time | None) -> Tensor:
-    """Dream: attention by pairs (P, 1, L, L), and logits at site i are those of the token at i + 1. Padding attends to
-    itself, or it would be NaN, and NaN spreads."""
+    """Dream: attention by pairs (P, 1, L, L), and logits at site i are of the token at i + 1; the first site, with
+    none before it but padding, has its own. Padding attends to itself, or it would be NaN, and NaN spreads."""
     pairs = real[:, None, None, :] | torch.eye(real.shape[1], dtype=torch.bool, device=real.device)
     logits = net(input_ids=ids, attention_mask=pairs).logits
-    return torch.cat([logits[:, :1], logits[:, :-1]], 1)
+    follows = torch.cat([torch.zeros_like(real[:, :1]), real[:, :-1]], 1)
+    return torch.where(follows.unsqueeze(-1), logits.roll(1, 1), logits)
 
 
 def untimed(net: nn.Module, ids: Tensor, real: Tensor, t: Time | None) -> Tensor:
@@ -201,6 +202,9 @@ def _text_model(
     prepare = MaskDropout(mask_id, word) if getattr(config, "token_dropout", False) else as_they_are
     network = Network(net, layer, ask, mask_id=mask_id, pad_id=pad_id, never=never, prepare=prepare)
     device, (before, behind) = network.forbidden.device, around(tokenizer)
-    checked(network, torch.tensor([[*before, word, mask_id, word, *behind]], device=device))
+    row = torch.tensor([*before, word, mask_id, word, *behind], device=device)
+    checked(network, row[None])
+    if pad_id is not None and not looks_past_padding(network, row, form.stack([row, row.repeat(2)], pad_id)[0]):
+        pad_id = network.pad_id = None
     denoiser = from_logits(network, mask_id, ignores_time=True)
     return TextModel(denoiser, tokenizer, mask_id, pad_id, form, kernel, _limit(net, config), device)

@@ -145,15 +145,27 @@ def checked(network: Network, x: Tensor, t: Time | None = None) -> Network:
             f"the network answers {tuple(own.shape)} for ids {tuple(x.shape)}, its embedding layer has {vocab_size} "
             "words: it must give logits (P, L, V) over the tokens that it reads"
         )
-    real = network.real(x).unsqueeze(-1) & ~network.forbidden
-    gap, size = (own - entered)[real].abs().max(), own[real].abs().max()
-    if not gap <= (0.1 if own.dtype in (torch.bfloat16, torch.float16) else 1e-3) * (1.0 + size):
+    if not _alike(own, entered):
         raise ValueError(
-            f"{type(network.net).__name__} says one thing of ids and another of their embeddings (they differ by "
-            f"{float(gap):.2g}): name the layer that looks them up and does no more, or wrap it as "
-            "from_logits(network, mask_id) and do without gradients"
+            f"{type(network.net).__name__} says one thing of ids and another of their embeddings: name the layer that "
+            "looks them up and does no more, or wrap it as from_logits(network, mask_id) and do without gradients"
         )
     return network
+
+
+def looks_past_padding(network: Network, alone: Tensor, padded: Tensor) -> bool:
+    """Whether the network says the same of a row of ids (L,) with padding as without. Those that mix sites by anything
+    but attention do not, nor do those that count positions from the wrong end."""
+    with torch.no_grad():
+        answers = network.own(alone[None])[0], network.own(padded[None])[0]
+    return _alike(answers[0], answers[1][padded != network.pad_id])
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Whether logits are the same but for rounding; those of tokens that are never generated are -inf in both."""
+    known = (a > NEVER) & (b > NEVER)
+    close = 0.1 if a.dtype in (torch.bfloat16, torch.float16) else 1e-3
+    return bool((a - b)[known].abs().max() <= close * (1.0 + a[known].abs().max()))
 
 
 def _weight(layer: nn.Module) -> Tensor:

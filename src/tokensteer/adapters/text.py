@@ -145,7 +145,9 @@ class TextModel:
         if len({len(canvas) for canvas in canvases}) == 1:
             return torch.stack(canvases).to(self.device)
         if self.pad_id is None:
-            raise ValueError("texts of different lengths need padding, and the model has none: run them apart")
+            raise ValueError(
+                "texts of different lengths need padding, which this model cannot look past: run them apart"
+            )
         return self.format.stack(canvases, self.pad_id).to(self.device)
 
     def _canvas(self, text: str) -> Tensor:
