@@ -13,7 +13,7 @@ PAGES = [
 ]
 
 
-NEEDED = {"learned-more": ("peft", "accelerate")}  # by pages on optional dependencies
+NEEDED = {"learned-more": ("peft", "accelerate"), "text-models": ("transformers",)}  # by pages on optional dependencies
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -224,6 +224,7 @@ def test_ranked_kernels(confidence: str, count: str) -> None:
     kernel = Ranked(4, COUNTS[count], CONFIDENCES[confidence])
     testing.assert_kernel(kernel, 5, num_steps=3)
     testing.assert_kernel(Blocks(kernel, 2, 4, 4), 5)
+    testing.assert_kernel(Blocks(kernel, 1, 4, 4, start=2), 5)
 
 
 def test_remdm_loop_keeps_the_marginals() -> None:
@@ -439,7 +440,22 @@ def test_block_law_is_that_of_its_blocks() -> None:
     assert torch.allclose(exact.model_law, log_law.exp())
 
 
+def test_what_is_before_the_start_belongs_to_the_first_block() -> None:
+    kernel = Blocks(ANCESTRAL, 2, 7, 4, start=3)
+    assert [kernel.within(step)[0] for step in ts.uniform_steps(4)] == [slice(0, 5)] * 2 + [slice(5, 7)] * 2
+
+
+@pytest.mark.slow
+def test_blocks_behind_a_prompt_keep_their_weights_right() -> None:
+    path = ts.Steering(model_of(Blocks(MaskGIT(4), 1, 4, 4, start=2), 4, C), tilt_of(C), ts.Gradient(clip=2.0))
+    check(path, populations=8192, particles=16)  # so many that its rare sequences are hit often enough for a z-score
+
+
 def test_block_errors() -> None:
+    with pytest.raises(ValueError, match="start must be a site"):
+        Blocks(ANCESTRAL, 1, 3, 3, start=3)
+    with pytest.raises(ValueError, match="behind the first 2 sites"):
+        Blocks(ANCESTRAL, 2, 5, 4, start=2)
     with pytest.raises(ValueError, match="does not divide"):
         Blocks(ANCESTRAL, 2, 3, 4)
     with pytest.raises(ValueError, match="multiple of 3"):

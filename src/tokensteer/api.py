@@ -1,5 +1,6 @@
 """Every public name, gathered in one place. `tokensteer` hands them on, and loads this module when first asked."""
 
+import tokensteer.adapters as adapters
 from tokensteer.app.runs import Run, open_run
 from tokensteer.core.adaptive import Adaptive
 from tokensteer.core.ahead import ResampleFirst
@@ -183,6 +184,7 @@ __all__ = [
     "Value",
     "Window",
     "adapted_ramp",
+    "adapters",
     "all_of",
     "always",
     "any_of",

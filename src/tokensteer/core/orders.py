@@ -121,8 +121,9 @@ class Ranked:
 class Blocks:
     """Semi-autoregressive decoding: `kernel` inside one block of `size` sites after the other, from left to right.
 
-    Each block takes num_steps / (length / size) steps and sees its own time, from 1 to 0 along `grid`; sites outside
-    stay as they are. Weights, particles and their resampling run on from block to block.
+    Each block takes an equal share of num_steps and sees its own time, from 1 to 0 along `grid`; sites outside stay as
+    they are. Blocks are counted from `start`, behind a prompt; what is before it belongs to the first of them. Weights,
+    particles and their resampling run on from block to block.
     """
 
     kernel: Kernel
@@ -130,14 +131,18 @@ class Blocks:
     length: int
     num_steps: int
     grid: Callable[[int], Sequence[Step]] = uniform_steps
+    start: int = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.kernel, Ticking):
             raise ValueError(
                 "Blocks: a block has its own time, and so have the particles of this kernel: use FirstHitting"
             )
-        if self.size < 1 or self.length % self.size:
-            raise ValueError(f"Blocks: size {self.size} does not divide the length {self.length}")
+        if not 0 <= self.start < self.length:
+            raise ValueError(f"Blocks: start must be a site of the {self.length} there are, got {self.start}")
+        if self.size < 1 or (self.length - self.start) % self.size:
+            behind = f" behind the first {self.start} sites" if self.start else ""
+            raise ValueError(f"Blocks: size {self.size} does not divide the length {self.length - self.start}{behind}")
         if self.num_steps < 1 or self.num_steps % self.number:
             raise ValueError(
                 f"Blocks: {self.num_steps} steps cannot be shared equally by {self.number} blocks of {self.size} "
@@ -146,7 +151,7 @@ class Blocks:
 
     @property
     def number(self) -> int:
-        return self.length // self.size
+        return (self.length - self.start) // self.size
 
     @property
     def mask_id(self) -> int:
@@ -160,8 +165,9 @@ class Blocks:
                 f"{step.s:.4g}: give the model as many steps"
             )
         each = self.num_steps // self.number
-        start = step.index // each * self.size
-        return slice(start, start + self.size), self.grid(each)[step.index % each]
+        block = step.index // each
+        start = self.start + block * self.size
+        return slice(start if block else 0, start + self.size), self.grid(each)[step.index % each]
 
     def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
         block, inner = self.within(step)

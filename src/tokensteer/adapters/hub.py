@@ -1,0 +1,85 @@
+"""Networks and tokenizers of the `transformers` library, by name or folder, and what is refused.
+
+Weights are read from safetensors; pickles, which can run code, only with `allow_pickle=True`. Code that comes with a
+model runs only with `trust_remote_code=True`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+NO_CODE = "a model with code of its own: read that code, then pass trust_remote_code=True"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model is, what it may do while it is loaded, and where it goes."""
+
+    name: str
+    trust_remote_code: bool
+    allow_pickle: bool
+    dtype: torch.dtype
+    device: torch.device | str
+
+    def config(self) -> Any:
+        if not Path(self.name).is_dir() and (self.name.count("/") > 1 or self.name.startswith((".", "/", "~"))):
+            raise ValueError(f"{self.name} is no folder: give the one that holds config.json, or a name on the hub")
+        try:
+            return transformers().AutoConfig.from_pretrained(self.name, trust_remote_code=self.trust_remote_code)
+        except (OSError, ValueError) as error:
+            if "trust_remote_code" in str(error):
+                raise ValueError(f"{self.name} is {NO_CODE}") from error
+            raise ValueError(
+                f"{self.name} holds no model that transformers knows ({_first_line(error)}): give a folder with "
+                "config.json, weights and tokenizer, or a name on the hub"
+            ) from error
+
+    def tokenizer(self) -> Any:
+        try:
+            return transformers().AutoTokenizer.from_pretrained(self.name, trust_remote_code=self.trust_remote_code)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{self.name} has no tokenizer that can be read ({_first_line(error)}): save it there with "
+                "tokenizer.save_pretrained(folder)"
+            ) from error
+
+    def network(self, kind: str, config: Any) -> nn.Module:
+        """The network, frozen, all of whose weights are in the checkpoint."""
+        try:
+            net, loaded = getattr(transformers(), kind).from_pretrained(
+                self.name,
+                config=config,
+                trust_remote_code=self.trust_remote_code,
+                use_safetensors=None if self.allow_pickle else True,
+                dtype=self.dtype,
+                output_loading_info=True,
+            )
+        except (OSError, ValueError) as error:
+            if "trust_remote_code" in str(error):
+                raise ValueError(f"{self.name} is {NO_CODE}") from error
+            mend = "give another folder" if self.allow_pickle else "convert them, or trust them with allow_pickle=True"
+            raise ValueError(f"{self.name} has no safetensors weights ({_first_line(error)}): {mend}") from error
+        missing = sorted({name for name, _ in net.named_parameters()} & set(loaded["missing_keys"]))
+        if missing:
+            raise ValueError(
+                f"{self.name} lacks weights ({missing[0]} and {len(missing) - 1} more), which would be random: is it a "
+                "checkpoint with another head? Give one of a masked language model"
+            )
+        return net.to(self.device).eval().requires_grad_(False)
+
+
+def transformers() -> Any:
+    try:
+        return import_module("transformers")
+    except ImportError as error:
+        raise ImportError("models by name need transformers: pip install 'tokensteer[hf]'") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")

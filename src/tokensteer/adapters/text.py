@@ -1,0 +1,187 @@
+"""Texts to canvases and back.
+
+A masked language model fills a canvas of `length` sites: what the tokenizer puts around a text, the text, and masks. A
+text with blanks is filled in, one without is continued. A chat model answers: the prompt, in its format, and `length`
+masks behind it. There prompts of different lengths are padded on the left, so that answers begin at the same site, and
+blocks with them; elsewhere they are padded on the right, since positions are counted from the left.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tokensteer.core.denoiser import FromLogits
+from tokensteer.core.kernel import Kernel
+from tokensteer.core.model import Diffusion, padded, template
+from tokensteer.core.orders import Blocks
+from tokensteer.core.schedule import uniform_steps
+
+BLANK = re.compile(r"_{3,}")
+
+Prompt = Callable[[Any, str], list[int]]
+"""A prompt's ids, from the tokenizer and the text."""
+
+
+def bare(tokenizer: Any, text: str) -> list[int]:
+    """The text as it is."""
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def plain(tokenizer: Any, text: str) -> list[int]:
+    """The text and what the tokenizer puts before it: for base models, which continue."""
+    before, _ = around(tokenizer)
+    return [*before, *bare(tokenizer, text)]
+
+
+def chat(tokenizer: Any, text: str) -> list[int]:
+    """The text as a user's message, in the format of the tokenizer's chat template: for models taught to answer."""
+    message = [{"role": "user", "content": text}]
+    return bare(tokenizer, tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False))
+
+
+def around(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """What a tokenizer puts before and behind a text."""
+    whole, text = tokenizer("a")["input_ids"], bare(tokenizer, "a")
+    start = next((i for i in range(len(whole)) if whole[i : i + len(text)] == text), 0)
+    return whole[:start], whole[start + len(text) :]
+
+
+class Format(Protocol):
+    """How a text lies on a canvas."""
+
+    def canvas(self, text: str) -> Tensor: ...
+    def stack(self, canvases: Sequence[Tensor], pad_id: int) -> Tensor: ...
+    def written(self, ids: Tensor) -> Tensor:
+        """What is to be read of one row of ids (L,)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Filled:
+    """[CLS] text masks [SEP]. Each underscore of a run of three or more is one mask, and so is the mask token itself; a
+    text without either is continued until the canvas has `length` sites."""
+
+    tokenizer: Any
+    mask_id: int
+    length: int
+
+    def canvas(self, text: str) -> Tensor:
+        before, behind = around(self.tokenizer)
+        pieces = BLANK.split(text)
+        # A token after a blank carries its own space; one that is left over before the blank would be a token.
+        ids = bare(self.tokenizer, pieces[0].rstrip() if len(pieces) > 1 else pieces[0])
+        for blank, piece in zip(BLANK.findall(text), pieces[1:], strict=True):
+            ids = [*ids, *[self.mask_id] * len(blank), *bare(self.tokenizer, piece.rstrip())]
+        tokens = [*before, *ids, *behind]
+        free = self.length - len(tokens)
+        if self.mask_id in ids and free >= 0:
+            return torch.tensor(tokens)
+        if free <= 0:
+            raise ValueError(
+                f"{shortened(text)} takes {len(tokens)} of {self.length} sites: shorten it, or raise length"
+            )
+        at = [*range(len(before) + len(ids)), *range(self.length - len(behind), self.length)]
+        return template(self.length, self.mask_id, tokens, at=at)
+
+    def stack(self, canvases: Sequence[Tensor], pad_id: int) -> Tensor:
+        return padded(canvases, pad_id)
+
+    def written(self, ids: Tensor) -> Tensor:
+        return ids
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A prompt and `length` masks behind it. What is read is the answer, until the first of the tokens `ends`."""
+
+    tokenizer: Any
+    mask_id: int
+    length: int
+    prompt: Prompt
+    ends: frozenset[int]
+
+    def canvas(self, text: str) -> Tensor:
+        ids = self.prompt(self.tokenizer, text)
+        return template(len(ids) + self.length, self.mask_id, ids)
+
+    def stack(self, canvases: Sequence[Tensor], pad_id: int) -> Tensor:
+        return padded([canvas.flip(0) for canvas in canvases], pad_id).flip(1)
+
+    def written(self, ids: Tensor) -> Tensor:
+        answer = ids[-self.length :]
+        ended = torch.isin(answer, torch.tensor(sorted(self.ends), device=ids.device)).long()
+        return answer[ended.cumsum(0) == 0]
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """A language model as a masked diffusion over texts. `limit` is the longest canvas the network can read."""
+
+    denoiser: FromLogits
+    tokenizer: Any
+    mask_id: int
+    pad_id: int | None
+    format: Format
+    kernel: Kernel
+    limit: int
+    device: torch.device
+
+    def template(self, texts: str | Sequence[str]) -> Tensor:
+        """The canvas of a text, (L,), or of several, (B, L), the shorter ones padded."""
+        several = [texts] if isinstance(texts, str) else list(texts)
+        if not several:
+            raise ValueError(
+                "there is no text: give one or several, or an empty one, '', for a canvas of nothing but masks"
+            )
+        canvases = [self._canvas(text) for text in several]
+        if isinstance(texts, str):
+            return canvases[0].to(self.device)
+        if len({len(canvas) for canvas in canvases}) == 1:
+            return torch.stack(canvases).to(self.device)
+        if self.pad_id is None:
+            raise ValueError(
+                "texts of different lengths need padding, which this model cannot look past: run them apart"
+            )
+        return self.format.stack(canvases, self.pad_id).to(self.device)
+
+    def _canvas(self, text: str) -> Tensor:
+        canvas = self.format.canvas(text)
+        if len(canvas) > self.limit:
+            raise ValueError(
+                f"{shortened(text)} makes a canvas of {len(canvas)} sites, and the model reads {self.limit} at most: "
+                "shorten it, or lower length"
+            )
+        return canvas
+
+    def diffusion(
+        self, texts: str | Sequence[str], *, steps: int = 64, kernel: Kernel | None = None, block: int | None = None
+    ) -> Diffusion:
+        """The model on the canvas of one text, or of several, each of which is a population of its own. With `block`,
+        blocks of so many sites are decoded one after the other, `steps` in all."""
+        canvas, kernel = self.template(texts), self.kernel if kernel is None else kernel
+        if block is not None:
+            kernel = self._blocks(kernel, canvas, block, steps)
+        return Diffusion(self.denoiser, kernel, uniform_steps(steps), canvas)
+
+    def _blocks(self, kernel: Kernel, canvas: Tensor, size: int, steps: int) -> Blocks:
+        """Blocks from the first free site to the end, of which the first takes what is left over."""
+        length, free = canvas.shape[-1], (canvas == self.mask_id).view(-1, canvas.shape[-1]).any(0)
+        behind = length - int(free.long().argmax())
+        start = length - behind // size * size if 0 < size < behind else 0
+        return Blocks(kernel, size if start else length, length, steps, start=start)
+
+    def decode(self, ids: Tensor) -> list[str]:
+        """The texts of ids (..., L), one after the other, without special tokens; of a chat model, its answers."""
+        rows = [self.format.written(row) for row in ids.reshape(-1, ids.shape[-1])]
+        kept = [row if self.pad_id is None else row[row != self.pad_id] for row in rows]
+        return [self.tokenizer.decode(row, skip_special_tokens=True) for row in kept]
+
+
+def shortened(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:37]}...")
