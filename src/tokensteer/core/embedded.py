@@ -83,7 +83,7 @@ def _slope_of_drawn(tilt: Tilt, reward: Embedded, x0: Tensor, dtype: torch.dtype
         r = tilt.checked(reward.of_embeddings(drawn), len(drawn))
         estimate = tilt.average(r.view_as(log_v), log_v, tilt.kl)
         (slope,) = torch.autograd.grad(estimate.sum(), drawn)
-    return estimate.detach(), slope.view(len(x0), -1, slope.shape[-1]).sum(0)
+    return estimate.detach(), slope.reshape(len(x0), -1, slope.shape[-1]).sum(0)
 
 
 def _through_law(
