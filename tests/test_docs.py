@@ -13,7 +13,8 @@ PAGES = [
 ]
 
 
-NEEDED = {"learned-more": ("peft", "accelerate")}  # by pages on optional dependencies
+# by pages on optional dependencies
+NEEDED = {"learned-more": ("peft", "accelerate"), "text-rewards": ("transformers",)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -217,6 +217,11 @@ def test_classifier_sees_what_it_was_trained_on(folder, tokenizer):
     assert torch.allclose(reward(x), expected, atol=1e-5)
     assert torch.allclose(reward.of_embeddings(reward.embedding[x]), expected, atol=1e-5)
     assert torch.allclose(classifier(folder, 2, tokenizer)(x), expected, atol=1e-5)
+    # One that has special tokens of its own is read the same.
+    around = torch.tensor([[CLS, 6, 8, SEP, PAD, PAD], [CLS, 12, 7, 8, 11, SEP]])
+    assert torch.allclose(reward(around), expected, atol=1e-5)
+    assert torch.allclose(reward.of_embeddings(reward.embedding[around]), expected, atol=1e-5)
+    assert torch.allclose(reward(one_hot(around, V).float()), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
@@ -333,7 +338,7 @@ def test_errors_of_classifiers(tmp_path, folder, tokenizer):
         classifier(folder, 3, tokenizer)
     with pytest.raises(ValueError, match="own="):
         classifier(bert(), 0, tokenizer)
-    with pytest.raises(ValueError, match="11 tokens is 13 with special tokens, and the classifier reads 12"):
+    with pytest.raises(ValueError, match="11 tokens is 13 with special tokens, and the network reads 12"):
         classifier(folder, 0, tokenizer)(random_ids(1, 11))
     with pytest.raises(ValueError, match="could be read from"):
         classifier(tmp_path, 0, tokenizer)
@@ -385,6 +390,8 @@ def test_likelihood_in_its_own_vocabulary(tokenizer):
     assert float(reward(x)[1]) == pytest.approx(float(second), abs=1e-5)
     assert reward(torch.full((1, 3), PAD)).tolist() == [-math.inf]
     assert_reward(reward, V, 4, mask_id=MASK, differentiable=True)
+    with pytest.raises(ValueError, match="13 tokens is 13 with special tokens, and the network reads 12"):
+        reward(random_ids(1, 13))
 
 
 def test_likelihood_with_a_beginning_and_in_another_vocabulary(tokenizer):

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from tokensteer.rewards.text.embedding import embed, padding_last, reorder, resized, table_of, tokens
-from tokensteer.rewards.text.hub import Tokenizer, decoder, loaded, longest_input, same_words
+from tokensteer.rewards.text.embedding import check_length, embed, is_text, padding_last, reorder, resized, table_of
+from tokensteer.rewards.text.hub import Tokenizer, decoder, loaded, longest_input, no_text, same_words
 from tokensteer.rewards.text.strings import OfText
 
-BATCH = 64  # texts read at a time
+BATCH = 64  # rows read at a time
 CLOSE = 1e-3  # between what a network says of ids and of their embeddings
 
 
@@ -56,7 +56,8 @@ def _label(network: Any, label: str | int) -> Label:
 class Classifier:
     """log p(label | x0), (P,), for ids x0 (P, L) or one-hots (P, L, V) in the network's own vocabulary.
 
-    `before` and `after` (·, d) are the embedded special tokens around the canvas. Padding is moved behind them.
+    `before` and `after` (·, d) are the embedded special tokens around a text. Those of the canvas itself (`silent`),
+    its padding among them, are left out: moved behind all else, and masked.
     """
 
     network: Any
@@ -64,32 +65,30 @@ class Classifier:
     embedding: Tensor
     before: Tensor
     after: Tensor
-    pad_id: int | None
+    silent: tuple[int, ...]
     longest: int
     differentiable: bool = field(default=True, init=False)
 
     def __call__(self, x0: Tensor) -> Tensor:
-        ids = tokens(x0)
-        padding = torch.zeros_like(ids, dtype=torch.bool) if self.pad_id is None else ids == self.pad_id
-        return self._log_prob(embed(x0, self.embedding), padding)
+        # With a gradient all is kept anyway; without, a few rows at a time take little memory.
+        parts = (x0,) if torch.is_grad_enabled() and x0.requires_grad else torch.split(x0, BATCH)
+        return torch.cat([self._log_prob(embed(x, self.embedding), is_text(x, self.silent)) for x in parts])
 
     def of_embeddings(self, embedded: Tensor) -> Tensor:
         """The same for rows of the embedding, (P, L, d)."""
-        if self.pad_id is None:
-            return self._log_prob(embedded, torch.zeros_like(embedded[..., 0], dtype=torch.bool))
-        return self._log_prob(embedded, (embedded.detach() == self.embedding[self.pad_id]).all(-1))
+        real = torch.ones_like(embedded[..., 0], dtype=torch.bool)
+        for k in self.silent:
+            real = real & (embedded.detach() != self.embedding[k]).any(-1)
+        return self._log_prob(embedded, real)
 
-    def _log_prob(self, embedded: Tensor, padding: Tensor) -> Tensor:
+    def _log_prob(self, embedded: Tensor, real: Tensor) -> Tensor:
+        check_length(embedded.shape[1], len(self.before) + len(self.after), self.longest)
         before, after = (part.expand(len(embedded), -1, -1) for part in (self.before, self.after))
         whole = torch.cat([before, embedded, after], 1)
-        if whole.shape[1] > self.longest:
-            raise ValueError(
-                f"a canvas of {embedded.shape[1]} tokens is {whole.shape[1]} with special tokens, and the classifier "
-                f"reads {self.longest} at most: use a shorter canvas"
-            )
-        real = torch.cat([before[..., 0].bool() | True, ~padding, after[..., 0].bool() | True], 1)
-        order = padding_last(real)
-        answer = self.network(inputs_embeds=reorder(whole, order), attention_mask=reorder(real, order).long())
+        always = real.new_ones(len(real), whole.shape[1])
+        read = torch.cat([always[:, : len(self.before)], real, always[:, : len(self.after)]], 1)
+        order = padding_last(read)
+        answer = self.network(inputs_embeds=reorder(whole, order), attention_mask=reorder(read, order).long())
         return self.label.log_prob(answer.logits)
 
 
@@ -122,6 +121,7 @@ def classifier(
     *,
     own: Tokenizer | None = None,
     vocab_size: int | None = None,
+    device: torch.device | str | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
 ) -> Classifier | OfText:
@@ -131,6 +131,7 @@ def classifier(
         "AutoModelForSequenceClassification",
         source,
         own,
+        device,
         allow_pickle=allow_pickle,
         trust_remote_code=trust_remote_code,
     )
@@ -148,8 +149,9 @@ def _direct(reads: ClassifiesText, tokenizer: Tokenizer, vocab_size: int) -> Cla
     before, after = (
         table[torch.tensor(ids, dtype=torch.long, device=table.device)] for ids in _around(reads.tokenizer)
     )
-    pad_id = tokenizer.pad_token_id
-    direct = Classifier(reads.network, reads.label, resized(table, vocab_size), before, after, pad_id, reads.longest)
+    direct = Classifier(
+        reads.network, reads.label, resized(table, vocab_size), before, after, no_text(tokenizer), reads.longest
+    )
     return direct if _agrees(direct, reads, tokenizer) else None
 
 
@@ -167,11 +169,8 @@ def _agrees(direct: Classifier, reads: ClassifiesText, tokenizer: Tokenizer) -> 
     a text with padding behind it."""
     special = set(tokenizer.all_special_ids)
     word = next((k for k in range(len(direct.embedding)) if k not in special), 0)
-    canvas = torch.tensor(
-        [[word] + [word if direct.pad_id is None else direct.pad_id] * 2], device=direct.embedding.device
-    )
-    before, after = _around(reads.tokenizer)
-    alone = canvas[:, : 1 if direct.pad_id is not None else 3]
-    ids = torch.cat([canvas.new_tensor([before]), alone, canvas.new_tensor([after])], 1)
-    expected = reads.label.log_prob(reads.network(input_ids=ids.long()).logits)
+    alone = torch.tensor([[word]], device=direct.embedding.device)
+    canvas = torch.cat([alone, *(torch.full_like(alone, k) for k in direct.silent[:1])], 1)
+    before, after = (alone.new_tensor([ids], dtype=torch.long) for ids in _around(reads.tokenizer))
+    expected = reads.label.log_prob(reads.network(input_ids=torch.cat([before, alone, after], 1)).logits)
     return bool((direct(canvas) - expected).abs().max() < CLOSE)

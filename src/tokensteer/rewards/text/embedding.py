@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,8 +28,21 @@ def embed(x: Tensor, table: Tensor) -> Tensor:
     return x.to(table.dtype) @ table if x.is_floating_point() else table[x]
 
 
-def tokens(x: Tensor) -> Tensor:
-    return x.argmax(-1) if x.is_floating_point() else x
+def is_text(x: Tensor, silent: Sequence[int]) -> Tensor:
+    """Where ids (P, L) or one-hots (P, L, V) hold none of the `silent` tokens, (P, L)."""
+    ids = x.argmax(-1) if x.is_floating_point() else x
+    real = torch.ones_like(ids, dtype=torch.bool)
+    for k in silent:
+        real = real & (ids != k)
+    return real
+
+
+def check_length(canvas: int, special: int, longest: int) -> None:
+    if canvas + special > longest:
+        raise ValueError(
+            f"a canvas of {canvas} tokens is {canvas + special} with special tokens, and the network reads {longest} "
+            "at most: use a shorter canvas"
+        )
 
 
 def padding_last(real: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from tokensteer.rewards.text.strings import Decode
 
 
@@ -23,6 +25,12 @@ class Tokenizer(Protocol):
     def pad_token_id(self) -> int | None: ...
     @property
     def bos_token_id(self) -> int | None: ...
+    @property
+    def eos_token_id(self) -> int | None: ...
+    @property
+    def cls_token_id(self) -> int | None: ...
+    @property
+    def sep_token_id(self) -> int | None: ...
     @property
     def model_max_length(self) -> int: ...
     def batch_decode(
@@ -91,7 +99,13 @@ def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> To
 
 
 def loaded(
-    kind: str, source: Any, own: Tokenizer | None, *, allow_pickle: bool, trust_remote_code: bool
+    kind: str,
+    source: Any,
+    own: Tokenizer | None,
+    device: torch.device | str | None,
+    *,
+    allow_pickle: bool,
+    trust_remote_code: bool,
 ) -> tuple[Any, Tokenizer]:
     """A network, ready to be used and without gradients of its own, and its tokenizer; `source` may be the network."""
     if isinstance(source, str | Path):
@@ -101,12 +115,19 @@ def loaded(
         network = source
     if own is None:
         raise ValueError("a network comes without its tokenizer: give the one it was trained with as own=...")
+    network = network if device is None else network.to(device)
     return network.eval().requires_grad_(False), own
 
 
 def decoder(tokenizer: Tokenizer) -> Decode:
     """Ids (P, L) to texts without special tokens."""
     return lambda ids: tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+
+def no_text(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokens of a canvas that stand for no text: padding, and what marks its beginning, end and parts."""
+    marks = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id)
+    return tuple(sorted({k for k in (tokenizer.pad_token_id, *marks) if k is not None}))
 
 
 def same_words(canvas: Tokenizer, own: Tokenizer) -> bool:

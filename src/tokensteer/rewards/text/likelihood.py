@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from tokensteer.core.draws import NEVER
-from tokensteer.rewards.text.embedding import embed, padding_last, reorder, resized, table_of, tokens
-from tokensteer.rewards.text.hub import Tokenizer, decoder, loaded, longest_input, same_words
+from tokensteer.rewards.text.embedding import check_length, embed, is_text, padding_last, reorder, resized, table_of
+from tokensteer.rewards.text.hub import Tokenizer, decoder, loaded, longest_input, no_text, same_words
 from tokensteer.rewards.text.strings import OfText
 
 BATCH = 16  # rows read at a time: each has a law over the vocabulary at every site
@@ -30,12 +30,13 @@ class Likelihood:
     network: Any
     table: Tensor
     start: Tensor  # the embedded beginning of a text, (1, d), or nothing, (0, d)
-    pad_id: int | None
+    silent: tuple[int, ...]
+    longest: int
     differentiable: bool = field(default=True, init=False)
 
     def __call__(self, x0: Tensor) -> Tensor:
-        ids = tokens(x0)
-        real = torch.ones_like(ids, dtype=torch.bool) if self.pad_id is None else ids != self.pad_id
+        check_length(x0.shape[1], len(self.start), self.longest)
+        real = is_text(x0, self.silent)
         order = padding_last(real)
         x0, real = reorder(x0, order), reorder(real, order)
         if torch.is_grad_enabled() and x0.requires_grad:
@@ -68,7 +69,6 @@ class LikelihoodOfText:
 
     likelihood: Likelihood
     tokenizer: Tokenizer
-    longest: int
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[str]) -> Tensor:
@@ -77,7 +77,7 @@ class LikelihoodOfText:
 
     def _mean(self, texts: list[str]) -> Tensor:
         rows: list[list[int]] = self.tokenizer(texts, add_special_tokens=False).input_ids
-        most, device = self.longest - len(self.likelihood.start), self.likelihood.table.device
+        most, device = self.likelihood.longest - len(self.likelihood.start), self.likelihood.table.device
         read = [torch.tensor(row[:most], dtype=torch.long, device=device) for row in rows]
         # An empty text still needs a site, which does not count.
         x = pad_sequence([*read, read[0].new_zeros(1)], batch_first=True)[:-1]
@@ -91,18 +91,19 @@ def likelihood(
     *,
     own: Tokenizer | None = None,
     vocab_size: int | None = None,
+    device: torch.device | str | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
 ) -> Likelihood | OfText:
     """The mean log-likelihood per token under a causal language model: a folder, a hub name, or the network with its
     `own` tokenizer. `tokenizer` is that of the canvas, of `vocab_size` tokens."""
     network, own = loaded(
-        "AutoModelForCausalLM", source, own, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
+        "AutoModelForCausalLM", source, own, device, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
     )
-    table, begin = table_of(network), own.bos_token_id
+    table, begin, longest = table_of(network), own.bos_token_id, longest_input(network, own)
     start = table[:0] if begin is None else table[begin : begin + 1]
     if same_words(tokenizer, own):
         table = resized(table, len(tokenizer) if vocab_size is None else vocab_size)
-        return Likelihood(network, table, start, tokenizer.pad_token_id)
-    reads = LikelihoodOfText(Likelihood(network, table, start, None), own, longest_input(network, own))
+        return Likelihood(network, table, start, no_text(tokenizer), longest)
+    reads = LikelihoodOfText(Likelihood(network, table, start, (), longest), own)
     return OfText(reads, decoder(tokenizer))
