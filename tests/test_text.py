@@ -244,16 +244,40 @@ def test_ids_one_hots_and_laws(kind, tokenizer):
     assert_reward(reward, V, 5, mask_id=MASK, differentiable=True)
 
 
-def test_gradient_is_that_of_finite_differences(tokenizer):
-    reward = classifier(bert().double(), "fine", tokenizer, own=tokenizer)
+@pytest.mark.parametrize("kind", ["classifier", "likelihood", "weighted", "product", "log_product"])
+def test_gradient_is_that_of_finite_differences(kind, tokenizer):
+    judge = classifier(bert().double(), "fine", tokenizer, own=tokenizer)
+    fluent = likelihood(gpt2().double(), tokenizer, own=tokenizer)
+    other = classifier(bert().double(), "dull", tokenizer, own=tokenizer)
+    reward = {
+        "classifier": judge,
+        "likelihood": fluent,
+        "weighted": weighted({judge: 0.7, fluent: 2.0}),
+        "product": product({judge: 1.0, fluent: 3.0}),
+        "log_product": log_product({Positive(judge): 0.5, Positive(other): 2.0}),
+    }[kind]
+    assert reward.differentiable
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 4, V, generator=generator, dtype=torch.float64).softmax(-1).requires_grad_()
     (gradient,) = torch.autograd.grad(reward(x).sum(), x)
     for _ in range(5):
         way = torch.randn(x.shape, generator=generator, dtype=torch.float64)
         with torch.no_grad():
-            slope = (reward(x + 1e-5 * way) - reward(x - 1e-5 * way)).sum() / 2e-5
+            # The error falls with the square of the step: 1e-5 would leave as much of it as the test allows.
+            slope = (reward(x + 1e-6 * way) - reward(x - 1e-6 * way)).sum() / 2e-6
         assert float((gradient * way).sum()) == pytest.approx(float(slope), rel=1e-6)
+
+
+class Positive:
+    """exp of a reward, as a user would write it."""
+
+    differentiable = True
+
+    def __init__(self, reward) -> None:
+        self.reward = reward
+
+    def __call__(self, x):
+        return self.reward(x).exp()
 
 
 def test_straight_through_needs_no_one_hots(folder, tokenizer):
@@ -429,17 +453,18 @@ def test_words_are_found_however_they_are_spelt(word, tokenizer):
     assert torch.equal(forbidden([word, "bad"], tokenizer).accepts(x), torch.tensor(omits([word, "bad"])(texts)) == 0)
 
 
-def test_byte_level_tokens():
-    backend = __import__("tokenizers")
-    vocab = {"<|end|>": 0, "good": 1, "Ġgood": 2, "ĠGo": 3, "od": 4, "ness": 5, "Ġ": 6, "!": 7, "Ġa": 8, "a": 9}
-    core = backend.Tokenizer(backend.models.BPE(vocab=vocab, merges=[]))
-    core.pre_tokenizer = backend.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = backend.decoders.ByteLevel()
-    bytes_level = hf.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>")
-    assert spellings(bytes_level)[1:6] == ["good", " good", " Go", "od", "ness"]
+@pytest.mark.parametrize(("kind", "space"), [("ByteLevel", "Ġ"), ("Metaspace", "▁")])
+def test_tokens_that_begin_with_a_space(kind, space):
+    core = pytest.importorskip("tokenizers")
+    words = ["<|end|>", "good", " good", " Go", "od", "ness", " ", "!", " a", "a"]
+    vocab = {word.replace(" ", space): k for k, word in enumerate(words)}
+    backend = core.Tokenizer(core.models.BPE(vocab=vocab, merges=[]))
+    backend.decoder = getattr(core.decoders, kind)()
+    spaced = hf.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>")
+    assert spellings(spaced)[1:] == words[1:]
     x = all_sequences(10, 3)
-    texts = bytes_level.batch_decode(x, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    assert torch.equal(required("good", bytes_level).accepts(x), torch.tensor(mentions("good")(texts)) == 1)
+    texts = spaced.batch_decode(x, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert torch.equal(required("good", spaced).accepts(x), torch.tensor(mentions("good")(texts)) == 1)
 
 
 def test_patterns_on_text(tokenizer):

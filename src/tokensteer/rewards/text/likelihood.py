@@ -41,14 +41,13 @@ class Likelihood:
         x0, real = reorder(x0, order), reorder(real, order)
         if torch.is_grad_enabled() and x0.requires_grad:
             return self.mean(x0, real)
-        return torch.cat(
-            [self.mean(*part) for part in zip(torch.split(x0, BATCH), torch.split(real, BATCH), strict=True)]
-        )
+        parts = zip(torch.split(x0, BATCH), torch.split(real, BATCH), strict=True)
+        return torch.cat([self.mean(*part) for part in parts])
 
     def mean(self, x: Tensor, real: Tensor) -> Tensor:
         """For rows whose `real` tokens (P, L) come first."""
         entered = torch.cat([self.start.expand(len(x), -1, -1), embed(x, self.table)], 1)
-        told = torch.cat([real[:, :1].expand(-1, len(self.start)) | True, real], 1)
+        told = torch.cat([real.new_ones(len(x), len(self.start)), real], 1)
         log_p = self.network(inputs_embeds=entered, attention_mask=told.long()).logits[:, :-1]
         log_p = log_p.to(torch.promote_types(log_p.dtype, torch.float32)).log_softmax(-1)
         given = 1 - len(self.start)
