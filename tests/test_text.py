@@ -7,6 +7,7 @@ import math
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ import tokensteer as ts
 from tokensteer.core.embedded import Embedded, can_enter
 from tokensteer.rewards import both, constrain, log_product, product, weighted
 from tokensteer.rewards.text import (
+    bert_from_graph,
     bert_from_onnx,
     classifier,
     decoder,
@@ -512,58 +514,66 @@ def test_errors_of_constraints(tokenizer):
 # ---- ONNX
 
 
-def test_bert_from_onnx(tmp_path, tokenizer):
-    onnx = pytest.importorskip("onnx")
-    network = bert()
-    file = tmp_path / "bert.onnx"
-    _write_quantised(onnx, network, file)
-    read = bert_from_onnx(file, LABELS, heads=2)
-    for name, value in network.state_dict().items():
-        assert torch.allclose(read.state_dict()[name], value, atol=0.02), name
-    x = random_ids(2, 4)
-    rewards = [classifier(net, "fine", tokenizer, own=tokenizer)(x) for net in (network, read)]
-    assert torch.allclose(rewards[0], rewards[1], atol=0.2)
-    with pytest.raises(ValueError, match="3 outputs, and 2 labels"):
-        bert_from_onnx(file, LABELS[:2])
-    with pytest.raises(FileNotFoundError, match="no ONNX file"):
-        bert_from_onnx(tmp_path / "none.onnx", LABELS)
-
-
-def _write_quantised(onnx, network, file) -> None:
+def quantised(network) -> tuple[list, dict[str, torch.Tensor]]:
     """The graph of an exporter, as far as weights go: named biases, nameless matrices (in, out) in int8."""
-    make, initial, nodes = onnx.helper, [], []
-
-    def keep(name, value):
-        initial.append(onnx.numpy_helper.from_array(value.numpy(), name))
+    nodes, stored = [], {}
 
     def quantise(name, value, kind):
-        low, high = float(value.min()), float(value.max())
+        low, high, info = float(value.min()), float(value.max()), torch.iinfo(kind)
         scale = (high - low) / 255
-        zero = round(-low / scale) + int(torch.iinfo(kind).min)
-        keep(
-            f"{name}_quantized",
-            ((value / scale).round() + zero).clamp(torch.iinfo(kind).min, torch.iinfo(kind).max).to(kind),
-        )
-        keep(f"{name}_scale", torch.tensor(scale))
-        keep(f"{name}_zero_point", torch.tensor(zero, dtype=kind))
+        zero = round(-low / scale) + info.min
+        stored[f"{name}_quantized"] = ((value / scale).round() + zero).clamp(info.min, info.max).to(kind)
+        stored[f"{name}_scale"] = torch.tensor(scale)
+        stored[f"{name}_zero_point"] = torch.tensor(zero, dtype=kind)
 
-    weights = network.state_dict()
-    for k, (name, value) in enumerate(weights.items()):
+    def node(kind, inputs, output):
+        nodes.append(SimpleNamespace(op_type=kind, input=inputs, output=[output], attribute=[]))
+
+    for k, (name, value) in enumerate(network.state_dict().items()):
         if "LayerNorm" in name or name.endswith("bias"):
-            keep(name, value)
+            stored[name] = value
         elif "embeddings" in name:
             quantise(name, value, torch.uint8)
         else:
             inner = f"onnx::MatMul_{k}"
             quantise(inner, value.T.contiguous(), torch.int8)
-            out = [f"{k}_{step}" for step in range(4)]
-            nodes.append(
-                make.make_node("MatMulInteger", ["x", f"{inner}_quantized", "z", f"{inner}_zero_point"], [out[0]])
-            )
-            nodes.append(make.make_node("Cast", [out[0]], [out[1]], to=1))
-            nodes.append(make.make_node("Mul", [out[1], f"{inner}_scale"], [out[2]]))
-            nodes.append(make.make_node("Add", [re.sub("weight$", "bias", name), out[2]], [out[3]]))
-    onnx.save(make.make_model(make.make_graph(nodes, "bert", [], [], initial)), str(file))
+            node("MatMulInteger", ["x", f"{inner}_quantized", "z", f"{inner}_zero_point"], f"{k}_product")
+            node("Cast", [f"{k}_product"], f"{k}_cast")
+            node("Mul", [f"{k}_cast", f"{inner}_scale"], f"{k}_scaled")
+            node("Add", [re.sub("weight$", "bias", name), f"{k}_scaled"], f"{k}_sum")
+    return nodes, stored
+
+
+def assert_same_network(read, network, tokenizer) -> None:
+    for name, value in network.state_dict().items():
+        assert torch.allclose(read.state_dict()[name], value, atol=0.02), name
+    x = random_ids(2, 4)
+    rewards = [classifier(net, "fine", tokenizer, own=tokenizer)(x) for net in (network, read)]
+    assert torch.allclose(rewards[0], rewards[1], atol=0.2)
+
+
+def test_bert_from_a_graph(tokenizer):
+    network = bert()
+    nodes, stored = quantised(network)
+    assert_same_network(bert_from_graph(nodes, stored, LABELS, heads=2), network, tokenizer)
+    with pytest.raises(ValueError, match="3 outputs, and 2 labels"):
+        bert_from_graph(nodes, stored, LABELS[:2])
+    with pytest.raises(ValueError, match=r"not all weights .*bert\.pooler\.dense\.weight"):
+        bert_from_graph([n for n in nodes if "bert.pooler.dense.bias" not in n.input], stored, LABELS, heads=2)
+    with pytest.raises(ValueError, match=r"no BERT classifier: it has no bert\.embeddings"):
+        bert_from_graph([], {}, LABELS)
+
+
+def test_bert_from_an_onnx_file(tmp_path, tokenizer):
+    onnx = pytest.importorskip("onnx")
+    network, file = bert(), tmp_path / "bert.onnx"
+    nodes, stored = quantised(network)
+    made = [onnx.helper.make_node(n.op_type, n.input, n.output) for n in nodes]
+    initial = [onnx.numpy_helper.from_array(value.numpy(), name) for name, value in stored.items()]
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph(made, "bert", [], [], initial)), str(file))
+    assert_same_network(bert_from_onnx(file, LABELS, heads=2), network, tokenizer)
+    with pytest.raises(FileNotFoundError, match="no ONNX file"):
+        bert_from_onnx(tmp_path / "none.onnx", LABELS)
 
 
 REAL = os.environ.get("TOKENSTEER_TOXICITY", "")  # a folder with the ONNX file and its vocab.txt

@@ -8,15 +8,29 @@ gradients, which a file for inference has not.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from tokensteer.rewards.text.hub import transformers
+
+
+class Node(Protocol):
+    """What is read of a node of an ONNX graph."""
+
+    @property
+    def op_type(self) -> str: ...
+    @property
+    def input(self) -> Sequence[str]: ...
+    @property
+    def output(self) -> Sequence[str]: ...
+    @property
+    def attribute(self) -> Sequence[Any]: ...
+
 
 _PASSED = ("Mul", "Cast")  # between a product of integers and its bias
 
@@ -32,18 +46,28 @@ def bert_from_onnx(file: str | Path, labels: Sequence[str], heads: int | None = 
         raise FileNotFoundError(f"no ONNX file at {file}")
     graph = onnx.load(str(file)).graph
     stored = {value.name: torch.tensor(onnx.numpy_helper.to_array(value)) for value in graph.initializer}
-    return _network(_weights(graph, stored), labels, heads, file)
+    try:
+        return bert_from_graph(graph.node, stored, labels, heads)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
 
 
-def _weights(graph: Any, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def bert_from_graph(
+    nodes: Iterable[Node], stored: Mapping[str, Tensor], labels: Sequence[str], heads: int | None = None
+) -> Any:
+    """The same from the nodes of a graph and its stored tensors by name."""
+    return _network(_weights(list(nodes), stored), labels, heads)
+
+
+def _weights(nodes: Sequence[Node], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """All weights by the names that torch gives them."""
-    made_by = {name: node for node in graph.node for name in node.output}
+    made_by = {name: node for node in nodes for name in node.output}
     named = {name: value for name, value in stored.items() if value.is_floating_point() and name[:1].isalpha()}
     weights = {name: value for name, value in named.items() if name.endswith(("LayerNorm.weight", ".bias"))}
     for name in {re.sub("_quantized$", "", name) for name in stored}:
         if "_embeddings.weight" in name and not name.endswith(("_scale", "_zero_point")):
             weights[name] = _value(name, stored)
-    for node in graph.node:
+    for node in nodes:
         if node.op_type in ("Add", "Gemm"):
             for bias in (name for name in node.input if name.endswith(".bias") and name in weights):
                 product = node if node.op_type == "Gemm" else _product([i for i in node.input if i != bias], made_by)
@@ -52,7 +76,7 @@ def _weights(graph: Any, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return weights
 
 
-def _product(inputs: Sequence[str], made_by: Mapping[str, Any]) -> Any | None:
+def _product(inputs: Sequence[str], made_by: Mapping[str, Node]) -> Node | None:
     """The product that one of the inputs comes from."""
     for name in inputs:
         node = made_by.get(name)
@@ -63,7 +87,7 @@ def _product(inputs: Sequence[str], made_by: Mapping[str, Any]) -> Any | None:
     return None
 
 
-def _matrix(product: Any, stored: Mapping[str, Tensor]) -> Tensor:
+def _matrix(product: Node, stored: Mapping[str, Tensor]) -> Tensor:
     """The second factor, as torch keeps it: (out, in)."""
     value = _value(re.sub("_quantized$", "", product.input[1]), stored)
     upright = any(attribute.name == "transB" and attribute.i for attribute in product.attribute)
@@ -78,15 +102,15 @@ def _value(name: str, stored: Mapping[str, Tensor]) -> Tensor:
     return (quantised - zero) * scale
 
 
-def _network(weights: Mapping[str, Tensor], labels: Sequence[str], heads: int | None, file: str | Path) -> Any:
+def _network(weights: Mapping[str, Tensor], labels: Sequence[str], heads: int | None) -> Any:
     library = transformers()
     words = weights.get("bert.embeddings.word_embeddings.weight")
     if words is None or "classifier.bias" not in weights:
-        raise ValueError(
-            f"{file} holds no BERT classifier: there is no {'bert.embeddings' if words is None else 'head'}"
-        )
+        raise ValueError(f"no BERT classifier: it has no {'bert.embeddings' if words is None else 'classifier.bias'}")
     if len(weights["classifier.bias"]) != len(labels):
-        raise ValueError(f"{file} has {len(weights['classifier.bias'])} outputs, and {len(labels)} labels were given")
+        raise ValueError(
+            f"the classifier has {len(weights['classifier.bias'])} outputs, and {len(labels)} labels were given"
+        )
     vocab_size, width = words.shape
     layers = {match[1] for name in weights if (match := re.match(r"bert\.encoder\.layer\.(\d+)\.", name))}
     config = library.BertConfig(
@@ -104,5 +128,7 @@ def _network(weights: Mapping[str, Tensor], labels: Sequence[str], heads: int | 
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:
-        raise ValueError(f"{file} does not hold all weights of a BERT classifier: {error}".split("\n")[0]) from error
+        raise ValueError(
+            f"not all weights of a BERT classifier are there: {' '.join(str(error).split())[:200]}"
+        ) from error
     return network.eval().requires_grad_(False)
