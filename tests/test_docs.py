@@ -13,7 +13,12 @@ PAGES = [
 ]
 
 
-NEEDED = {"learned-more": ("peft", "accelerate"), "text-models": ("transformers",)}  # by pages on optional dependencies
+# by pages on optional dependencies
+NEEDED = {
+    "learned-more": ("peft", "accelerate"),
+    "text-models": ("transformers",),
+    "text-rewards": ("transformers",),
+}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -1,6 +1,8 @@
-"""Rewards by field. Here: constraints on the canvas, as finite automata over tokens."""
+"""Rewards by field. Here: constraints on the canvas, as finite automata over tokens, and sums and products of rewards;
+text is in `rewards.text`."""
 
 from tokensteer.rewards.automaton import Automaton, avoids, both, contains, count, either, fixed, minimal, negate, regex
+from tokensteer.rewards.combine import log_product, product, weighted
 from tokensteer.rewards.constraints import Conditioned, Constrained, Kept, LookAhead, Satisfies, constrain, kept
 
 __all__ = [
@@ -18,7 +20,10 @@ __all__ = [
     "either",
     "fixed",
     "kept",
+    "log_product",
     "minimal",
     "negate",
+    "product",
     "regex",
+    "weighted",
 ]

@@ -1,0 +1,114 @@
+"""Rewards made of rewards.
+
+    weighted      sum_i w_i · r_i          exp(weighted/kl) is a product of experts, each tempered by its weight
+    product       prod_i r_i^a_i           of values, such as probabilities, that are to be high together
+    log_product   sum_i a_i · log r_i      the same in logs, where a product of many small numbers would be zero
+
+A combination takes one-hots if all its parts do. If all of them can be entered behind an embedding, so can it: its
+embedding is theirs side by side, (V, d_1 + d_2 + ...), and each part reads its own columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from tokensteer.core.draws import NEVER
+from tokensteer.core.embedded import Embedded
+from tokensteer.core.twist import Reward
+
+Rule = Callable[[Sequence[Tensor], Sequence[float]], Tensor]
+
+
+@runtime_checkable
+class SaysSo(Protocol):
+    """A reward that says whether it takes one-hots."""
+
+    @property
+    def differentiable(self) -> bool: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Combined:
+    """rule of what the parts say of ids (P, L), or of one-hots (P, L, V) if it is `differentiable`."""
+
+    parts: tuple[Reward, ...]
+    weights: tuple[float, ...]
+    rule: Rule
+
+    @property
+    def differentiable(self) -> bool:
+        return all(isinstance(part, SaysSo) and part.differentiable for part in self.parts)
+
+    def __call__(self, x0: Tensor) -> Tensor:
+        return self.rule([part(x0) for part in self.parts], self.weights)
+
+
+@dataclass(frozen=True, eq=False)
+class CombinedEmbedded:
+    """The same of parts that can all be entered; made once the parts are on their device."""
+
+    combined: Combined
+    parts: tuple[Embedded, ...]
+    embedding: Tensor
+    differentiable: bool = True
+
+    def __call__(self, x0: Tensor) -> Tensor:
+        return self.combined(x0)
+
+    def of_embeddings(self, embedded: Tensor) -> Tensor:
+        columns = torch.split(embedded, [part.embedding.shape[1] for part in self.parts], -1)
+        answers = [part.of_embeddings(own) for part, own in zip(self.parts, columns, strict=True)]
+        return self.combined.rule(answers, self.combined.weights)
+
+
+def weighted(parts: Mapping[Reward, float]) -> Combined | CombinedEmbedded:
+    """sum_i w_i · r_i for {r_i: w_i}. A hard constraint (-inf) needs a positive weight."""
+    return _combine("weighted", parts, _sum)
+
+
+def product(parts: Mapping[Reward, float]) -> Combined | CombinedEmbedded:
+    """prod_i r_i^a_i for {r_i: a_i}."""
+    return _combine("product", parts, _product)
+
+
+def log_product(parts: Mapping[Reward, float]) -> Combined | CombinedEmbedded:
+    """sum_i a_i · log r_i for {r_i: a_i} with r_i >= 0; -inf where one with a positive power is zero."""
+    return _combine("log_product", parts, _log_product)
+
+
+def _combine(name: str, parts: Mapping[Reward, float], rule: Rule) -> Combined | CombinedEmbedded:
+    if not parts:
+        raise ValueError(f"{name}: give at least one reward, as {{reward: weight}}")
+    for weight in parts.values():
+        if not math.isfinite(weight) or weight == 0:
+            raise ValueError(f"{name}: weights must be finite and not 0, got {weight}: leave the reward out instead")
+    combined = Combined(tuple(parts), tuple(parts.values()), rule)
+    entered = tuple(part for part in parts if isinstance(part, Embedded))
+    sizes = {len(part.embedding) for part in entered}
+    if len(entered) < len(parts) or len(sizes) > 1 or not combined.differentiable:
+        return combined
+    return CombinedEmbedded(combined, entered, torch.cat([part.embedding.detach() for part in entered], -1))
+
+
+def _sum(rewards: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    return torch.stack([w * r for r, w in zip(rewards, weights, strict=True)]).sum(0)
+
+
+def _product(rewards: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    return torch.stack([r**a for r, a in zip(rewards, weights, strict=True)]).prod(0)
+
+
+def _log_product(rewards: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    return _sum([_log(r) for r in rewards], weights)
+
+
+def _log(r: Tensor) -> Tensor:
+    """log, -inf at zero without the NaN that its gradient would be there; NaN below."""
+    zero = r == 0
+    return torch.where(zero, 1.0, r).log().masked_fill(zero, NEVER)

@@ -1,0 +1,120 @@
+"""Hard constraints on text as automata over tokens: words that must appear, words that must not, a pattern.
+
+A text is spelt by tokens in many ways ("good", "go ##od", " Good"), and a sampler finds them all. So the constraint is
+an automaton over characters, and a token moves it as its characters would: what is accepted is exact for the decoded
+text, however it was spelt. Give the result to `constrain`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from tokensteer.core.listing import unique
+from tokensteer.rewards.automaton import Automaton, both, minimal, negate, regex
+from tokensteer.rewards.text.hub import Tokenizer
+from tokensteer.rewards.text.strings import checked_words, is_letter, letters_of
+
+LETTER, SPACE, MARK = "letter", "space", "mark"  # characters that no word names
+
+
+def spellings(tokenizer: Tokenizer, vocab_size: int | None = None) -> list[str]:
+    """What each token adds to a text, spaces before it included; nothing for special tokens."""
+    size = len(tokenizer) if vocab_size is None else vocab_size
+    special = set(tokenizer.all_special_ids) | set(range(len(tokenizer), size))
+    ordinary = [k for k in range(size) if k not in special]
+    alone = dict(zip(ordinary, _decoded(tokenizer, [[k] for k in ordinary]), strict=True))
+    # Many tokenizers drop the space before the first token: look at each one behind another.
+    anchor = next((k for k in ordinary if alone[k].isalnum()), None)
+    if anchor is None:
+        raise ValueError("the tokenizer has no token that is a word by itself: its texts cannot be read")
+    second = _decoded(tokenizer, [[anchor, k] for k in ordinary])
+    added = dict(zip(ordinary, second, strict=True))
+    return [_behind(alone[anchor], added[k], alone[k]) if k in added else "" for k in range(size)]
+
+
+def _decoded(tokenizer: Tokenizer, rows: list[list[int]]) -> list[str]:
+    return tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def _behind(anchor: str, both_tokens: str, alone: str) -> str:
+    return both_tokens[len(anchor) :] if both_tokens.startswith(anchor) else " " + alone
+
+
+def lift(characters: Automaton, spelt: Sequence[Sequence[int]]) -> Automaton:
+    """An automaton over characters as one over tokens, of which the k-th is spelt[k], numbers of characters."""
+    states = torch.arange(len(characters.step))
+    kinds = {spelling: k for k, spelling in enumerate(dict.fromkeys(map(tuple, spelt)))}
+    longest, stay = max(map(len, kinds)), characters.vocab_size
+    read = torch.tensor([[*spelling, *[stay] * (longest - len(spelling))] for spelling in kinds]).long()
+    step = torch.cat([characters.step[:, characters.classes], states.unsqueeze(-1)], 1)
+    state = states.unsqueeze(-1).expand(-1, len(kinds))
+    for place in range(longest):
+        state = step[state, read[:, place]]
+    classes = torch.tensor([kinds[tuple(spelling)] for spelling in spelt])
+    return minimal(Automaton(state.contiguous(), classes, characters.accept))
+
+
+def required(words: Iterable[str], tokenizer: Tokenizer, vocab_size: int | None = None) -> Automaton:
+    """Texts with all of the words, each whole and whatever its case. `vocab_size` is the model's, by default the
+    tokenizer's."""
+    spelt = spellings(tokenizer, vocab_size)
+    automata: list[Automaton] = []
+    for word in checked_words(words):
+        automata.append(_with_one_of([word], spelt))
+        if not _can_be_met(automata[-1], tokenizer):
+            raise ValueError(f"the tokenizer cannot spell the word {word!r}: its vocabulary has no tokens for it")
+    return both(*automata)
+
+
+def forbidden(words: Iterable[str], tokenizer: Tokenizer, vocab_size: int | None = None) -> Automaton:
+    """Texts with none of the words, whole and whatever their case."""
+    return negate(_with_one_of(checked_words(words), spellings(tokenizer, vocab_size)))
+
+
+def matching(pattern: str, tokenizer: Tokenizer, vocab_size: int | None = None) -> Automaton:
+    """Texts that match the pattern as a whole, in the language of `regex`, up to a space at their beginning."""
+    spelt = spellings(tokenizer, vocab_size)
+    number = {c: k for k, c in enumerate(sorted(set("".join(spelt))))}
+    whole = f"( )?({pattern})" if " " in number else pattern
+    try:
+        characters = regex(whole, list(number))
+    except ValueError:
+        regex(pattern, list(number))  # to say where it is wrong in what was given
+        raise
+    automaton = lift(characters, [[number[c] for c in spelling] for spelling in spelt])
+    if not _can_be_met(automaton, tokenizer):
+        raise ValueError(f"a pattern that cannot be met: the tokenizer spells no text that matches {pattern!r}")
+    return automaton
+
+
+def _with_one_of(words: list[str], spelt: list[str]) -> Automaton:
+    """Texts with at least one of the words."""
+    named = sorted({c for word in words for c, _ in letters_of(word)})
+    alphabet = [*named, LETTER, SPACE, MARK]
+    number = {c: k for k, c in enumerate(alphabet)}
+    gap = f"[<{SPACE}><{MARK}>" + "".join("\\" + c for c in named if not is_letter(c)) + "]"
+    spaces = {"": "", "*": f"<{SPACE}>*", "+": f"<{SPACE}>+"}
+    choice = "|".join("".join(spaces[before] + "\\" + c for c, before in letters_of(word)) for word in words)
+
+    def kind(c: str) -> int:
+        return number[c if c in number else LETTER if is_letter(c) else SPACE if c.isspace() else MARK]
+
+    characters = regex(f"(.*{gap})?({choice})({gap}.*)?", alphabet)
+    return lift(characters, [[kind(c) for c in spelling.lower()] for spelling in spelt])
+
+
+def _can_be_met(automaton: Automaton, tokenizer: Tokenizer) -> bool:
+    """Whether ordinary tokens lead from the start to acceptance, in any number."""
+    special = set(tokenizer.all_special_ids)
+    ordinary = torch.tensor([k for k in range(automaton.vocab_size) if k not in special])
+    step = automaton.step[:, unique(automaton.classes[ordinary])[0]]
+    reached = torch.zeros_like(automaton.accept)
+    reached[0] = True
+    for _ in range(len(reached)):
+        more = reached.index_fill(0, step[reached].flatten(), True)
+        if torch.equal(more, reached):
+            break
+        reached = more
+    return bool((reached & automaton.accept).any())
