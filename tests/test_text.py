@@ -366,10 +366,10 @@ def test_errors_of_classifiers(tmp_path, folder, tokenizer):
         classifier(bert(), 0, tokenizer)
     with pytest.raises(ValueError, match="11 tokens is 13 with special tokens, and the network reads 12"):
         classifier(folder, 0, tokenizer)(random_ids(1, 11))
-    with pytest.raises(ValueError, match="could be read from"):
+    with pytest.raises(ValueError, match="holds no model that transformers knows"):
         classifier(tmp_path, 0, tokenizer)
     hf.BertModel(bert().config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"lacks weights .* classifier.bias"):
+    with pytest.raises(ValueError, match=r"lacks weights \(classifier.bias"):
         classifier(tmp_path, 0, tokenizer)
 
 

@@ -17,11 +17,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from tokensteer.adapters.hub import Source, transformers
 from tokensteer.adapters.network import Ask, MaskDropout, Network, as_they_are, checked, looks_past_padding
 from tokensteer.adapters.text import Answered, Filled, Format, Prompt, TextModel, around, chat
 from tokensteer.core.denoiser import Time, from_logits
 from tokensteer.core.kernel import Ancestral, Kernel, LowConfidence
+from tokensteer.hub import Source, transformers
 
 SPARE = re.compile(r"\[unused\d+\]|<unused\d+>|<null_\d+>|madeupword\d+|<extra_id_\d+>|<\|reserved_.*\|>")
 ENDS = ("<|endoftext|>", "<|eot_id|>", "<|im_end|>")  # of answers and turns

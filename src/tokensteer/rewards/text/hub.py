@@ -1,18 +1,14 @@
-"""Networks and tokenizers of the `transformers` library, loaded without running anybody's code.
-
-Weights come from safetensors; a pickled checkpoint may run anything when it is read and needs `allow_pickle=True`, code
-that comes with a model needs `trust_remote_code=True`.
-"""
+"""What rewards need of networks and tokenizers of the `transformers` library."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from tokensteer.hub import Source
 from tokensteer.rewards.text.strings import Decode
 
 
@@ -50,52 +46,9 @@ class Tokenizer(Protocol):
     ) -> Any: ...
 
 
-def transformers() -> Any:
-    """The library, or how to get it."""
-    try:
-        return import_module("transformers")
-    except ImportError as error:
-        raise ImportError("this reward needs the transformers library: pip install 'tokensteer[hf]'") from error
-
-
-def load_network(kind: str, source: str | Path, *, allow_pickle: bool = False, trust_remote_code: bool = False) -> Any:
-    """The network of a folder or hub name, as the class `kind` of transformers makes it; its weights all from there."""
-    automatic = getattr(transformers(), kind)
-    folder = Path(source)
-    if not allow_pickle and folder.is_dir() and any(folder.glob("*.bin")) and not any(folder.glob("*.safetensors")):
-        raise ValueError(
-            f"the weights in {source} are pickled, and reading them may run any code: save them as safetensors, or say "
-            "allow_pickle=True if you trust their maker"
-        )
-    try:
-        network, loaded = automatic.from_pretrained(
-            str(source),
-            use_safetensors=None if allow_pickle else True,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError) as error:
-        if "trust_remote_code" in str(error):  # it says itself how to go on
-            raise
-        reason = str(error).strip().split("\n")[0]
-        raise ValueError(
-            f"no {kind} could be read from {source} ({reason}): give a folder or hub name with config.json and "
-            "model.safetensors; pickled weights need allow_pickle=True"
-        ) from error
-    if loaded["missing_keys"]:
-        # transformers would go on with random numbers in their place
-        raise ValueError(
-            f"{source} lacks weights of {kind}, such as {min(loaded['missing_keys'])}: it was not trained for this"
-        )
-    return network
-
-
 def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
     """The tokenizer of a folder or hub name."""
-    try:
-        return transformers().AutoTokenizer.from_pretrained(str(source), trust_remote_code=trust_remote_code)
-    except OSError as error:
-        raise ValueError(f"no tokenizer could be read from {source}: give one as own=...") from error
+    return Source(str(source), trust_remote_code).tokenizer()
 
 
 def loaded(
@@ -109,7 +62,8 @@ def loaded(
 ) -> tuple[Any, Tokenizer]:
     """A network, ready to be used and without gradients of its own, and its tokenizer; `source` may be the network."""
     if isinstance(source, str | Path):
-        network = load_network(kind, source, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+        place = Source(str(source), trust_remote_code, allow_pickle)
+        network = place.network(kind, place.config())
         own = load_tokenizer(source, trust_remote_code=trust_remote_code) if own is None else own
     else:
         network = source

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tokensteer.rewards.text.hub import transformers
+from tokensteer.hub import transformers
 
 
 class Node(Protocol):

@@ -19,13 +19,13 @@ NO_CODE = "a model with code of its own: read that code, then pass trust_remote_
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model is, what it may do while it is loaded, and where it goes."""
+    """Where a model is, what it may do while it is loaded, and where it goes; in its own precision unless told."""
 
     name: str
-    trust_remote_code: bool
-    allow_pickle: bool
-    dtype: torch.dtype
-    device: torch.device | str
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+    dtype: torch.dtype | None = None
+    device: torch.device | str = "cpu"
 
     def config(self) -> Any:
         if not Path(self.name).is_dir() and (self.name.count("/") > 1 or self.name.startswith((".", "/", "~"))):
@@ -50,26 +50,30 @@ class Source:
             ) from error
 
     def network(self, kind: str, config: Any) -> nn.Module:
-        """The network, frozen, all of whose weights are in the checkpoint."""
+        """The network as the class `kind` of transformers makes it, frozen; its weights all from the checkpoint."""
         try:
             net, loaded = getattr(transformers(), kind).from_pretrained(
                 self.name,
                 config=config,
                 trust_remote_code=self.trust_remote_code,
                 use_safetensors=None if self.allow_pickle else True,
-                dtype=self.dtype,
+                **({} if self.dtype is None else {"dtype": self.dtype}),
                 output_loading_info=True,
             )
         except (OSError, ValueError) as error:
             if "trust_remote_code" in str(error):
                 raise ValueError(f"{self.name} is {NO_CODE}") from error
-            mend = "give another folder" if self.allow_pickle else "convert them, or trust them with allow_pickle=True"
+            mend = (
+                "give another folder"
+                if self.allow_pickle
+                else "convert pickled ones, which may run any code, or trust them with allow_pickle=True"
+            )
             raise ValueError(f"{self.name} has no safetensors weights ({_first_line(error)}): {mend}") from error
         missing = sorted({name for name, _ in net.named_parameters()} & set(loaded["missing_keys"]))
         if missing:
             raise ValueError(
                 f"{self.name} lacks weights ({missing[0]} and {len(missing) - 1} more), which would be random: is it a "
-                "checkpoint with another head? Give one of a masked language model"
+                f"checkpoint with another head? Give one that was trained as {kind}"
             )
         return net.to(self.device).eval().requires_grad_(False)
 
