@@ -1,6 +1,7 @@
 """Every public name, gathered in one place. `tokensteer` hands them on, and loads this module when first asked."""
 
 import tokensteer.adapters as adapters
+import tokensteer.testing as testing
 from tokensteer.app.runs import Run, open_run
 from tokensteer.core.adaptive import Adaptive
 from tokensteer.core.ahead import ResampleFirst
@@ -254,6 +255,7 @@ __all__ = [
     "sweep",
     "systematic",
     "template",
+    "testing",
     "tilt_log_weight",
     "tokens_of",
     "total",
