@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from test_learned import B, Table, seeded
 
 import tokensteer as ts
-from tokensteer.train import ProposalPlan, fit_proposal
+from tokensteer.train import Plan, ProposalPlan, fit_proposal
 from tokensteer.train.learning import Learning
 from tokensteer.train.sharing import changing
 
@@ -162,7 +162,7 @@ def an_update_is_made_with_that_mean(folder: Path) -> None:
     gradients = both(folder, "gradients")[1]
     for i, parameter in enumerate(net.parameters()):
         parameter.grad = gradients[f"got.{i}"]
-    learning.learn(plan.pace.rate_at(0.0))
+    learning.learn(Plan(plan.rounds, rate=plan.rate, warmup=plan.warmup).rate_at(0.0))
     found = both(folder, "one")[1]
     for name, value in changing(net).items():
         torch.testing.assert_close(found[name], value)

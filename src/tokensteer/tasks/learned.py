@@ -139,16 +139,13 @@ def _complete(out: Path, weights: Path, name: str) -> None:
 def _card(
     name: str, training: Training, plan: ProposalPlan, course: Course, learned: Learned, goal: int | None
 ) -> dict[str, Any]:
-    cuda = training.device.startswith("cuda")
-    length = f"--scale {training.scale:g}" if training.minutes is None else f"--minutes {training.minutes:g}"
     towards = "" if goal is None else f" --goal {goal}"
     last = learned.history[-1]
     return {
-        "what": f"learned proposal and twist of the task {name}",
-        "command": f"tokensteer train {name} --proposal{towards} --device {training.device} --seed {training.seed} "
-        f"{length} --out FOLDER",
+        "what": f"learned proposal of the task {name}, and its baseline: a twist, if it was learned by Balance",
+        "command": f"tokensteer train {name} --proposal{towards} {training.choices()}",
         "data": "no data: paths of the task's own denoiser, judged by its reward",
-        "seed": training.seed,
+        **training.made(),
         "goal": goal,
         "kl": course.kl,
         "steps of a path": course.num_steps,
@@ -156,13 +153,10 @@ def _card(
         "rounds": last.step,
         "seconds": round(last.seconds, 1),
         "denoiser rows": learned.rows,
-        "device": torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} thread(s)",
-        "torch": torch.__version__,
         "parameters": {
             part: sum(p.numel() for p in net.parameters())
             for part, net in zip(PARTS, (learned.net, learned.baseline), strict=True)
         },
-        "stored": "bfloat16, exponential moving average of the weights",
         "plan": asdict(plan),
         "history": [_rounded(entry) for entry in _thinned(learned.history)],
     }

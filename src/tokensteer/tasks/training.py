@@ -42,22 +42,32 @@ class Training:
 
     def command(self, module: str) -> str:
         """What makes these weights again."""
+        return f"python -m {module} {self.choices()}"
+
+    def made(self) -> dict[str, Any]:
+        """Where and from which seed weights come, and how they are kept."""
+        cuda = self.device.startswith("cuda")
+        return {
+            "seed": self.seed,
+            "device": torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} thread(s)",
+            "torch": torch.__version__,
+            "stored": "bfloat16, exponential moving average of the weights",
+        }
+
+    def choices(self) -> str:
+        """The part of a command that makes the same weights again."""
         length = f"--scale {self.scale:g}" if self.minutes is None else f"--minutes {self.minutes:g}"
-        return f"python -m {module} --out FOLDER --device {self.device} --seed {self.seed} {length}"
+        return f"--out FOLDER --device {self.device} --seed {self.seed} {length}"
 
     def card(self, module: str, what: str, data: str, net: nn.Module, fitted: Fitted, plan: Plan) -> dict[str, Any]:
-        cuda = self.device.startswith("cuda")
         return {
             "what": what,
             "data": data,
             "command": self.command(module),
-            "seed": self.seed,
+            **self.made(),
             "steps": fitted.last.step,
             "seconds": round(fitted.last.seconds, 1),
-            "device": torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} thread(s)",
-            "torch": torch.__version__,
             "parameters": sum(p.numel() for p in net.parameters()),
-            "stored": "bfloat16, exponential moving average of the weights",
             "plan": asdict(plan),
         }
 

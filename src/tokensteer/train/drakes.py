@@ -34,7 +34,6 @@ from tokensteer.core.measure import Reveal
 from tokensteer.core.model import Diffusion
 from tokensteer.core.schedule import Step
 from tokensteer.core.twist import Reward
-from tokensteer.train.fit import Plan
 from tokensteer.train.learning import Learning
 from tokensteer.train.rounds import Gathers, study
 
@@ -70,18 +69,6 @@ class DrakesPlan:
             raise ValueError(f"DrakesPlan: all counts must be at least 1, got {self}")
         if self.kl < 0 or min(self.temperature, self.last_temperature) <= 0:
             raise ValueError(f"DrakesPlan: kl must not be negative, and temperatures positive, got {self}")
-
-    @property
-    def pace(self) -> Plan:
-        """The course of the learning rate."""
-        return Plan(
-            self.rounds,
-            rate=self.rate,
-            warmup=self.warmup,
-            seconds=self.seconds,
-            report_every=self.report_every,
-            save_every=self.save_every,
-        )
 
     def temperature_at(self, done: float) -> float:
         return self.temperature * (self.last_temperature / self.temperature) ** min(1.0, done)
@@ -130,7 +117,7 @@ def fit_drakes(
     """
     tuner = _Tuner(model, reward, as_denoiser(net), plan, generator)
     learning = Learning(net.train(), asdict(plan), generator, plan.weight_decay, plan.clip, plan.average)
-    study(tuner, learning, plan.pace, checkpoint=checkpoint, watch=watch, together=together)
+    study(tuner, learning, plan, checkpoint=checkpoint, watch=watch, together=together)
     best = learning.average.module.eval().requires_grad_(False)
     return Tuned(best, as_denoiser(best), tuner.history, tuner.rows)
 

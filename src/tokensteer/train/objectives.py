@@ -82,7 +82,7 @@ class Lesson:
 
 class Objective(Protocol):
     """Gathers the gradients of a lesson and says what the loss was. `twists` says whether it wants the twists on the
-    way, `paths` whether it wants all steps."""
+    way, `whole` whether it wants all steps."""
 
     @property
     def twists(self) -> bool: ...

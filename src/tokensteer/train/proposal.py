@@ -21,7 +21,6 @@ from tokensteer.core.proposal import Amortised, FromModel
 from tokensteer.core.resample import ess
 from tokensteer.core.steering import Steering
 from tokensteer.train.baselines import OfState
-from tokensteer.train.fit import Plan
 from tokensteer.train.learning import Learning
 from tokensteer.train.objectives import Lesson, Objective, StepVariance
 from tokensteer.train.paths import Paths, Transitions, walk
@@ -66,18 +65,6 @@ class ProposalPlan:
             raise ValueError(f"ProposalPlan: all counts must be at least 1, and replay at least 0, got {self}")
         if not 0 <= self.on_policy <= 1 or not 0 <= self.anneal <= 1:
             raise ValueError(f"ProposalPlan: on_policy and anneal are shares, from 0 to 1, got {self}")
-
-    @property
-    def pace(self) -> Plan:
-        """The course of the learning rate."""
-        return Plan(
-            self.rounds,
-            rate=self.rate,
-            warmup=self.warmup,
-            seconds=self.seconds,
-            report_every=self.report_every,
-            save_every=self.save_every,
-        )
 
     def amount(self, done: float) -> float:
         """How much of the reward counts when a share `done` of the run is over."""
@@ -142,7 +129,7 @@ def fit_proposal(
         plan.average,
         faster=((baseline, plan.baseline_rate),),
     )
-    study(student, learning, plan.pace, checkpoint=checkpoint, watch=watch, together=together)
+    study(student, learning, plan, checkpoint=checkpoint, watch=watch, together=together)
     best, judge = (part.eval().requires_grad_(False) for part in learning.average.module.children())
     return Learned(best, as_denoiser(best), judge, student.history, student.rows)
 

@@ -45,16 +45,41 @@ class Gathers(Protocol):
     def reduce(self, tensor: Any, reduction: str = "sum") -> Any: ...
 
 
+class InRounds(Protocol):
+    """How many rounds there are, and how fast they go."""
+
+    @property
+    def rounds(self) -> int: ...
+    @property
+    def rate(self) -> float: ...
+    @property
+    def warmup(self) -> float: ...
+    @property
+    def seconds(self) -> float | None: ...
+    @property
+    def report_every(self) -> int: ...
+    @property
+    def save_every(self) -> int: ...
+
+
 def study(
     student: Student,
     learning: Learning,
-    pace: Plan,
+    plan: InRounds,
     *,
     checkpoint: Path | None = None,
     watch: Callable[[Any], None] | None = None,
     together: Gathers | None = None,
 ) -> None:
     """All rounds, or those that a checkpoint leaves."""
+    pace = Plan(
+        plan.rounds,
+        rate=plan.rate,
+        warmup=plan.warmup,
+        seconds=plan.seconds,
+        report_every=plan.report_every,
+        save_every=plan.save_every,
+    )
     group = None if together is None or together.num_processes == 1 else _Group(learning, together)
     if group is not None and checkpoint is not None:
         checkpoint = group.own(checkpoint)
