@@ -9,19 +9,29 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from tokensteer import stored
 from tokensteer.nets.classifiers import ConvClassifier, ConvConfig, PatchClassifier, PatchConfig
+from tokensteer.nets.readers import AttentiveConfig, AttentiveReader, NgramConfig, NgramReader
 from tokensteer.nets.transformer import Transformer, TransformerConfig
 from tokensteer.nets.unet import UNet, UNetConfig
 from tokensteer.nets.value import ValueConfig, ValueNet
 
 VERSION = 1
 
-Net = Transformer | UNet | ConvClassifier | PatchClassifier | ValueNet
-Config = TransformerConfig | UNetConfig | ConvConfig | PatchConfig | ValueConfig
+Net = Transformer | UNet | ConvClassifier | PatchClassifier | AttentiveReader | NgramReader | ValueNet
+Config = TransformerConfig | UNetConfig | ConvConfig | PatchConfig | AttentiveConfig | NgramConfig | ValueConfig
 
-_CONFIGS: tuple[type[Config], ...] = (TransformerConfig, UNetConfig, ConvConfig, PatchConfig, ValueConfig)
+_CONFIGS: tuple[type[Config], ...] = (
+    TransformerConfig,
+    UNetConfig,
+    ConvConfig,
+    PatchConfig,
+    AttentiveConfig,
+    NgramConfig,
+    ValueConfig,
+)
 
 
 def build(config: Config) -> Net:
@@ -35,6 +45,10 @@ def build(config: Config) -> Net:
             return ConvClassifier(config)
         case PatchConfig():
             return PatchClassifier(config)
+        case AttentiveConfig():
+            return AttentiveReader(config)
+        case NgramConfig():
+            return NgramReader(config)
         case ValueConfig():
             return ValueNet(config)
 
@@ -42,7 +56,15 @@ def build(config: Config) -> Net:
 def save(net: Net, file: str | Path, dtype: torch.dtype = torch.float32) -> None:
     """Write weights and configuration; bfloat16 halves the file."""
     header = {"version": VERSION, "config": type(net.config).__name__, "values": asdict(net.config)}
-    stored.write(Path(file), {name: value.to(dtype) for name, value in net.state_dict().items()}, header)
+    stored.write(Path(file), {name: value.to(dtype) for name, value in _tensors(net).items()}, header)
+
+
+def _tensors(net: Net) -> dict[str, Tensor]:
+    """The state of a network, what is tied under the first of its names alone."""
+    held: dict[int, tuple[str, Tensor]] = {}
+    for name, value in net.state_dict(keep_vars=True).items():
+        held.setdefault(id(value), (name, value.detach()))
+    return dict(held.values())
 
 
 def load(file: str | Path, device: torch.device | str = "cpu") -> Net:
@@ -60,7 +82,10 @@ def load(file: str | Path, device: torch.device | str = "cpu") -> Net:
         raise ValueError(f"{file} holds no network that tokensteer knows, but {header.get('config')}")
     try:
         net = build(kinds[header["config"]](**header["values"]))
-        net.load_state_dict({name: value.float() for name, value in tensors.items()})
-    except (RuntimeError, TypeError) as error:
+        unlike = set(tensors) ^ set(_tensors(net))
+        if unlike:
+            raise KeyError(*sorted(unlike))
+        net.load_state_dict({name: value.float() for name, value in tensors.items()}, strict=False)
+    except (RuntimeError, TypeError, KeyError) as error:
         raise ValueError(f"{file} does not hold the weights that its configuration asks for: train it again") from error
     return net.to(device).eval().requires_grad_(False)

@@ -17,7 +17,8 @@ from tokensteer.nets.parts import Conditioning, embed
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """`vocab_size` counts the mask. `timed` networks must be called with t; `num_classes` allows a label."""
+    """`vocab_size` counts the mask. `timed` networks must be called with t; `num_classes` allows a label. `tied`
+    networks read tokens out of the table they look them up in, which a large vocabulary is worth."""
 
     vocab_size: int
     length: int
@@ -26,6 +27,7 @@ class TransformerConfig:
     heads: int = 4
     timed: bool = False
     num_classes: int = 0
+    tied: bool = False
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
@@ -67,16 +69,42 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config.width, config.heads) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.vocab_size)
+        if config.tied:
+            nn.init.normal_(self.tokens.weight, std=0.02)  # of what is normed, logits near 0
+            self.head.weight = self.tokens.weight
 
     def hidden(self, x: Tensor, t: float | Tensor | None = None, label: Tensor | None = None) -> Tensor:
         """(P, L, H)."""
-        if x.shape[1] != self.config.length:
-            raise ValueError(f"this transformer was built for length {self.config.length}, got {x.shape[1]}")
-        told = self.conditioning(x, t, label)
-        h = embed(x, self.tokens) + self.places
+        return self.within(embed(x, self.tokens), t, label)
+
+    def within(self, embedded: Tensor, t: float | Tensor | None = None, label: Tensor | None = None) -> Tensor:
+        """The same of embedded tokens (P, L, H)."""
+        if embedded.shape[1] != self.config.length:
+            raise ValueError(f"this transformer was built for length {self.config.length}, got {embedded.shape[1]}")
+        told = self.conditioning(embedded, t, label)
+        h = embedded + self.places
         for block in self.blocks:
             h = block(h, told)
         return self.norm(h)
 
     def forward(self, x: Tensor, t: float | Tensor | None = None, label: Tensor | None = None) -> Tensor:
         return self.head(self.hidden(x, t, label))
+
+
+class Trunk(nn.Module):
+    """A transformer that is told no time as all but its head: hidden states (P, L, H) of ids, one-hots or embedded
+    tokens, which gradients over a large vocabulary want (`core.embedded`)."""
+
+    def __init__(self, net: Transformer) -> None:
+        super().__init__()
+        self.net = net
+
+    @property
+    def embedding(self) -> Tensor:
+        return self.net.tokens.weight
+
+    def of_embeddings(self, embedded: Tensor) -> Tensor:
+        return self.net.within(embedded)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net.hidden(x)

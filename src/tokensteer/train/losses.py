@@ -24,6 +24,7 @@ Both bounds are tight for the exact denoiser: their mean over the data is then t
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -47,15 +48,21 @@ def strata(rows: int, generator: Generator, device: torch.device | str = "cpu") 
 
 def masked_bound(predict: Predict, x0: Tensor, mask_id: int, generator: Generator, u: Tensor | None = None) -> Tensor:
     """Unbiased estimates of the bound, (P,); `u` (P,) in [0, 1) says how much is masked, `strata` if not given."""
+    x, hidden, time, weight = _hide(x0, mask_id, generator, u)
+    nats = -predict(x, time).gather(-1, x0.unsqueeze(-1)).squeeze(-1)
+    return torch.where(hidden, nats, 0.0).sum(-1) * weight
+
+
+def _hide(x0: Tensor, mask_id: int, generator: Generator, u: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The noisy x (P, L), which sites are masked (P, L), the times (P,) and L/k (P,)."""
     rows, length = x0.shape
     u = strata(rows, generator, x0.device) if u is None else u
     count = (u * length).long().clamp(max=length - 1).unsqueeze(-1) + 1
     time, order = torch.rand(x0.shape, generator=generator, device=x0.device).sort(-1)
     first = torch.arange(length, device=x0.device) < count
     hidden = torch.zeros_like(first).scatter(-1, order, first)
-    log_p = predict(torch.where(hidden, mask_id, x0), time.gather(-1, count - 1).squeeze(-1))
-    nats = -log_p.gather(-1, x0.unsqueeze(-1)).squeeze(-1)
-    return torch.where(hidden, nats, 0.0).sum(-1) * (length / count.squeeze(-1))
+    at = time.gather(-1, count - 1).squeeze(-1)
+    return torch.where(hidden, mask_id, x0), hidden, at, length / count.squeeze(-1)
 
 
 def uniform_bound(
@@ -113,6 +120,23 @@ def masked_loss(mask_id: int, label_dropout: float = 0.1) -> Loss:
     def loss(net: nn.Module, x0: Tensor, labels: Tensor | None, generator: Generator) -> Tensor:
         predict = _told(net, _dropped(labels, label_dropout, generator), mask_id)
         return masked_bound(predict, x0, mask_id, generator).mean() / x0.shape[1]
+
+    return loss
+
+
+def headed_loss(mask_id: int, label_dropout: float = 0.1) -> Loss:
+    """`masked_loss` of a network whose logits are head(hidden(x, t, label)): the same number, but the head answers at
+    masked sites only, half of all, which a large vocabulary is worth."""
+
+    def loss(net: nn.Module, x0: Tensor, labels: Tensor | None, generator: Generator) -> Tensor:
+        told, parts = _dropped(labels, label_dropout, generator), cast("Any", net)
+        x, hidden, time, weight = _hide(x0, mask_id, generator, None)
+        states: Tensor = parts.hidden(x, time, told)
+        logits: Tensor = parts.head(states[hidden])
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        forbidden = torch.arange(logits.shape[-1], device=logits.device) == mask_id
+        nats = F.cross_entropy(logits.masked_fill(forbidden, -torch.inf), x0[hidden], reduction="none")
+        return (nats * weight.unsqueeze(-1).expand_as(hidden)[hidden]).sum() / x0.numel()
 
     return loss
 

@@ -1,0 +1,61 @@
+"""Movie reviews, 64 tokens long, of which praise or blame is asked.
+
+    python -m tokensteer.tasks.text --out FOLDER --device cuda --minutes 8
+
+trains all its networks. The data does not come with the package; `text_data` makes it from reviews.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from tokensteer.nets import AttentiveConfig, NgramConfig, TransformerConfig, ValueConfig
+from tokensteer.tasks import text_data, texts_train
+from tokensteer.tasks.learned import Course
+from tokensteer.tasks.text_data import LENGTH, SIZE
+from tokensteer.tasks.texts import CLASSES, KL, Recipe
+from tokensteer.tasks.training import Training
+from tokensteer.train import Plan, ProposalPlan, StepVariance
+
+RECIPE = Recipe(
+    name="text",
+    data=text_data.load,
+    denoiser=TransformerConfig(SIZE, LENGTH, width=192, depth=6, heads=6, tied=True),
+    reward=AttentiveConfig(SIZE, LENGTH, len(CLASSES)),
+    judge=NgramConfig(SIZE, len(CLASSES)),
+    plans=(
+        Plan(20_000, batch_size=512, rate=1.5e-3, weight_decay=0.05, average=0.9995),
+        Plan(4000, batch_size=256, rate=1e-3, weight_decay=0.1),
+        Plan(4000, batch_size=256, rate=1e-3, weight_decay=0.1),
+    ),
+    course=Course(
+        ProposalPlan(
+            80,
+            paths=64,
+            updates=4,
+            times=8,
+            replay=4,
+            rate=3e-4,
+            baseline_rate=3.0,
+            average=0.95,
+            report_every=2,
+            save_every=20,
+        ),
+        StepVariance(),
+        ValueConfig("transformer", asdict(TransformerConfig(SIZE, LENGTH, width=64, depth=2))),
+        kl=KL,
+        num_steps=32,
+    ),
+    dropped=0.15,
+    swapped=0.1,
+    source="33,530 reviews of films of IMDB and Rotten Tomatoes, in 8,000 of BERT's word pieces",
+)
+
+
+def train(training: Training) -> None:
+    """Make all its weights, with cards and figures."""
+    texts_train.train(RECIPE, training)
+
+
+if __name__ == "__main__":
+    texts_train.main(RECIPE)

@@ -1,0 +1,168 @@
+"""All weights of a task of texts by one command, with a card for each and a measure of what they are worth."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Generator, Tensor
+
+from tokensteer.core.steering import pretrained
+from tokensteer.nets import save
+from tokensteer.nets.store import Net, build
+from tokensteer.tasks.metrics import Measured, accuracy, in_parts, measured, nll_bound
+from tokensteer.tasks.task import Setup
+from tokensteer.tasks.text_data import Reviews, Windows
+from tokensteer.tasks.texts import ROLES, Recipe, augment, canvas, file_of, model, reader, vocabulary_of
+from tokensteer.tasks.training import Training, chosen, parser, say, write_json
+from tokensteer.train import classifier_loss, fit, headed_loss, shown
+
+SHARES = (0.9, 0.05, 0.05)
+"""Of the time, for denoiser, reward and judge."""
+ROWS = 20
+"""Sequences whose laws over the whole vocabulary are held at once, each several times."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How much is measured: `samples` of the model, `windows` of the test data."""
+
+    samples: int = 1000
+    windows: int = 4000
+    num_steps: int = 64
+
+    def __post_init__(self) -> None:
+        if min(self.samples, self.windows, self.num_steps) < 2:
+            raise ValueError(f"all that is measured needs at least 2 to have an error, got {self}")
+
+
+def train(recipe: Recipe, training: Training, trial: Trial | None = None) -> dict[str, Any]:
+    """Train, store, measure. A run that was killed goes on where it was if it is given the same folder and options."""
+    trial = Trial() if trial is None else trial
+    reviews, out = recipe.data(), training.out
+    if len(reviews.vocabulary.pieces) != recipe.denoiser.vocab_size:
+        raise ValueError(
+            f"the data is written in {len(reviews.vocabulary.pieces)} pieces and the networks know "
+            f"{recipe.denoiser.vocab_size}: make the data with --size {recipe.denoiser.vocab_size}"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    reviews.vocabulary.write(vocabulary_of(recipe, out))
+    checkpoints = out / "checkpoints"
+    parts = {"denoiser": reviews.training, "reward": reviews.parts["reward"], "judge": reviews.parts["judge"]}
+    mask_id = reviews.vocabulary.mask_id
+    cards = {role: _train_one(recipe, role, parts[role], mask_id, training, checkpoints) for role in ROLES}
+    say("measuring")
+    setup = Setup(trial.num_steps, device=training.device, weights=out)
+    found = _measure(recipe, setup, reviews, training, trial)
+    for role in ROLES:
+        write_json(file_of(recipe, role, out).with_suffix(".json"), cards[role] | {"quality": found[role]})
+    write_json(out / f"{recipe.name}-quality.json", found)
+    shutil.rmtree(checkpoints)
+    return found
+
+
+def _train_one(
+    recipe: Recipe, role: str, windows: Windows, mask_id: int, training: Training, checkpoints: Path
+) -> dict[str, Any]:
+    """One network, stored in half precision: all that is measured later is measured of what is stored."""
+    place = ROLES.index(role)
+    plan = training.plan(recipe.plans[place], SHARES[place])
+    if role != "denoiser":  # with more steps than its own a classifier learns its reviews by heart
+        plan = replace(plan, steps=min(plan.steps, recipe.plans[place].steps))
+    torch.manual_seed(training.seed + place)  # pyright: ignore[reportUnknownMemberType]
+    net = build((recipe.denoiser, recipe.reward, recipe.judge)[place]).to(training.device)
+    harder = augment(mask_id, recipe.dropped, recipe.swapped)
+    with shown(f"{recipe.name} {role}") as watch:
+        fitted = fit(
+            net,
+            headed_loss(mask_id) if role == "denoiser" else classifier_loss(harder),
+            windows.ids,
+            None if role == "denoiser" else windows.labels,
+            plan=plan,
+            generator=Generator(training.device).manual_seed(training.seed + place),
+            checkpoint=checkpoints / f"{role}.safetensors",
+            watch=watch,
+        )
+    save(cast("Net", fitted.net), file_of(recipe, role, training.out), torch.bfloat16)
+    card = training.card(
+        f"tokensteer.tasks.{recipe.name}", f"{role} of the task {recipe.name}", recipe.source, net, fitted, plan
+    )
+    return card | {"windows": len(windows.ids)}
+
+
+def _measure(recipe: Recipe, setup: Setup, reviews: Reviews, training: Training, trial: Trial) -> dict[str, Any]:
+    """What each network is worth, with a few texts of the model."""
+    generator = Generator(setup.device).manual_seed(training.seed + 100)
+    vocabulary = reviews.vocabulary
+    mask_id = vocabulary.mask_id
+    prior = model(recipe, setup, [canvas("", vocabulary, recipe.length)], mask_id)
+    judge = reader(recipe, "judge", setup)
+    seen, unseen = (_some(part, trial.windows, setup.device) for part in (reviews.training, reviews.parts["test"]))
+    bounds = [
+        _nats(nll_bound(prior.denoiser, part.ids, mask_id, generator=generator, rows=ROWS)) for part in (seen, unseen)
+    ]
+    began = time.perf_counter()
+    samples = pretrained(prior)(1, trial.samples, generator=generator).samples[:, 0]
+    found: dict[str, Any] = {
+        "denoiser": {
+            "nats per token": bounds[1].numbers(),
+            "perplexity, at most": round(math.exp(bounds[1].mean), 2),
+            "nats per token of what it learned from": bounds[0].numbers(),
+            "nats per token of single tokens": _unigram(reviews, unseen.ids),
+            "test windows": len(unseen.ids),
+            "seconds of sampling": round(time.perf_counter() - began, 2),
+            "samples": len(samples),
+            "praise among samples": _praise(judge, samples).numbers(),
+            "praise among test windows": _praise(judge, unseen.ids).numbers(),
+            "texts": [vocabulary.decode(cast("list[int]", cast("Any", ids).tolist())) for ids in samples[:8]],
+        }
+    }
+    for role in ("reward", "judge"):
+        found[role] = {
+            "test accuracy": accuracy(reader(recipe, role, setup), unseen.ids, unseen.labels).numbers(),
+            "test windows": len(unseen.ids),
+        }
+    for role in ROLES:
+        say(f"{role}: {json.dumps(found[role])}")
+    return found
+
+
+def _some(part: Windows, count: int, device: str) -> Windows:
+    """So many windows, evenly from all of a part, whose windows overlap where they are neighbours."""
+    index = torch.linspace(0, len(part.ids) - 1, min(count, len(part.ids))).long()
+    return Windows(part.ids[index].long().to(device), part.labels[index].to(device))
+
+
+def _nats(bits: Measured) -> Measured:
+    return Measured(bits.mean * math.log(2), bits.error * math.log(2))
+
+
+def _unigram(reviews: Reviews, ids: Tensor) -> float:
+    """What a token of ids costs a model that knows frequencies alone."""
+    counts = torch.bincount(reviews.training.ids.flatten().long(), minlength=len(reviews.vocabulary.pieces)) + 1.0
+    return round(float(-(counts / counts.sum()).log()[ids.cpu()].mean()), 4)
+
+
+def _praise(judge: Any, ids: Tensor) -> Measured:
+    return measured(in_parts(judge, ids).argmax(-1).double())
+
+
+def main(recipe: Recipe, arguments: Sequence[str] | None = None) -> None:
+    """The command line of a task's training."""
+    words = parser(f"tokensteer.tasks.{recipe.name}", f"Train and measure all networks of the task {recipe.name}.")
+    words.add_argument("--samples", type=int, default=1000, help="unconditional samples to measure")
+    words.add_argument("--windows", type=int, default=4000, help="windows of the test data to measure with, at most")
+    words.add_argument("--num-steps", type=int, default=64, help="steps of the sampler")
+    given = words.parse_args(arguments)
+    try:
+        train(recipe, chosen(given), Trial(given.samples, given.windows, given.num_steps))
+    except (FileNotFoundError, ValueError) as error:
+        say(f"{recipe.name}: {error}")
+        raise SystemExit(2) from error

@@ -1,0 +1,129 @@
+"""WordPiece, the tokens of BERT, in plain Python.
+
+A text is lower-cased and loses its accents, is parted at spaces and around punctuation, and each word is spelt by the
+longest pieces there are, from the left; pieces within a word begin with ##. With BERT's own vocabulary these are the
+tokens of BERT. With fewer pieces that hold every single character a rare word is only spelt with more of them.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+MASK, UNKNOWN = "[MASK]", "[UNK]"
+INNER = "##"
+LONGEST = 100  # letters of a word that is still spelt
+
+_TIGHT = re.compile(r" ([.,!?;:%)\]}]|\.\.\.)|([(\[{$#]) ")
+_WITHIN = re.compile(r"(?<=\w) ?(['’]) ?(?=(?:t|s|re|ve|ll|d|m)\b)")
+_JOINED = re.compile(r"(?<=\w) ([-/]) (?=\w)|(?<=\d) ([.,:]) (?=\d)")
+_QUOTED = re.compile(r'" (.*?) "')
+_DOTS = re.compile(r"\.(?: ?\.)+")
+
+
+@dataclass(frozen=True)
+class WordPiece:
+    """Pieces, whose places are their ids, and the id of each in the vocabulary they were taken from."""
+
+    pieces: tuple[str, ...]
+    origin: tuple[int, ...]
+    _spelt: dict[str, list[int] | None] = field(default_factory=lambda: {}, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if len(self.pieces) != len(self.origin) or len(self.ids) != len(self.pieces):
+            raise ValueError("a vocabulary needs pieces that differ, and for each its id in the vocabulary it is from")
+
+    @classmethod
+    def of(cls, pieces: Iterable[str]) -> WordPiece:
+        """A whole vocabulary, such as the lines of BERT's vocab.txt."""
+        listed = tuple(pieces)
+        return cls(listed, tuple(range(len(listed))))
+
+    @classmethod
+    def read(cls, file: Path) -> WordPiece:
+        """What `write` wrote."""
+        if not file.is_file():
+            raise FileNotFoundError(f"there is no vocabulary {file}: give the folder that holds it beside the weights")
+        lines = [line.split("\t") for line in file.read_text("utf-8").splitlines()]
+        return cls(tuple(piece for piece, _ in lines), tuple(int(origin) for _, origin in lines))
+
+    def write(self, file: Path) -> None:
+        """One line for each piece: itself, a tab, its id in the vocabulary it was taken from."""
+        lines = [f"{piece}\t{origin}\n" for piece, origin in zip(self.pieces, self.origin, strict=True)]
+        file.write_text("".join(lines), "utf-8")
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        return {piece: k for k, piece in enumerate(self.pieces)}
+
+    @property
+    def mask_id(self) -> int:
+        return self.ids[MASK]
+
+    def spell(self, word: str) -> list[int] | None:
+        """The longest pieces from the left, or None if that leads nowhere."""
+        if word not in self._spelt:
+            self._spelt[word] = self._longest_first(word)
+        return self._spelt[word]
+
+    def _longest_first(self, word: str) -> list[int] | None:
+        found: list[int] = []
+        start = 0
+        while start < len(word) <= LONGEST:
+            inner = INNER if start else ""
+            ends = (end for end in range(len(word), start, -1) if inner + word[start:end] in self.ids)
+            end = next(ends, None)
+            if end is None:
+                return None
+            found.append(self.ids[inner + word[start:end]])
+            start = end
+        return found or None
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text. A word that cannot be spelt is [UNK] where there is such a piece, and an error if not."""
+        found: list[int] = []
+        for word in words(text):
+            spelt = self.spell(word)
+            if spelt is None and UNKNOWN not in self.ids:
+                raise ValueError(f"the vocabulary cannot spell {word!r}: leave it out, or write it in plain letters")
+            found += [self.ids[UNKNOWN]] if spelt is None else spelt
+        return found
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids: pieces joined to words, punctuation set as people do."""
+        text = " ".join(self.pieces[k] for k in ids).replace(f" {INNER}", "")
+        return tidy(text.removeprefix(INNER))
+
+
+def words(text: str) -> list[str]:
+    """The words of a text as BERT sees them: lower case, no accents, each punctuation mark by itself."""
+    plain = "".join(" " if c.isspace() else c for c in text if not _is_control(c))
+    plain = unicodedata.normalize("NFD", plain.lower())
+    plain = "".join(c for c in plain if unicodedata.category(c) != "Mn")
+    return "".join(f" {c} " if _stands_alone(c) else c for c in plain).split()
+
+
+def tidy(text: str) -> str:
+    """Spaces around punctuation as people set them; what was parted is guessed, not known."""
+    text = _DOTS.sub(lambda dots: dots[0].replace(" ", ""), text)
+    text = _WITHIN.sub(r"\1", text)
+    text = _JOINED.sub(r"\1\2", text)
+    text = _QUOTED.sub(r'"\1"', text)
+    for _ in range(2):  # marks that follow one another share a space
+        text = _TIGHT.sub(r"\1\2", text)
+    return text
+
+
+def _is_control(c: str) -> bool:
+    return c == "\ufffd" or (c not in "\t\n\r" and unicodedata.category(c).startswith("C"))
+
+
+def _stands_alone(c: str) -> bool:
+    """Punctuation, among it all signs of ASCII, and Chinese characters."""
+    ascii_sign = "!" <= c <= "~" and not c.isalnum()
+    chinese = "一" <= c <= "鿿" or "㐀" <= c <= "䶿" or "豈" <= c <= "﫿" or "\U00020000" <= c <= "\U0002ceaf"
+    return ascii_sign or chinese or unicodedata.category(c).startswith("P")
