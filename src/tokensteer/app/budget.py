@@ -51,12 +51,13 @@ def rows_per_particle(ready: Ready, place: Place) -> float:
     """Denoiser and reward rows that a method asks for, for each of its particles."""
     result = perform(ready, place, _unwatched)
     asked = sum(result.rows.values()) + sum(result.saved.values())
-    return asked / (ready.job.particles * ready.job.populations)
+    return asked / result.log_w.numel()
 
 
 def silent(task: Task) -> Task:
     """The task with networks that find all tokens as likely and all sequences as good, and are asked about them all:
     how many would be known already depends on who is resampled."""
+    task = task if task.prompted is None else task.prompted.only([0], ())  # all prompts cost the same
     model, tilt = task.model, replace(task.tilt, reward=_indifferent)
     return replace(task, model=replace(model, denoiser=_uniform(model), sharing=False), tilt=tilt)
 

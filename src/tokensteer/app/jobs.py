@@ -15,7 +15,8 @@ REMASK = 0.1
 
 @dataclass(frozen=True)
 class Job:
-    """A method on a task, with so many particles. What is None is left to the task or the method.
+    """A method on a task, with so many particles, and so many populations for each prompt if the task reads prompts.
+    What is None is left to the task or the method.
 
     `extra` names what tells it from other jobs of the same method.
     """
@@ -32,6 +33,8 @@ class Job:
     ramp: str | None = None
     trigger: str | None = None
     remask: float = 0.0
+    prompts: str | None = None
+    reward: str | None = None
     extra: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

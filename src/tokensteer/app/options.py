@@ -20,6 +20,7 @@ Run one method on a task and write a run folder.
   tokensteer run digits --method smc-grad --particles 16 --populations 8 --goal 7 --out out/seven
   tokensteer run mog --method smc-enumerated --particles 2000 --out out/mog
   tokensteer run digits --trigger every:20 --ramp clipped:5 --draws 4 --out out/rarely
+  tokensteer run text --goal 0 --prompts prompts.txt --populations 4 --out out/blame
 
 Methods: {METHODS}."""
 
@@ -79,16 +80,18 @@ def _left(to: str, shown: str) -> object:
     return arg(metavar=shown, help_behavior_hint=f"(default: {to})")
 
 
-Task = Annotated[Positional[str], arg(metavar="TASK", help="mog, digits or mnist.")]
+Task = Annotated[Positional[str], arg(metavar="TASK", help="mog, digits, mnist or text.")]
 Flag = FlagCreatePairsOff[bool]
 
 
 @dataclass(frozen=True)
 class Setting:
-    steps: int = 100
+    steps: Annotated[int | None, _left("100, or 64 for text", "INT")] = None
     """Denoising steps from all noise to clean."""
-    goal: Annotated[int | None, _left("4", "INT")] = None
-    """What to steer towards: the digit, for digits and mnist."""
+    goal: Annotated[int | None, _left("4, or 1", "INT")] = None
+    """What to steer towards: the digit, for digits and mnist; 1 for praise and 0 for blame, for text."""
+    prompts: Annotated[Path | None, _left("the task's", "FILE")] = None
+    """For text: prompts to begin with or to fill in, a line each, or .jsonl with "prompt" and "id"."""
     kl: Annotated[float | None, _left("the task's", "FLOAT")] = None
     """The reward is divided by it: small steers hard."""
     draws: Annotated[int | None, _left("the task's", "INT")] = None
@@ -97,6 +100,8 @@ class Setting:
     """How much of the reward counts on the way: linear, constant, end, exponential, clipped:3, adaptive:0.9."""
     trigger: Annotated[str | None, _left("the method's", "STR")] = None
     """When to resample: ess:0.5, every:20, always, never, watching (never, but look at the weights)."""
+    reward: Annotated[str | None, _left("the task's", "MODULE:FUNCTION")] = None
+    """For text: a function of your own, from a list of texts to a number for each; MODULE may be a file."""
     remask: float = 0.0
     """The cap of ReMDM, a probability that open sites are masked again; 0 for none."""
     weights: Annotated[Path | None, _left("those shipped", "FOLDER")] = None
@@ -120,7 +125,7 @@ class Run:
     particles: int = 16
     """Particles in each population."""
     populations: int = 8
-    """Independent runs side by side, which give the standard errors."""
+    """Independent runs side by side, of each prompt if there are several; they give the standard errors."""
     seed: int = 0
     """Same seed, same samples."""
     out: Annotated[Path | None, _left("out/TASK-METHOD", "FOLDER")] = None
@@ -136,7 +141,7 @@ class Compare:
     particles: Annotated[tuple[int, ...], _left("16", "INT ...")] = ()
     """Sizes of a population."""
     populations: Annotated[int | None, _left("8, or 30 for traces", "INT")] = None
-    """Independent runs side by side, which give the standard errors."""
+    """Independent runs side by side, of each prompt if there are several; they give the standard errors."""
     seeds: Annotated[tuple[int, ...], arg(metavar="INT ...")] = (0,)
     """A row for each of them."""
     match_rows: Annotated[str | None, _left("equal N", "METHOD")] = None
@@ -164,7 +169,9 @@ class Train:
     proposal: Flag = False
     """Teach a proposal (and a twist, where there is one) to the shipped networks instead of training those."""
     goal: Annotated[int | None, _left("the task's own", "INT")] = None
-    """With --proposal: the digit to draw."""
+    """With --proposal: what it is to draw, such as a digit."""
+    weights: Annotated[Path | None, _left("those shipped", "FOLDER")] = None
+    """With --proposal: the folder of the networks it is taught with."""
     force: Flag = False
     """Replace the weights that are in the folder."""
 
@@ -229,4 +236,4 @@ Try
   tokensteer compare mog --particles 500 --populations 4 --out out/mog
   tokensteer report out/mog
 
-There are the tasks mog, digits and mnist. `tokensteer COMMAND --help` has the options, with more examples."""
+There are the tasks mog, digits, mnist and text. `tokensteer COMMAND --help` has the options, with more examples."""

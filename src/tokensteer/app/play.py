@@ -8,28 +8,32 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Generator
 
 import tokensteer
 from tokensteer.app import methods
+from tokensteer.app.check import find
 from tokensteer.app.doctor import versions
 from tokensteer.app.jobs import Job
 from tokensteer.app.methods import Recipe
 from tokensteer.app.names import choose
 from tokensteer.app.progress import Watch
-from tokensteer.app.runs import FORMAT, Writer
+from tokensteer.app.runs import FORMAT, PICTURE, Writer
 from tokensteer.core.chunks import parse_memory
 from tokensteer.core.gibbs import particle_gibbs
 from tokensteer.core.smc import Record, Result, summarise, sweep, with_rows
 from tokensteer.core.steering import Method
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.metrics import Measured
-from tokensteer.tasks.task import SHIPPED, Setup, Task
+from tokensteer.tasks.task import SHIPPED, Failure, Setup, Task
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -58,16 +62,35 @@ class Ready:
 def prepare(jobs: Sequence[Job], place: Place) -> list[Ready]:
     """Put all parts together, so that what cannot work is said before anything is run."""
     make = cache(make_task)  # jobs of the same task share it
-    return [put_together(job, make(setup_of(job, place), job.task)) for job in jobs]
+    return [_prepared(job, make(setup_of(job, place), job.task)) for job in jobs]
+
+
+def _prepared(job: Job, task: Task) -> Ready:
+    """A job, without the prompts that already fail when its parts are tried out."""
+    try:
+        return put_together(job, task)
+    except Exception as error:
+        done, failed = one_by_one(task, lambda k, alone: put_together(job, alone), error)
+        return put_together(job, _only(task, list(done), failed))
 
 
 def make_task(setup: Setup, name: str) -> Task:
-    return choose(name, TASKS, "task")(setup)
+    task = choose(name, TASKS, "task")(setup)
+    if task.prompted is None and setup.prompts is not None:
+        raise ValueError(f"{name} reads no prompts: leave out --prompts {setup.prompts}")
+    if task.prompted is None and setup.reward is not None:
+        raise ValueError(f"{name} is no task of texts, which a reward of your own could judge: leave out --reward")
+    return task
+
+
+_reward = cache(find)  # a file that is read twice gives two functions
 
 
 def setup_of(job: Job, place: Place) -> Setup:
     choose(job.task, TASKS, "task")
-    return Setup(job.steps, job.goal, job.kl, job.remask, place.device, place.weights)
+    prompts = None if job.prompts is None else Path(job.prompts)
+    reward: Any = None if job.reward is None else _reward(job.reward)
+    return Setup(job.steps, job.goal, job.kl, job.remask, place.device, place.weights, prompts, reward)
 
 
 def put_together(job: Job, task: Task) -> Ready:
@@ -86,11 +109,12 @@ def put_together(job: Job, task: Task) -> Ready:
 def perform(ready: Ready, place: Place, watch: Callable[[Record], None]) -> Result:
     job, method = ready.job, ready.method
     steering, generator = method.steering, Generator(place.device).manual_seed(job.seed)
+    populations = job.populations * steering.populations  # so many for each prompt
     before = steering.spent()
     steering.limit(None if place.memory is None else parse_memory(place.memory))
     if ready.recipe.sweeps:
         run = particle_gibbs(
-            steering, ready.recipe.sweeps, job.particles, job.populations, when=method.when, generator=generator
+            steering, ready.recipe.sweeps, job.particles, populations, when=method.when, generator=generator
         )
         return run.result
 
@@ -99,9 +123,64 @@ def perform(ready: Ready, place: Place, watch: Callable[[Record], None]) -> Resu
         return record
 
     records = sweep(
-        steering, job.particles, job.populations, resample=method.resample, when=method.when, generator=generator
+        steering, job.particles, populations, resample=method.resample, when=method.when, generator=generator
     )
     return with_rows(summarise(map(watched, records), generator), before, steering.spent())
+
+
+def salvage(ready: Ready, place: Place, watch: Callable[[Record], None], error: Exception) -> tuple[Ready, Result]:
+    """The job with its prompts run one by one after an error, and what came of those that work."""
+
+    def run(k: int, alone: Task) -> Result:
+        job = replace(ready.job, seed=(ready.job.seed + k) % 2**63)
+        return perform(put_together(job, alone), place, watch)
+
+    done, failed = one_by_one(ready.task, run, error)
+    return put_together(ready.job, _only(ready.task, list(done), failed)), side_by_side(list(done.values()))
+
+
+def one_by_one(
+    task: Task, attempt: Callable[[int, Task], Found], error: Exception
+) -> tuple[dict[int, Found], list[Failure]]:
+    """What an attempt finds for each prompt alone, and the prompts for which it fails, with the reason. If there are
+    not several prompts the `error` with all together is raised, and if none works that of the last."""
+    asked, done, failed = task.prompted, dict[int, Found](), list[Failure]()
+    if asked is None or len(asked.prompts) < 2:
+        raise error
+    for k, prompt in enumerate(asked.prompts):
+        try:
+            done[k] = attempt(k, _only(task, [k]))
+        except Exception as own:
+            if k + 1 == len(asked.prompts) and not done:
+                raise
+            failed.append((prompt, " ".join(str(own).split())))
+    return done, failed
+
+
+def _only(task: Task, places: Sequence[int], failed: Sequence[Failure] = ()) -> Task:
+    """The task with some of its prompts."""
+    assert task.prompted is not None
+    return replace(task.prompted.only(places, failed), tilt=task.tilt)
+
+
+def side_by_side(results: Sequence[Result]) -> Result:
+    """The populations of all results in one."""
+    first = results[0]
+
+    def all_of(name: str, axis: int) -> Any:
+        parts = [getattr(result, name) for result in results]
+        return None if parts[0] is None else torch.cat(parts, axis)
+
+    def total(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+        return {name: sum(count.get(name, 0) for count in counts) for name in dict.fromkeys(chain(*counts))}
+
+    return replace(
+        first,
+        **{name: all_of(name, 0) for name in ("samples", "log_w", "reward")},
+        **{name: all_of(name, 1) for name in ("ess", "mean_reward", "ancestors", "ramp")},
+        rows=total([result.rows for result in results]),
+        saved=total([result.saved for result in results]),
+    )
 
 
 def row_of(ready: Ready, result: Result, answer: Result, seconds: float) -> dict[str, Any]:
@@ -114,7 +193,7 @@ def row_of(ready: Ready, result: Result, answer: Result, seconds: float) -> dict
         "task": job.task,
         "method": job.label,
         "particles": job.particles,
-        "populations": job.populations,
+        "populations": len(result.log_w),
         "seed": job.seed,
         "about": ready.task.about,
         "answer": recipe.answer.__name__,
@@ -126,7 +205,16 @@ def row_of(ready: Ready, result: Result, answer: Result, seconds: float) -> dict
         "saved": dict(result.saved),
         "seconds": round(seconds, 3),
         "job": asdict(job),
-    } | ({"training": _training(ready.task)} if recipe.learns else {})
+        **({"training": _training(ready.task)} if recipe.learns else {}),
+        **_failures(ready.task),
+    }
+
+
+def _failures(task: Task) -> dict[str, Any]:
+    """The prompts that gave nothing, if there are any."""
+    failed = () if task.prompted is None else task.prompted.failed
+    listed = [{"prompt": prompt.text, "id": prompt.id, "error": reason} for prompt, reason in failed]
+    return {"failed": listed} if listed else {}
 
 
 def _training(task: Task) -> dict[str, Any]:
@@ -152,17 +240,29 @@ def play(jobs: Sequence[Ready], place: Place, writer: Writer, watch: Watch) -> N
     for ready in jobs:
         watch.begin(ready.job)
         began = time.perf_counter()
-        result = perform(ready, place, watch.see)
+        try:
+            result = perform(ready, place, watch.see)
+        except Exception as error:
+            ready, result = salvage(ready, place, watch.see, error)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         seconds = time.perf_counter() - began
         answer = ready.recipe.answer(result)
         row = row_of(ready, result, answer, seconds)
-        count = max(1, min(ready.job.particles, ready.task.pictured // ready.job.populations))
-        some = answer.sample(count).flatten(0, 1)[: ready.task.pictured]
-        picture = ready.task.picture
-        writer.add(ready.job.file, row, result, lambda file, some=some, picture=picture: picture(some, file))
+        writer.add(ready.job.file, row, result, _samples(ready, result, answer))
         watch.end(row)
+
+
+def _samples(ready: Ready, result: Result, answer: Result) -> dict[str, Callable[[Path], None]]:
+    """How the samples of a job are written for people, by the suffix of the file."""
+    task = ready.task
+    files: dict[str, Callable[[Path], None]] = {
+        suffix: partial(write, result) for suffix, write in task.written.items()
+    }
+    if task.picture is not None:
+        count = max(1, min(ready.job.particles, task.pictured // ready.job.populations))
+        files[PICTURE] = partial(task.picture, answer.sample(count).flatten(0, 1)[: task.pictured])
+    return files
 
 
 def config(command: str, jobs: Sequence[Job], place: Place) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ from tokensteer.app.budget import matched
 from tokensteer.app.jobs import Job, plan
 from tokensteer.app.names import choose
 from tokensteer.app.options import Compare, Report, Run, Setting, Train
-from tokensteer.app.play import Place, config, make_task, play, prepare
+from tokensteer.app.play import Place, config, make_task, play, prepare, setup_of
 from tokensteer.app.progress import shown
 from tokensteer.app.runs import Writer
 from tokensteer.app.table import tables
-from tokensteer.tasks.catalogue import LEARNERS, TASKS, TRAINERS
-from tokensteer.tasks.task import SHIPPED, Setup
+from tokensteer.tasks.catalogue import LEARNERS, STEPS, TASKS, TRAINERS
+from tokensteer.tasks.task import SHIPPED
 from tokensteer.tasks.training import Training
 
 
@@ -56,7 +57,15 @@ def run_jobs(jobs: Sequence[Job], place: Place, out: Path, words: str, force: bo
         console = terminal()
         for part in tables(writer.rows, console.width):
             say(part, console)
+        for line in failures(writer.rows):
+            say(line, console)
     return writer
+
+
+def failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each prompt that gave nothing, whatever the method."""
+    every = [failed for row in rows for failed in row.get("failed", ())]
+    return list(dict.fromkeys(f"prompt {failed['id']} failed: {failed['error']}" for failed in every))
 
 
 def terminal() -> Console:
@@ -70,8 +79,10 @@ def say(part: str | Table, console: Console | None = None) -> None:
 
 
 def _common(task: str, setting: Setting) -> dict[str, Any]:
-    names = ("steps", "goal", "kl", "draws", "ramp", "trigger", "remask")
-    return {"task": task} | {name: getattr(setting, name) for name in names}
+    names = ("goal", "kl", "draws", "ramp", "trigger", "remask", "reward")
+    given: dict[str, Any] = {name: getattr(setting, name) for name in names}
+    steps = STEPS.get(task, 100) if setting.steps is None else setting.steps
+    return given | {"task": task, "steps": steps, "prompts": None if setting.prompts is None else str(setting.prompts)}
 
 
 def _compared(command: Compare, place: Place) -> list[Job]:
@@ -80,7 +91,8 @@ def _compared(command: Compare, place: Place) -> list[Job]:
     if not command.methods:
         # Which methods suit a task is known once it is there.
         setting = command.setting
-        task = make_task(Setup(1, setting.goal, device=place.device, weights=place.weights), command.task)
+        job = Job(method="pretrained", particles=1, populations=1, **_common(command.task, setting))
+        task = make_task(setup_of(replace(job, steps=1), place), command.task)
         usual = methods.usual(task, task.tilt if setting.draws is None else methods.tilted(task, setting.draws, None))
     jobs = plan(
         command.recipe,
@@ -98,6 +110,8 @@ def train(command: Train) -> int:
     trainer = choose(command.task, TRAINERS, "task")
     if command.goal is not None and not command.proposal:
         raise ValueError("--goal is what a proposal is trained for: give --proposal too")
+    if command.weights is not None and not command.proposal:
+        raise ValueError("--weights holds the networks that a proposal is taught with: give --proposal too")
     out = Path("out") / f"{command.task}-weights" if command.out is None else command.out
     training = Training(out, command.device, command.seed, command.minutes, command.scale)
     some = f"{command.task}-proposal*.json" if command.proposal else f"{command.task}-*.json"
@@ -105,7 +119,7 @@ def train(command: Train) -> int:
     if cards and not command.force:
         raise ValueError(f"{out} holds finished weights, {cards[0].name}: give --out another folder, or --force")
     if command.proposal:
-        LEARNERS[command.task](training, command.goal)
+        LEARNERS[command.task](training, command.goal, SHIPPED if command.weights is None else command.weights)
     else:
         trainer(training)
     say(f"Weights: {out}   (tokensteer run {command.task} --weights {out} uses them)")

@@ -20,7 +20,7 @@ Column = tuple[str, Callable[[Row], str]]
 
 ELSEWHERE = ("exact log_z",)
 """Metrics that are said above the table."""
-OF_MANY = ("ess", "diversity", *ELSEWHERE)
+OF_MANY = ("ess", "diversity", "distinct-1", "distinct-2", "distinct-3", "self-BLEU", *ELSEWHERE)
 """Metrics that mean nothing, or nothing new, for the best of each population."""
 
 

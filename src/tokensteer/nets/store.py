@@ -5,6 +5,7 @@ One file is either there or not, and its weights cannot be paired with the wrong
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -53,10 +54,12 @@ def build(config: Config) -> Net:
             return ValueNet(config)
 
 
-def save(net: Net, file: str | Path, dtype: torch.dtype = torch.float32) -> None:
-    """Write weights and configuration; bfloat16 halves the file."""
+def save(net: Net, file: str | Path, dtype: torch.dtype = torch.float32, without: Sequence[str] = ()) -> None:
+    """Write weights and configuration; bfloat16 halves the file. Tensors called `without` are left out: they are those
+    of another file."""
     header = {"version": VERSION, "config": type(net.config).__name__, "values": asdict(net.config)}
-    stored.write(Path(file), {name: value.to(dtype) for name, value in _tensors(net).items()}, header)
+    kept = {name: value.to(dtype) for name, value in _tensors(net).items() if name not in without}
+    stored.write(Path(file), kept, header)
 
 
 def _tensors(net: Net) -> dict[str, Tensor]:
@@ -67,8 +70,9 @@ def _tensors(net: Net) -> dict[str, Tensor]:
     return dict(held.values())
 
 
-def load(file: str | Path, device: torch.device | str = "cpu") -> Net:
-    """The network of a file, in float32, ready to be used: not in training, and its weights ask for no gradients."""
+def load(file: str | Path, device: torch.device | str = "cpu", rest: Path | None = None) -> Net:
+    """The network of a file, in float32, ready to be used: not in training, and its weights ask for no gradients. What
+    was left out of it is read from the file `rest`."""
     if not Path(file).is_file():
         raise FileNotFoundError(f"no weights at {file}: train them, or give the folder that holds them")
     tensors, header = stored.read(Path(file))
@@ -82,6 +86,9 @@ def load(file: str | Path, device: torch.device | str = "cpu") -> Net:
         raise ValueError(f"{file} holds no network that tokensteer knows, but {header.get('config')}")
     try:
         net = build(kinds[header["config"]](**header["values"]))
+        missing = set(_tensors(net)) - set(tensors)
+        if missing and rest is not None:
+            tensors = {name: value for name, value in stored.read(rest)[0].items() if name in missing} | tensors
         unlike = set(tensors) ^ set(_tensors(net))
         if unlike:
             raise KeyError(*sorted(unlike))

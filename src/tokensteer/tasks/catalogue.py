@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from tokensteer.tasks import digits, mnist, mog_trained, pixels_train
+from tokensteer.tasks import digits, mnist, mog_trained, pixels_train, text, texts_train
 from tokensteer.tasks.task import Setup, Task
 from tokensteer.tasks.training import Training
 
@@ -14,17 +15,23 @@ TASKS: dict[str, Callable[[Setup], Task]] = {
     "mog": mog_trained.task,
     "digits": digits.task,
     "mnist": mnist.task,
+    "text": text.task,
 }
 
 TRAINERS: dict[str, Callable[[Training], None]] = {
     "mog": mog_trained.train,
     "digits": digits.train,
     "mnist": mnist.train,
+    "text": text.train,
 }
 
-LEARNERS: dict[str, Callable[[Training, int | None], Any]] = {
+LEARNERS: dict[str, Callable[[Training, int | None, Path], Any]] = {
     "mog": mog_trained.train_proposal,
     "digits": partial(pixels_train.train_proposal, digits.RECIPE),
     "mnist": partial(pixels_train.train_proposal, mnist.RECIPE),
+    "text": partial(texts_train.train_proposal, text.RECIPE),
 }
-"""How a proposal, and perhaps a twist, is learned for a goal."""
+"""How a proposal, and perhaps a twist, is learned for a goal, from the networks of a folder."""
+
+STEPS: dict[str, int] = {"text": text.NUM_STEPS}
+"""Denoising steps of a task, where they are not a hundred."""

@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -30,13 +30,15 @@ PARTS = ("proposal", "value")
 @dataclass(frozen=True)
 class Course:
     """How the proposal of a task is trained: at `kl`, in `num_steps`, fewer than it is used with since no network is
-    told the time. `value` is the network of the baseline, which under `Balance` is a learned twist."""
+    told the time. `value` is the network of the baseline, which under `Balance` is a learned twist. Parameters called
+    `frozen` stay those of the denoiser and are stored with it alone."""
 
     plan: ProposalPlan
     objective: Objective
     value: ValueConfig
     kl: float = 1.0
     num_steps: int = 50
+    frozen: tuple[str, ...] = ()
 
 
 def file_of(folder: Path, task: str, part: str, goal: int | None) -> Path:
@@ -58,7 +60,8 @@ def find(
         )
     value = load(twist, device) if twist.is_file() else None
     card = json.loads(file.with_suffix(".json").read_text())
-    return Trained(as_denoiser(load(file, device)), value, card)
+    net = load(file, device, folder / f"{task}-denoiser.safetensors")
+    return Trained(as_denoiser(net), value, card)
 
 
 def with_twist(tilt: Tilt, trained: Trained) -> Tilt:
@@ -105,7 +108,7 @@ def teach(
     with shown(f"{name} proposal") as bar:
         learned = fit_proposal(
             Steering(learner.model, learner.tilt),
-            net.requires_grad_(),
+            _learning(net, course.frozen),
             as_denoiser,
             plan=plan,
             generator=Generator(training.device).manual_seed(training.seed),
@@ -116,7 +119,8 @@ def teach(
         )
     kept = PARTS if isinstance(course.objective, Balance) else PARTS[:1]  # other baselines are no twists
     for part, trained in zip(kept, (learned.net, learned.baseline), strict=False):
-        save(cast("Net", trained), file_of(out, name, part, goal), torch.bfloat16)
+        without = course.frozen if part == "proposal" else ()
+        save(cast("Net", trained), file_of(out, name, part, goal), torch.bfloat16, without)
     card = _card(name, training, plan, course, learned, goal)
     cards = [file_of(out, name, part, goal).with_suffix(".json") for part in kept]
     write_json(cards[0], card)
@@ -126,6 +130,13 @@ def teach(
         write_json(file, card)
     checkpoint.unlink(missing_ok=True)
     return card
+
+
+def _learning(net: nn.Module, frozen: Sequence[str]) -> nn.Module:
+    """The network, all of whose parameters learn but those called `frozen`."""
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    return net
 
 
 def _complete(out: Path, weights: Path, name: str) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ def check_device(name: str) -> None:
 @dataclass(frozen=True)
 class Setup:
     """What a user may choose about a task. `goal` is its own to read (a digit, say); `kl` is the task's unless given;
-    `remask` is the cap of ReMDM, 0 for none; `weights` a folder of others than those shipped."""
+    `remask` is the cap of ReMDM, 0 for none; `weights` a folder of others than those shipped; `prompts` a file of them,
+    and `reward` a function of texts in place of the task's, for tasks that read prompts."""
 
     num_steps: int = 100
     goal: int | None = None
@@ -49,6 +50,8 @@ class Setup:
     remask: float = 0.0
     device: str = "cpu"
     weights: Path = SHIPPED
+    prompts: Path | None = None
+    reward: Callable[[list[str]], Any] | None = None
 
     def __post_init__(self) -> None:
         if self.num_steps < 1:
@@ -74,12 +77,36 @@ class Trained:
 
 
 @dataclass(frozen=True)
+class Prompt:
+    """What is asked for, and the name it goes by."""
+
+    text: str
+    id: str
+
+
+Failure = tuple[Prompt, str]
+"""A prompt that gave nothing, and why."""
+
+
+@dataclass(frozen=True)
+class Prompted:
+    """What a task reads prompts for: those it runs, as many populations for each, in the order of its model's
+    templates; those that failed, each with the reason; and only(places, more), the same task with some of the first and
+    with more of the second."""
+
+    prompts: Sequence[Prompt]
+    failed: Sequence[Failure]
+    only: Callable[[Sequence[int], Sequence[Failure]], Task]
+
+
+@dataclass(frozen=True)
 class Task:
     """A model and what is asked of it, with the means to say how well that went.
 
     `judge` gives ids (P, L) a mark from 0 to 1 (P,) by other eyes than the reward's, where there are such eyes;
-    `picture` writes some ids (P, L) as a PNG file, at best `pictured` of them; `learned` finds what was trained for
-    the task's goal.
+    `picture` writes some ids (P, L) as a PNG file, at best `pictured` of them, and `written` says by their suffixes
+    which other files are made of a result, and how; `learned` finds what was trained for the task's goal; `prompted`
+    is there if the task reads prompts.
     """
 
     name: str
@@ -87,7 +114,9 @@ class Task:
     model: Diffusion
     tilt: Tilt
     metrics: Callable[[Result], Mapping[str, Measured]]
-    picture: Callable[[Tensor, Path], None]
+    picture: Callable[[Tensor, Path], None] | None
     judge: Callable[[Tensor], Tensor] | None = None
     pictured: int = 64
     learned: Callable[[], Trained] | None = None
+    written: Mapping[str, Callable[[Result, Path], None]] = field(default_factory=dict[str, Any])
+    prompted: Prompted | None = None

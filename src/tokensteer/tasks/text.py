@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from tokensteer.nets import AttentiveConfig, NgramConfig, TransformerConfig, ValueConfig
-from tokensteer.tasks import text_data, texts_train
+from tokensteer.tasks import text_data, texts, texts_train
 from tokensteer.tasks.learned import Course
+from tokensteer.tasks.task import Setup, Task
 from tokensteer.tasks.text_data import LENGTH, SIZE
-from tokensteer.tasks.texts import CLASSES, KL, Recipe
+from tokensteer.tasks.texts import CLASSES, KL, NUM_STEPS, Recipe
 from tokensteer.tasks.training import Training
 from tokensteer.train import Plan, ProposalPlan, StepVariance
 
@@ -45,11 +46,17 @@ RECIPE = Recipe(
         ValueConfig("transformer", asdict(TransformerConfig(SIZE, LENGTH, width=64, depth=2))),
         kl=KL,
         num_steps=32,
+        frozen=("tokens.weight",),
     ),
     dropped=0.15,
     swapped=0.1,
     source="33,530 reviews of films of IMDB and Rotten Tomatoes, in 8,000 of BERT's word pieces",
 )
+
+
+def task(setup: Setup | None = None) -> Task:
+    """Towards praise, or blame if `setup.goal` is 0, of the prompts that `setup.prompts` holds."""
+    return texts.task(RECIPE, Setup(NUM_STEPS) if setup is None else setup)
 
 
 def train(training: Training) -> None:

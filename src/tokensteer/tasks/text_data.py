@@ -44,7 +44,7 @@ COMMON = 0.2
 BREAK = 2**16 - 1
 """In place of a word that cannot be spelt, and between reviews: no window holds it."""
 
-_SENTENCE = re.compile(r"(?<![ .](?:Mr|Ms|Dr|St|Jr|vs))(?<! Mrs)(?<![ .][A-Z])[.!?][\"')\]]*\s+(?=[\"'(]?[A-Z0-9])")
+_SENTENCE = re.compile(r"(?<!\bMr|\bMs|\bDr|\bSt|\bJr|\bvs)(?<!\bMrs)(?<!\b[A-Z])[.!?][\"')\]]*\s+(?=[\"'(]?[A-Z0-9])")
 
 
 @dataclass(frozen=True)

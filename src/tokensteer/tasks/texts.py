@@ -7,11 +7,13 @@ blanks, `___` or `___7`; whatever it does not say is free.
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -19,6 +21,7 @@ from torch import Generator, Tensor, nn
 from tokensteer.core.denoiser import Denoiser, from_hidden
 from tokensteer.core.model import Diffusion, template
 from tokensteer.core.schedule import linear_ramp, uniform_steps
+from tokensteer.core.smc import Result
 from tokensteer.core.twist import Tilt
 from tokensteer.nets import (
     AttentiveConfig,
@@ -30,8 +33,12 @@ from tokensteer.nets import (
     Trunk,
 )
 from tokensteer.nets import load as load_net
-from tokensteer.tasks import learned
-from tokensteer.tasks.task import Setup
+from tokensteer.rewards.text import OfText, of_text
+from tokensteer.tasks import learned, prompts
+from tokensteer.tasks.diversity import distinct, self_bleu
+from tokensteer.tasks.fluency import Fluency
+from tokensteer.tasks.metrics import Measured, in_parts, measured
+from tokensteer.tasks.task import Failure, Prompt, Prompted, Setup, Task
 from tokensteer.tasks.text_data import Reviews
 from tokensteer.tasks.wordpiece import WordPiece
 from tokensteer.train import Plan
@@ -114,9 +121,8 @@ def as_denoiser(mask_id: int) -> Callable[[nn.Module], Denoiser]:
     return wrap
 
 
-def model(recipe: Recipe, setup: Setup, canvases: Sequence[Tensor], mask_id: int) -> Diffusion:
-    """The trained denoiser as a sampler on canvases (L,), populations for each of them."""
-    net = load_net(file_of(recipe, "denoiser", setup.weights), setup.device)
+def model(setup: Setup, net: nn.Module, canvases: Sequence[Tensor], mask_id: int) -> Diffusion:
+    """The denoiser as a sampler on canvases (L,), populations for each of them."""
     stacked = torch.stack(list(canvases)).to(setup.device)
     return Diffusion(
         as_denoiser(mask_id)(net),
@@ -153,9 +159,134 @@ class Opinion:
         return self.reader(x)[:, self.goal]
 
 
-def tilt(reward: Opinion, kl: float | None = None, draws: int = DRAWS) -> Tilt:
-    """The target p(x) · p(goal | x)^(1/kl)."""
-    return Tilt(reward, KL if kl is None else kl, linear_ramp, draws, differentiable=True)
+def tilt(reward: Opinion | OfText, kl: float | None = None, draws: int = DRAWS) -> Tilt:
+    """The target p(x) · exp(reward/kl), which is p(x) · p(goal | x)^(1/kl) for an opinion."""
+    return Tilt(reward, KL if kl is None else kl, linear_ramp, draws, differentiable=isinstance(reward, Opinion))
+
+
+# ---- the task
+
+
+def task(recipe: Recipe, setup: Setup) -> Task:
+    """Towards praise, or blame if `setup.goal` is 0: the prompts of the file `setup.prompts`, or fifteen of our own. If
+    there is a `setup.reward`, texts are steered by that; the judge is asked about the goal all the same."""
+    denoiser = cast("Transformer", load_net(file_of(recipe, "denoiser", setup.weights), setup.device))
+    length = denoiser.config.length
+    vocabulary = WordPiece.read(vocabulary_of(recipe, setup.weights))
+    goal = 1 if setup.goal is None else setup.goal
+    opinion, judge = (Opinion(reader(recipe, role, setup), goal) for role in ("reward", "judge"))
+    fluency = Fluency.found()
+    canvases: list[tuple[Prompt, Tensor]] = []
+    failed: list[Failure] = []
+    for prompt in prompts.numbered(prompts.DEFAULT) if setup.prompts is None else prompts.read(setup.prompts):
+        try:
+            canvases.append((prompt, canvas(prompt.text, vocabulary, length)))
+        except ValueError as error:
+            failed.append((prompt, str(error)))
+    if not canvases:
+        raise ValueError(f"no prompt can be run: {failed[0][1]}")
+
+    def texts_of(ids: Tensor) -> list[str]:
+        return [vocabulary.decode(row) for row in cast("list[list[int]]", cast("Any", ids).tolist())]
+
+    steered = tilt(opinion if setup.reward is None else of_text(setup.reward, texts_of), setup.kl)
+
+    def marks(ids: Tensor) -> Tensor:
+        return (in_parts(judge, ids) > math.log(0.5)).double()
+
+    wanted = CLASSES[goal] if setup.reward is None else "a reward of your own"
+    about = f"texts of {length} tokens, towards {wanted}"
+
+    def with_prompts(canvases: Sequence[tuple[Prompt, Tensor]], failed: Sequence[Failure]) -> Task:
+        asked = [prompt for prompt, _ in canvases]
+
+        def metrics(result: Result) -> Mapping[str, Measured]:
+            return assess(result, len(asked), marks, texts_of, fluency)
+
+        def write(result: Result, file: Path) -> None:
+            flat = result.samples.flatten(0, 1)
+            r = in_parts(steered.reward, flat).view_as(result.log_w) if result.reward is None else result.reward
+            judged = in_parts(judge, flat).exp().view_as(result.log_w)
+            lines = [*samples_of(result, asked, texts_of(flat), r, judged), *map(failure, failed)]
+            file.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), "utf-8")
+
+        def only(places: Sequence[int], more: Sequence[Failure]) -> Task:
+            return with_prompts([canvases[k] for k in places], [*failed, *more])
+
+        return Task(
+            recipe.name,
+            about,
+            model(setup, denoiser, [canvas for _, canvas in canvases], vocabulary.mask_id),
+            steered,
+            metrics,
+            None,
+            marks,
+            learned=lambda: learned.find(
+                setup.weights, recipe.name, goal, as_denoiser(vocabulary.mask_id), setup.device
+            ),
+            written={".jsonl": write},
+            prompted=Prompted(asked, failed, only),
+        )
+
+    return with_prompts(canvases, failed)
+
+
+def assess(
+    result: Result,
+    num_prompts: int,
+    marks: Callable[[Tensor], Tensor],
+    texts_of: Callable[[Tensor], list[str]],
+    fluency: Fluency | None,
+) -> dict[str, Measured]:
+    """Means over populations, or over prompts where texts of the same prompt are compared.
+
+    `accuracy` is the weighted share of samples that the judge finds to be what was asked for. From here on one draw of
+    each population counts: `perplexity` is that of SmolLM2 (`Fluency`), `distinct-n` the share of n-grams of words that
+    differ, `self-BLEU` how much draws of the same prompt repeat each other (`diversity`). `ess` is a share of N.
+    """
+    weights = result.weights.double()
+    judged = marks(result.samples.flatten(0, 1)).view_as(weights)
+    found = {"accuracy": measured((weights * judged).sum(-1))}
+    if result.reward is not None:
+        found["reward"] = measured((weights * result.reward).sum(-1))
+    drawn = texts_of(result.sample()[:, 0])
+    if fluency is not None:
+        found["perplexity"] = fluency.perplexity(drawn)
+    each = len(drawn) // num_prompts
+    grouped = [drawn[k : k + each] for k in range(0, len(drawn), each)]
+    for n in (1, 2, 3):
+        found[f"distinct-{n}"] = measured(torch.tensor([distinct(group, n) for group in grouped]))
+    found["self-BLEU"] = measured(torch.tensor([self_bleu(group) for group in grouped]))
+    found["ess"] = measured(result.ess[-1] / weights.shape[1])
+    return found
+
+
+def samples_of(
+    result: Result, asked: Sequence[Prompt], texts: Sequence[str], reward: Tensor, judged: Tensor
+) -> Iterator[dict[str, Any]]:
+    """A line for each particle, population by population; `judged` is the judge's probability of the goal."""
+    populations, particles = result.log_w.shape
+    columns = torch.stack([table.double().flatten() for table in (result.weights, result.log_w, reward, judged)], -1)
+    numbers = cast("list[list[float]]", cast("Any", columns).tolist())
+    for k, (text, (weight, log_w, r, p)) in enumerate(zip(texts, numbers, strict=True)):
+        population, particle = divmod(k, particles)
+        prompt = asked[population // (populations // len(asked))]
+        yield {
+            "prompt": prompt.text,
+            "id": prompt.id,
+            "text": text,
+            "weight": weight,
+            "log_w": log_w if math.isfinite(log_w) else None,  # a dead particle: JSON knows no -inf
+            "reward": r if math.isfinite(r) else None,
+            "judge": p,
+            "population": population,
+            "particle": particle,
+        }
+
+
+def failure(failed: Failure) -> dict[str, Any]:
+    prompt, reason = failed
+    return {"prompt": prompt.text, "id": prompt.id, "error": reason}
 
 
 # ---- texts made harder

@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,17 +15,32 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.steering import pretrained
-from tokensteer.nets import save
+from tokensteer.nets import load, save
 from tokensteer.nets.store import Net, build
+from tokensteer.tasks.learned import teach
 from tokensteer.tasks.metrics import Measured, accuracy, in_parts, measured, nll_bound
-from tokensteer.tasks.task import Setup
+from tokensteer.tasks.task import SHIPPED, Setup, Task
 from tokensteer.tasks.text_data import Reviews, Windows
-from tokensteer.tasks.texts import ROLES, Recipe, augment, canvas, file_of, model, reader, vocabulary_of
+from tokensteer.tasks.texts import (
+    ROLES,
+    Recipe,
+    as_denoiser,
+    augment,
+    canvas,
+    file_of,
+    model,
+    reader,
+    task,
+    vocabulary_of,
+)
 from tokensteer.tasks.training import Training, chosen, parser, say, write_json
+from tokensteer.tasks.wordpiece import WordPiece
 from tokensteer.train import classifier_loss, fit, headed_loss, shown
 
 SHARES = (0.9, 0.05, 0.05)
 """Of the time, for denoiser, reward and judge."""
+MEASURED = {1: 75, 8: 75}
+"""Populations for each number of particles, multiples of the number of prompts."""
 ROWS = 20
 """Sequences whose laws over the whole vocabulary are held at once, each several times."""
 
@@ -68,6 +83,25 @@ def train(recipe: Recipe, training: Training, trial: Trial | None = None) -> dic
     return found
 
 
+def train_proposal(
+    recipe: Recipe,
+    training: Training,
+    goal: int | None = None,
+    weights: Path = SHIPPED,
+    populations: Mapping[int, int] = MEASURED,
+) -> dict[str, Any]:
+    """Teach a copy of the denoiser in `weights` to write what the goal asks for, praise unless given, on the prompts of
+    our own; then measure so many `populations` of all of them together for each number of particles."""
+    goal = 1 if goal is None else goal
+
+    def make(kl: float | None, num_steps: int) -> Task:
+        return task(recipe, Setup(num_steps, goal, kl, device=training.device, weights=weights))
+
+    net = load(file_of(recipe, "denoiser", weights), training.device)
+    mask_id = WordPiece.read(vocabulary_of(recipe, weights)).mask_id
+    return teach(make, net, as_denoiser(mask_id), recipe.course, training, goal, populations, weights)
+
+
 def _train_one(
     recipe: Recipe, role: str, windows: Windows, mask_id: int, training: Training, checkpoints: Path
 ) -> dict[str, Any]:
@@ -102,7 +136,8 @@ def _measure(recipe: Recipe, setup: Setup, reviews: Reviews, training: Training,
     generator = Generator(setup.device).manual_seed(training.seed + 100)
     vocabulary = reviews.vocabulary
     mask_id = vocabulary.mask_id
-    prior = model(recipe, setup, [canvas("", vocabulary, recipe.length)], mask_id)
+    net = load(file_of(recipe, "denoiser", setup.weights), setup.device)
+    prior = model(setup, net, [canvas("", vocabulary, recipe.length)], mask_id)
     judge = reader(recipe, "judge", setup)
     seen, unseen = (_some(part, trial.windows, setup.device) for part in (reviews.training, reviews.parts["test"]))
     bounds = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,8 @@ class Row:
 
     `method` says all that tells it from other methods: `family`, and `variant` if there are several of it. `best` are
     the metrics of the best by reward, and `answer` what the method answers with: all its particles, or fewer, unless
-    `weighted` as if they had no weights.
+    `weighted` as if they had no weights. `texts` are its samples as they were written down, if they are texts, and
+    `failed` the prompts that gave none.
     """
 
     task: str
@@ -46,6 +48,8 @@ class Row:
     weighted: bool
     job: Mapping[str, Any]
     training: Mapping[str, Any] | None = None
+    texts: Sequence[Mapping[str, Any]] = ()
+    failed: Sequence[Mapping[str, Any]] = ()
     seeds: int = 1
 
 
@@ -108,8 +112,9 @@ def _with_numbers(row: Row, stored: Mapping[str, Any]) -> Row:
 def _row(run: runs.Run, index: int) -> Row:
     stored = run.rows[index]
     try:
-        if not (run.folder / stored["file"]).resolve().is_relative_to(run.folder.resolve()):
-            raise ValueError(f"row {index} of {run.folder / runs.RESULTS} names a file outside its folder")
+        for name in (stored["file"], *stored.get("written", ())):
+            if not (run.folder / name).resolve().is_relative_to(run.folder.resolve()):
+                raise ValueError(f"row {index} of {run.folder / runs.RESULTS} names a file outside its folder")
         result = run.result(index)
         populations, particles = result.log_w.shape
         job: Mapping[str, Any] = stored.get("job", {})
@@ -133,10 +138,19 @@ def _row(run: runs.Run, index: int) -> Row:
             weighted=stored.get("answer") != "unweighted",
             job=job,
             training=stored.get("training"),
+            texts=_texts(run.written(index)),
+            failed=stored.get("failed", ()),
         )
     except (KeyError, TypeError, AttributeError) as error:
         what = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
         raise ValueError(f"row {index} of {run.folder / runs.RESULTS} {what}") from error
+
+
+def _texts(files: Sequence[Path]) -> list[Mapping[str, Any]]:
+    """The samples of a file of JSON lines, if there is one."""
+    lines = [line for file in files if file.suffix == ".jsonl" for line in file.read_text("utf-8").splitlines()]
+    entries: list[Mapping[str, Any]] = [json.loads(line) for line in lines]
+    return [entry for entry in entries if "text" in entry]
 
 
 def _answer(result: Result, kind: str) -> Result:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -96,8 +97,63 @@ def shown_as(task: str, length: int) -> Show:
     return image(side) if task in ("digits", "mnist") and side * side == length else sequence
 
 
+# ---- texts
+
+
+def written(row: Row, name: str, colour: int) -> str:
+    """Texts of a row with their numbers: draws, and the best by reward, of populations from all over it."""
+    result, particles = row.result, row.result.samples.shape[1]
+    alive = (result.log_w.amax(-1) > -math.inf).nonzero().squeeze(-1)
+    some = torch.linspace(0, len(alive) - 1, min(SHOWN, len(alive))).long()
+    answer = replace(row.answer, samples=row.answer.samples[some], log_w=row.answer.log_w[some])
+    each = min(answer.samples.shape[1], max(1, 8 // max(1, len(some))))
+    drawn = replace(answer, generator=Generator().manual_seed(0)).sample(each) if len(some) else answer.samples
+    twin = (result.samples[alive[some]].unsqueeze(1) == drawn.unsqueeze(2)).all(-1).int().argmax(-1)
+    told = [row.texts[b * particles : (b + 1) * particles] for b in ints(alive[some])]
+    steered = result.reward is not None
+    failed = [text("p", f"Prompt {entry['id']} failed: {entry['error']}", 'class="note"') for entry in row.failed]
+    return element(
+        "article",
+        'class="card told"',
+        element("h3", "", swatch(colour), escape(name)),
+        *failed,
+        text("h4", kind_of_draws(row)),
+        _listed([texts[k] for texts, chosen in zip(told, twin, strict=True) for k in ints(chosen)]),
+        text("h4", f"Best of {row.particles} by reward") + _listed([max(texts, key=_reward) for texts in told])
+        if steered
+        else "",
+    )
+
+
+def _reward(entry: Mapping[str, Any]) -> float:
+    return -math.inf if entry["reward"] is None or entry["log_w"] is None else float(entry["reward"])
+
+
+def _listed(entries: Sequence[Mapping[str, Any]]) -> str:
+    """A table of texts, each with its reward, what the judge gives it, and its weight."""
+    names = ("reward", "judge", "weight")
+    head = element("tr", "", text("th", "text"), *(text("th", name) for name in names))
+    rows = [
+        element(
+            "tr",
+            "",
+            text("td", entry["text"], f'title="{escape(entry["prompt"])}"'),
+            *(text("td", number(entry[name]) if entry[name] is not None else "–", 'class="number"') for name in names),
+        )
+        for entry in entries
+    ]
+    return element("table", 'class="texts"', element("thead", "", head), element("tbody", "", *rows))
+
+
+def kind_of_draws(row: Row) -> str:
+    steered = row.result.reward is not None
+    return "Draws from the posterior" if steered and row.weighted else "Draws, unweighted" if steered else "Draws"
+
+
 def sheet(row: Row, name: str, colour: int) -> str:
     """Both kinds of samples of a row."""
+    if row.texts:
+        return written(row, name, colour)
     result, show = row.result, shown_as(row.task, row.result.samples.shape[-1])
     kind = "grid" if show is not sequence else "list"
     drawn = draws(row.answer)
@@ -115,10 +171,7 @@ def sheet(row: Row, name: str, colour: int) -> str:
         'class="card"',
         element("h3", "", swatch(colour), escape(name)),
         note,
-        text(
-            "h4",
-            "Draws from the posterior" if steered and row.weighted else "Draws, unweighted" if steered else "Draws",
-        ),
+        text("h4", kind_of_draws(row)),
         element("div", f'class="{kind}"', *posterior),
         text("h4", f"Best of {row.particles} by reward") + element("div", f'class="{kind} best"', *highest)
         if steered

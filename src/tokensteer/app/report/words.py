@@ -14,7 +14,7 @@ HIGHER = frozenset({"accuracy", "reward accuracy", "best", "reward"})
 LOWER = frozenset({"emd", "nll", "perplexity", "error"})
 COLOURS = 12
 """How many colours there are beside grey."""
-OF_MANY = frozenset({"ess", "diversity"})
+OF_MANY = frozenset({"ess", "diversity", "distinct-1", "distinct-2", "distinct-3", "self-BLEU"})
 """Metrics that say nothing of a single particle."""
 ELSEWHERE = frozenset({"log_z", "exact log_z"})
 """Metrics that the column log Z and its note say already. ESS and diversity have no best: the unsteered model leads."""
