@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import random
+import shutil
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,11 +17,13 @@ import torch
 
 import tokensteer as ts
 from tokensteer import stored
-from tokensteer.app import cli, runs
+from tokensteer.app import cli, fluency, runs
 from tokensteer.nets import AttentiveConfig, NgramConfig, TransformerConfig, ValueConfig, load, save
 from tokensteer.nets.store import build
+from tokensteer.rewards import constrain
+from tokensteer.rewards.text import matching, required
 from tokensteer.tasks import diversity, prompts, text, text_data, texts, texts_train
-from tokensteer.tasks.fluency import Fluency
+from tokensteer.tasks.fluency import Fluency, reader
 from tokensteer.tasks.learned import Course
 from tokensteer.tasks.task import Prompt, Setup
 from tokensteer.tasks.training import Training
@@ -533,3 +536,71 @@ def test_bleu_by_hand():
 def test_perplexity_is_left_out_where_its_model_is_not_there(tmp_path, monkeypatch):
     monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
     assert Fluency.found() is None
+
+
+def language_model():
+    """A tiny random network of SmolLM2's architecture, and its tokenizer."""
+    transformers = pytest.importorskip("transformers")
+    from hubs import tokenizer
+
+    own = tokenizer({"bos": "<s>", "unk": "<unk>", "pad": "<pad>"}, known=[*COMMON, *GOOD, *BAD])
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    torch.manual_seed(0)
+    net = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=len(own), **shape))
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.add_(0.3 * torch.randn_like(weight))
+    return net, own
+
+
+def test_perplexity_by_hand():
+    net, own = language_model()
+    said = ["the film was great", "a dull story"]
+    nats = []
+    for text_ in said:
+        ids = torch.tensor([[own.bos_token_id, *own(text_, add_special_tokens=False).input_ids]])
+        nats.append(net(ids, labels=ids).loss.item())
+    found = Fluency(reader(net, own)).perplexity(said)
+    assert found.mean == pytest.approx(math.exp(sum(nats) / 2), rel=1e-4)
+    assert found.error == pytest.approx(found.mean * abs(nats[0] - nats[1]) / 2, rel=1e-3)
+
+
+def test_perplexity_can_be_added_to_a_run(weights, tmp_path, monkeypatch, capsys):
+    net, own = language_model()
+    out = tmp_path / "run"
+    assert tokensteer("run", "text", "--method", "smc-base", *TINY, "--weights", weights, "--out", out) == 0
+    monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
+    assert fluency.main([str(out)]) == 2
+    assert "set TOKENSTEER_DATA" in capsys.readouterr().err
+    judge = Fluency(reader(net, own))
+    fluency.measure(out, judge)
+    mean, error = ts.open_run(out).rows[0]["metrics"]["perplexity"]
+    each = [judge.perplexity([line["text"]]).mean for line in lines_of(out)]
+    assert min(each) < mean < max(each)
+    assert 0 < error < mean
+    assert tokensteer("report", out) == 0
+
+
+def test_words_that_must_appear(weights):
+    """Constraints on text take the vocabulary of the task as it is."""
+    vocabulary = WordPiece.read(weights / "text-vocab.txt")
+    task = texts.task(text.RECIPE, Setup(12, weights=weights))
+    steering = constrain(task.model, required(["superb"], vocabulary), task.tilt)
+    result = ts.smc(steering, 4, 15, generator=seeded())
+    said = [vocabulary.decode(ids) for ids in result.sample()[:, 0].tolist()]
+    assert all("superb" in text.split() or "superb." in text for text in said), said
+    with pytest.raises(ValueError, match="a pattern that cannot be met"):
+        matching("the  film", vocabulary)  # no token has two spaces
+
+
+def test_some_networks_are_trained_again(recipe, weights, tmp_path):
+    out = tmp_path / "again"
+    with pytest.raises(FileNotFoundError, match="train denoiser too"):
+        texts_train.train(recipe, Training(out), roles=("judge",))
+    shutil.copytree(weights, out, dirs_exist_ok=True)
+    before = {role: (out / f"text-{role}.safetensors").read_bytes() for role in texts.ROLES}
+    texts_train.train(recipe, Training(out, seed=5), texts_train.Trial(4, 20, 4), roles=("judge",))
+    after = {role: (out / f"text-{role}.safetensors").read_bytes() for role in texts.ROLES}
+    assert [role for role in texts.ROLES if before[role] != after[role]] == ["judge"]
+    cards = {role: json.loads((out / f"text-{role}.json").read_text()) for role in texts.ROLES}
+    assert [cards[role]["seed"] for role in texts.ROLES] == [0, 0, 5]

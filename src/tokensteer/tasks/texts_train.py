@@ -58,8 +58,11 @@ class Trial:
             raise ValueError(f"all that is measured needs at least 2 to have an error, got {self}")
 
 
-def train(recipe: Recipe, training: Training, trial: Trial | None = None) -> dict[str, Any]:
-    """Train, store, measure. A run that was killed goes on where it was if it is given the same folder and options."""
+def train(
+    recipe: Recipe, training: Training, trial: Trial | None = None, roles: Sequence[str] = ROLES
+) -> dict[str, Any]:
+    """Train, store, measure; of some `roles` alone if the folder holds the others already. A run that was killed goes
+    on where it was if it is given the same folder and options."""
     trial = Trial() if trial is None else trial
     reviews, out = recipe.data(), training.out
     if len(reviews.vocabulary.pieces) != recipe.denoiser.vocab_size:
@@ -72,14 +75,22 @@ def train(recipe: Recipe, training: Training, trial: Trial | None = None) -> dic
     checkpoints = out / "checkpoints"
     parts = {"denoiser": reviews.training, "reward": reviews.parts["reward"], "judge": reviews.parts["judge"]}
     mask_id = reviews.vocabulary.mask_id
-    cards = {role: _train_one(recipe, role, parts[role], mask_id, training, checkpoints) for role in ROLES}
+    files = {role: file_of(recipe, role, out).with_suffix(".json") for role in ROLES}
+    missing = [role for role in ROLES if role not in roles and not files[role].is_file()]
+    if missing:
+        raise FileNotFoundError(f"there is no {files[missing[0]]} to go with: train {missing[0]} too")
+    cards: dict[str, Any] = {}
+    for role in ROLES:
+        learns = role in roles
+        done = None if learns else json.loads(files[role].read_text())
+        cards[role] = done or _train_one(recipe, role, parts[role], mask_id, training, checkpoints)
     say("measuring")
     setup = Setup(trial.num_steps, device=training.device, weights=out)
     found = _measure(recipe, setup, reviews, training, trial)
     for role in ROLES:
-        write_json(file_of(recipe, role, out).with_suffix(".json"), cards[role] | {"quality": found[role]})
+        write_json(files[role], cards[role] | {"quality": found[role]})
     write_json(out / f"{recipe.name}-quality.json", found)
-    shutil.rmtree(checkpoints)
+    shutil.rmtree(checkpoints, ignore_errors=True)
     return found
 
 
@@ -195,9 +206,16 @@ def main(recipe: Recipe, arguments: Sequence[str] | None = None) -> None:
     words.add_argument("--samples", type=int, default=1000, help="unconditional samples to measure")
     words.add_argument("--windows", type=int, default=4000, help="windows of the test data to measure with, at most")
     words.add_argument("--num-steps", type=int, default=64, help="steps of the sampler")
+    words.add_argument("--roles", nargs="+", choices=ROLES, default=ROLES, help="networks to train, of those there are")
+    words.add_argument("--proposal", action="store_true", help="train a proposal for the goal instead")
+    words.add_argument("--goal", type=int, default=1, help="with --proposal: 1 for praise, 0 for blame")
+    words.add_argument("--weights", type=Path, default=SHIPPED, help="with --proposal: what it is taught with")
     given = words.parse_args(arguments)
     try:
-        train(recipe, chosen(given), Trial(given.samples, given.windows, given.num_steps))
+        if given.proposal:
+            train_proposal(recipe, chosen(given), given.goal, given.weights)
+        else:
+            train(recipe, chosen(given), Trial(given.samples, given.windows, given.num_steps), given.roles)
     except (FileNotFoundError, ValueError) as error:
         say(f"{recipe.name}: {error}")
         raise SystemExit(2) from error

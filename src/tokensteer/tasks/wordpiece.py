@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 MASK, UNKNOWN = "[MASK]", "[UNK]"
+SPECIAL = (MASK, UNKNOWN, "[PAD]", "[CLS]", "[SEP]")
 INNER = "##"
 LONGEST = 100  # letters of a word that is still spelt
 
@@ -95,8 +96,30 @@ class WordPiece:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids: pieces joined to words, punctuation set as people do."""
-        text = " ".join(self.pieces[k] for k in ids).replace(f" {INNER}", "")
-        return tidy(text.removeprefix(INNER))
+        return tidy(self._joined(ids))
+
+    def _joined(self, ids: Sequence[int]) -> str:
+        return " ".join(self.pieces[k] for k in ids).replace(f" {INNER}", "").removeprefix(INNER)
+
+    # What constraints on text ask of a tokenizer (`rewards.text`).
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        return [self.ids[piece] for piece in SPECIAL if piece in self.ids]
+
+    def batch_decode(
+        self,
+        sequences: Sequence[Sequence[int]],
+        *,
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
+    ) -> list[str]:
+        special = set(self.all_special_ids) if skip_special_tokens else ()
+        kept = ([k for k in ids if k not in special] for ids in sequences)
+        return [self._joined(ids) if clean_up_tokenization_spaces is False else self.decode(ids) for ids in kept]
 
 
 def words(text: str) -> list[str]:

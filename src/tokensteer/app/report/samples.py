@@ -102,15 +102,9 @@ def shown_as(task: str, length: int) -> Show:
 
 def written(row: Row, name: str, colour: int) -> str:
     """Texts of a row with their numbers: draws, and the best by reward, of populations from all over it."""
-    result, particles = row.result, row.result.samples.shape[1]
-    alive = (result.log_w.amax(-1) > -math.inf).nonzero().squeeze(-1)
-    some = torch.linspace(0, len(alive) - 1, min(SHOWN, len(alive))).long()
-    answer = replace(row.answer, samples=row.answer.samples[some], log_w=row.answer.log_w[some])
-    each = min(answer.samples.shape[1], max(1, 8 // max(1, len(some))))
-    drawn = replace(answer, generator=Generator().manual_seed(0)).sample(each) if len(some) else answer.samples
-    twin = (result.samples[alive[some]].unsqueeze(1) == drawn.unsqueeze(2)).all(-1).int().argmax(-1)
-    told = [row.texts[b * particles : (b + 1) * particles] for b in ints(alive[some])]
-    steered = result.reward is not None
+    count = len(row.answer.samples)
+    some = torch.linspace(0, count - 1, min(SHOWN, count)).long()
+    steered = row.result.reward is not None
     failed = [text("p", f"Prompt {entry['id']} failed: {entry['error']}", 'class="note"') for entry in row.failed]
     return element(
         "article",
@@ -118,11 +112,35 @@ def written(row: Row, name: str, colour: int) -> str:
         element("h3", "", swatch(colour), escape(name)),
         *failed,
         text("h4", kind_of_draws(row)),
-        _listed([texts[k] for texts, chosen in zip(told, twin, strict=True) for k in ints(chosen)]),
-        text("h4", f"Best of {row.particles} by reward") + _listed([max(texts, key=_reward) for texts in told])
+        _listed(drawn_texts(row, some, max(1, 8 // max(1, len(some))))),
+        text("h4", f"Best of {row.particles} by reward")
+        + _listed([max(texts, key=_reward) for texts in _populations(row, some)])
         if steered
         else "",
     )
+
+
+def drawn_texts(row: Row, some: Tensor, each: int) -> list[Mapping[str, Any]]:
+    """Up to `each` draws from `some` of the living populations, as they were written down; always the same ones."""
+    answer = replace(row.answer, samples=row.answer.samples[some], log_w=row.answer.log_w[some])
+    if not len(some):
+        return []
+    each = min(each, answer.samples.shape[1])
+    drawn = replace(answer, generator=Generator().manual_seed(0)).sample(each)
+    all_there_are = row.result.samples[_alive(row)[some]]
+    twin = (all_there_are.unsqueeze(1) == drawn.unsqueeze(2)).all(-1).int().argmax(-1)
+    told = zip(_populations(row, some), twin, strict=True)
+    return [texts[k] for texts, chosen in told for k in ints(chosen)]
+
+
+def _alive(row: Row) -> Tensor:
+    return (row.result.log_w.amax(-1) > -math.inf).nonzero().squeeze(-1)
+
+
+def _populations(row: Row, some: Tensor) -> list[Sequence[Mapping[str, Any]]]:
+    """The texts of `some` of the living populations."""
+    particles = row.result.samples.shape[1]
+    return [row.texts[b * particles : (b + 1) * particles] for b in ints(_alive(row)[some])]
 
 
 def _reward(entry: Mapping[str, Any]) -> float:

@@ -8,18 +8,29 @@ text, however it was spelt. Give the result to `constrain`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 
 from tokensteer.core.listing import unique
 from tokensteer.rewards.automaton import Automaton, both, minimal, negate, regex
-from tokensteer.rewards.text.hub import Tokenizer
 from tokensteer.rewards.text.strings import checked_words, is_letter, letters_of
 
 LETTER, SPACE, MARK = "letter", "space", "mark"  # characters that no word names
 
 
-def spellings(tokenizer: Tokenizer, vocab_size: int | None = None) -> list[str]:
+class Spells(Protocol):
+    """What is asked of a tokenizer here; those of `transformers` can do it."""
+
+    @property
+    def all_special_ids(self) -> Sequence[int]: ...
+    def batch_decode(
+        self, sequences: Any, *, skip_special_tokens: bool = ..., clean_up_tokenization_spaces: bool | None = ...
+    ) -> Any: ...
+    def __len__(self) -> int: ...
+
+
+def spellings(tokenizer: Spells, vocab_size: int | None = None) -> list[str]:
     """What each token adds to a text, spaces before it included; nothing for special tokens."""
     size = len(tokenizer) if vocab_size is None else vocab_size
     special = set(tokenizer.all_special_ids) | set(range(len(tokenizer), size))
@@ -34,7 +45,7 @@ def spellings(tokenizer: Tokenizer, vocab_size: int | None = None) -> list[str]:
     return [_behind(alone[anchor], added[k], alone[k]) if k in added else "" for k in range(size)]
 
 
-def _decoded(tokenizer: Tokenizer, rows: list[list[int]]) -> list[str]:
+def _decoded(tokenizer: Spells, rows: list[list[int]]) -> list[str]:
     return tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
@@ -56,7 +67,7 @@ def lift(characters: Automaton, spelt: Sequence[Sequence[int]]) -> Automaton:
     return minimal(Automaton(state.contiguous(), classes, characters.accept))
 
 
-def required(words: Iterable[str], tokenizer: Tokenizer, vocab_size: int | None = None) -> Automaton:
+def required(words: Iterable[str], tokenizer: Spells, vocab_size: int | None = None) -> Automaton:
     """Texts with all of the words, each whole and whatever its case. `vocab_size` is the model's, by default the
     tokenizer's."""
     spelt = spellings(tokenizer, vocab_size)
@@ -68,12 +79,12 @@ def required(words: Iterable[str], tokenizer: Tokenizer, vocab_size: int | None 
     return both(*automata)
 
 
-def forbidden(words: Iterable[str], tokenizer: Tokenizer, vocab_size: int | None = None) -> Automaton:
+def forbidden(words: Iterable[str], tokenizer: Spells, vocab_size: int | None = None) -> Automaton:
     """Texts with none of the words, whole and whatever their case."""
     return negate(_with_one_of(checked_words(words), spellings(tokenizer, vocab_size)))
 
 
-def matching(pattern: str, tokenizer: Tokenizer, vocab_size: int | None = None) -> Automaton:
+def matching(pattern: str, tokenizer: Spells, vocab_size: int | None = None) -> Automaton:
     """Texts that match the pattern as a whole, in the language of `regex`, up to a space at their beginning."""
     spelt = spellings(tokenizer, vocab_size)
     number = {c: k for k, c in enumerate(sorted(set("".join(spelt))))}
@@ -105,7 +116,7 @@ def _with_one_of(words: list[str], spelt: list[str]) -> Automaton:
     return lift(characters, [[kind(c) for c in spelling.lower()] for spelling in spelt])
 
 
-def _can_be_met(automaton: Automaton, tokenizer: Tokenizer) -> bool:
+def _can_be_met(automaton: Automaton, tokenizer: Spells) -> bool:
     """Whether ordinary tokens lead from the start to acceptance, in any number."""
     special = set(tokenizer.all_special_ids)
     ordinary = torch.tensor([k for k in range(automaton.vocab_size) if k not in special])
