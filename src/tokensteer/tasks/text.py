@@ -32,13 +32,14 @@ RECIPE = Recipe(
     course=Course(
         ProposalPlan(
             80,
-            paths=64,
+            paths=240,  # sixteen for each prompt
             updates=4,
-            times=8,
+            times=6,
             replay=4,
             rate=3e-4,
             baseline_rate=3.0,
             average=0.95,
+            rows=1024,  # a law over the vocabulary at each of 64 sites is held for each
             report_every=2,
             save_every=20,
         ),
