@@ -240,9 +240,8 @@ def recipe(data) -> texts.Recipe:
     denoiser = TransformerConfig(size, LENGTH, width=32, depth=2, heads=2, tied=True)
     plans = tuple(Plan(steps, batch_size=32, rate=5e-3, average=0.97) for steps in (150, 100, 100))
     value = ValueConfig("transformer", asdict(TransformerConfig(size, LENGTH, width=8, depth=1, heads=1)), 8)
-    course = Course(
-        ProposalPlan(2, paths=15, updates=1, times=2), StepVariance(), value, num_steps=4, frozen=("tokens.weight",)
-    )
+    plan = ProposalPlan(2, paths=15, updates=1, times=2)
+    course = Course(plan, StepVariance(), value, num_steps=4, twist=plan, frozen=("tokens.weight",))
     readers = AttentiveConfig(size, LENGTH, 2, 8, 16, 1, 2), NgramConfig(size, 2, 8, (1, 3), 8)
     return replace(
         text.RECIPE,
@@ -252,6 +251,7 @@ def recipe(data) -> texts.Recipe:
         judge=readers[1],
         plans=plans,
         course=course,
+        dropped=0.1,
     )
 
 
@@ -466,8 +466,8 @@ def test_steering_is_felt_by_the_judge(weights):
     """More praise than in plain samples, and more blame, by more than four standard errors."""
     for goal in (0, 1):
         task = texts.task(text.RECIPE, Setup(8, goal=goal, weights=weights))
-        plain = task.metrics(ts.pretrained(task.model)(1, 60, generator=seeded()))["accuracy"]
-        steered = task.metrics(ts.smc_grad(task.model, task.tilt)(8, 60, generator=seeded()))["accuracy"]
+        plain = task.metrics(ts.pretrained(task.model)(1, 300, generator=seeded()))["accuracy"]
+        steered = task.metrics(ts.smc_grad(task.model, task.tilt)(4, 60, generator=seeded()))["accuracy"]
         assert (steered.mean - plain.mean) / math.hypot(steered.error, plain.error) > 4
 
 
@@ -492,15 +492,16 @@ def test_a_proposal_is_learned_and_used(recipe, weights, tmp_path):
     assert card["command"].startswith("tokensteer train text --proposal")
     assert {"smc-base N=1", "smc-amot N=1", "prop-amot N=1"} <= card["quality"].keys()
     assert "tokens.weight" not in stored.read(out / "text-proposal-1.safetensors")[0]
-    words = ("compare", "text", "--methods", "smc-amot", "prop-amot", *TINY, "--weights", out)
-    assert tokensteer(*words, "--out", tmp_path / "run") == 0
-    assert [row["method"] for row in ts.open_run(tmp_path / "run").rows] == ["smc-amot", "prop-amot"]
-    learned, denoiser = (
-        load(out / f"text-{part}.safetensors", rest=out / "text-denoiser.safetensors")
-        for part in ("proposal-1", "denoiser")
-    )
+    learned = load(out / "text-proposal-1.safetensors", rest=out / "text-denoiser.safetensors")
+    denoiser = load(out / "text-denoiser.safetensors")
     assert torch.equal(learned.tokens.weight, denoiser.tokens.weight)
     assert not torch.equal(learned.blocks[0].qkv.weight, denoiser.blocks[0].qkv.weight)
+    twisted = texts_train.train_proposal(recipe, Training(tmp_path / "twisted"), None, out, {}, twist=True)
+    assert twisted["what"].startswith("learned twist")
+    words = ("compare", "text", "--methods", "smc-amot", "prop-amot", "smc-learned", *TINY)
+    assert tokensteer(*words, "--weights", tmp_path / "twisted", "--out", tmp_path / "run") == 0
+    rows = ts.open_run(tmp_path / "run").rows
+    assert [row["method"] for row in rows] == ["smc-amot", "prop-amot", "smc-learned"]
 
 
 def test_methods_can_be_compared_at_equal_rows(weights, tmp_path):

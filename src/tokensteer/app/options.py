@@ -167,11 +167,14 @@ class Train:
     scale: float = 1.0
     """Without --minutes: this many times the task's steps."""
     proposal: Flag = False
-    """Teach a proposal (and a twist, where there is one) to the shipped networks instead of training those."""
+    """Teach a proposal (and a twist, where they are learned together) to the shipped networks instead of training
+    those."""
+    twist: Flag = False
+    """Teach a twist to the shipped proposal instead."""
     goal: Annotated[int | None, _left("the task's own", "INT")] = None
-    """With --proposal: what it is to draw, such as a digit."""
+    """With --proposal or --twist: what it is to draw, such as a digit."""
     weights: Annotated[Path | None, _left("those shipped", "FOLDER")] = None
-    """With --proposal: the folder of the networks it is taught with."""
+    """With --proposal or --twist: the folder of the networks it is taught with."""
     force: Flag = False
     """Replace the weights that are in the folder."""
 

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from tokensteer.core.fused import HALF, Bend, Weighed, draw_from_logits, entries_of, fuses, weigh
-from tokensteer.core.tokens import WORKING, Headed, Law, Logits, Tokens
+from tokensteer.core.tokens import WORKING, Headed, Kept, Law, Logits, Tokens
 
 
 @dataclass(frozen=True)
-class Slopes:
+class Slopes(Kept):
     """Gradients of low rank, g(v) = drawn · rewarded[v] + entered · embedded[v], for K sites.
 
     drawn (K, D) is the slope in the reward's embedding (V, D) of what is drawn at the site, entered (K, E) that in the
@@ -33,6 +34,7 @@ class Slopes:
     embedded: Tensor
     expected: Tensor
     mask_id: int
+    by_law: ClassVar[tuple[str, ...]] = ("drawn", "entered", "expected")
 
     @property
     def vocab_size(self) -> int:
@@ -68,15 +70,6 @@ class Slopes:
 
     def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         return _draw(self.rows, self.vocab_size, index, u)
-
-    def select(self, index: Tensor) -> Slopes:
-        parts = (self.drawn[index], self.entered[index], self.expected[index])
-        return replace(self, drawn=parts[0], entered=parts[1], expected=parts[2])
-
-    def join(self, *others: Slopes) -> Slopes:
-        parts = zip(*((part.drawn, part.entered, part.expected) for part in (self, *others)), strict=True)
-        drawn, entered, expected = (torch.cat(part) for part in parts)
-        return replace(self, drawn=drawn, entered=entered, expected=expected)
 
 
 @dataclass(frozen=True)
@@ -147,13 +140,16 @@ class Bent:
         return self.law.rows(self.site[index]) + self.bends.rows(self.line[index])
 
     def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
-        h = self.bends.entries(self.line[index], tokens)
-        return self.law.entries(self.site[index], tokens) + h - self.gain(index)
+        return self.law.entries(self.site[index], tokens) + self.log_bend(index, tokens)
 
     def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         if self.weighed is not None:
             return self.weighed.draw(index, u)
         return _draw(self._spelt, self.vocab_size, index, u)
+
+    def log_bend(self, index: Tensor, tokens: Tensor) -> Tensor:
+        """By how much tokens (k,) are likelier than under mu, as a log; anything where the index is -1."""
+        return self.bends.entries(self.line[index], tokens) - self.gain(index)
 
     def gain(self, index: Tensor) -> Tensor:
         """log sum_v mu(v) · exp(h(v)), (k,); anything where the index is -1."""
@@ -199,6 +195,13 @@ def bend(laws: Tokens, h: Tokens, where: Tensor) -> tuple[Tokens, Tensor] | None
     law = bent(laws.store, laws.index.flatten(), h.store, torch.where(where, h.index, -1).flatten())
     tokens = Tokens(law, _lines(where))
     return tokens, tokens.read(law.gain, where)
+
+
+def log_bend(q: Tokens, p: Tokens, y: Tensor, where: Tensor) -> Tensor | None:
+    """log q(y) - log p(y) of the tokens y (P, L) at the sites `where`, 0 elsewhere, if q is p bent: what bent it says
+    it all, and p is not read."""
+    bent = q.store if isinstance(q.store, Bent) and q.store.law is p.store else None
+    return None if bent is None else q.score(bent.log_bend, y, where)
 
 
 def _lines(where: Tensor) -> Tensor:

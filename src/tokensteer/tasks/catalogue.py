@@ -25,6 +25,13 @@ TRAINERS: dict[str, Callable[[Training], None]] = {
     "text": text.train,
 }
 
+TWISTERS: dict[str, Callable[[Training, int | None, Path], Any]] = {
+    "digits": partial(pixels_train.train_proposal, digits.RECIPE, twist=True),
+    "mnist": partial(pixels_train.train_proposal, mnist.RECIPE, twist=True),
+    "text": partial(texts_train.train_proposal, text.RECIPE, twist=True),
+}
+"""How a twist is learned for a proposal that is there."""
+
 LEARNERS: dict[str, Callable[[Training, int | None, Path], Any]] = {
     "mog": mog_trained.train_proposal,
     "digits": partial(pixels_train.train_proposal, digits.RECIPE),

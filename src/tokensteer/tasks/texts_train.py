@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from tokensteer.core.steering import pretrained
 from tokensteer.nets import load, save
 from tokensteer.nets.store import Net, build
-from tokensteer.tasks.learned import teach
+from tokensteer.tasks.learned import teach, teach_twist
 from tokensteer.tasks.metrics import Measured, accuracy, in_parts, measured, nll_bound
 from tokensteer.tasks.task import SHIPPED, Setup, Task
 from tokensteer.tasks.text_data import Reviews, Windows
@@ -100,17 +100,21 @@ def train_proposal(
     goal: int | None = None,
     weights: Path = SHIPPED,
     populations: Mapping[int, int] = MEASURED,
+    twist: bool = False,
 ) -> dict[str, Any]:
     """Teach a copy of the denoiser in `weights` to write what the goal asks for, praise unless given, on the prompts of
-    our own; then measure so many `populations` of all of them together for each number of particles."""
+    our own, or the proposal there its `twist`; then measure so many `populations` of all prompts together for each
+    number of particles."""
     goal = 1 if goal is None else goal
 
     def make(kl: float | None, num_steps: int) -> Task:
         return task(recipe, Setup(num_steps, goal, kl, device=training.device, weights=weights))
 
     net = load(file_of(recipe, "denoiser", weights), training.device)
-    mask_id = WordPiece.read(vocabulary_of(recipe, weights)).mask_id
-    return teach(make, net, as_denoiser(mask_id), recipe.course, training, goal, populations, weights)
+    wrap = as_denoiser(WordPiece.read(vocabulary_of(recipe, weights)).mask_id)
+    if twist:
+        return teach_twist(make, wrap, recipe.course, training, goal, populations, weights)
+    return teach(make, net, wrap, recipe.course, training, goal, populations, weights)
 
 
 def _train_one(

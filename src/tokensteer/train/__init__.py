@@ -16,7 +16,7 @@ from tokensteer.train.losses import (
     uniform_bound,
     uniform_loss,
 )
-from tokensteer.train.objectives import Balance, Lesson, Objective, PathVariance, StepVariance
+from tokensteer.train.objectives import Balance, Lesson, Objective, PathVariance, Returns, StepVariance
 from tokensteer.train.paths import Paths, Transitions, walk
 from tokensteer.train.progress import shown
 from tokensteer.train.proposal import Learned, Progress, ProposalPlan, fit_proposal
@@ -40,6 +40,7 @@ __all__ = [
     "Progress",
     "ProposalPlan",
     "Report",
+    "Returns",
     "StepVariance",
     "Transitions",
     "Tuned",

@@ -8,7 +8,7 @@ with the gradient of the network that says so.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Generator, Tensor
@@ -16,30 +16,34 @@ from torch import Generator, Tensor
 from tokensteer.core.denoiser import Denoiser, Time, Timeless
 from tokensteer.core.listing import distinct
 from tokensteer.core.measure import SiteMeasure
-from tokensteer.core.model import Model, clock
+from tokensteer.core.model import Meter, Model, clock
 from tokensteer.core.prediction import Prediction
-from tokensteer.core.proposal import chosen
+from tokensteer.core.proposal import Amortised, FromModel, chosen
 from tokensteer.core.resample import never, watching
-from tokensteer.core.smc import sweep
+from tokensteer.core.schedule import Step
+from tokensteer.core.smc import Evaluation, sweep
 from tokensteer.core.steering import Steering
+from tokensteer.core.twist import Tilt
 
 
 @dataclass(frozen=True)
 class Paths:
-    """P paths of T steps: x (T + 1, P, L), log_twist (T + 1, P), log_p (T, P), and the log-weight log_w (P,) with which
-    the policy that walked them arrived.
+    """P paths of T steps: x (T + 1, P, L), log_twist (T + 1, P), log_p (T, P), and of the policy that walked them
+    log p/q of each move, log_ratio (T, P), and the log-weight log_w (P,) with which it arrived.
 
     `sites` (T, P, L) are those a kernel chose to open, `times` (T, P) the particles' own if they have clocks, `share`
-    (P,) how much each path counts if not all count the same.
+    (P,) how much each path counts if not all count the same, `since` () the first step that counts.
     """
 
     x: Tensor
     log_twist: Tensor
     log_p: Tensor
+    log_ratio: Tensor
     log_w: Tensor
     sites: Tensor | None = None
     times: Tensor | None = None
     share: Tensor | None = None
+    since: Tensor | None = None
 
     def __len__(self) -> int:
         return self.x.shape[1]
@@ -68,6 +72,23 @@ class Paths:
         return cls(**found)
 
 
+@dataclass(frozen=True)
+class Late:
+    """The model's own moves before the time t and those of `base` from then on: so it is seen where the base alone
+    would never go, and what comes of that."""
+
+    base: Amortised
+    t: float
+    needs_gradient: bool = field(default=False, init=False, repr=False)
+
+    @property
+    def meters(self) -> tuple[Meter, ...]:
+        return self.base.meters
+
+    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
+        return (FromModel() if step.t > self.t else self.base)(x, evaluation, step, model, twist)
+
+
 def walk(steering: Steering, num_paths: int, generator: Generator | None, twists: bool = True) -> Paths:
     """Paths walked by the proposal of `steering`, as many for each of the model's templates. Without `twists` the
     reward is asked for at the end only, and the log-twists in between mean nothing."""
@@ -76,6 +97,7 @@ def walk(steering: Steering, num_paths: int, generator: Generator | None, twists
     x: list[Tensor] = []
     log_twist: list[Tensor] = []
     log_p: list[Tensor] = []
+    log_ratio: list[Tensor] = []
     sites: list[Tensor | None] = []
     times: list[Tensor] = []
     log_w = torch.zeros(0)
@@ -95,6 +117,8 @@ def walk(steering: Steering, num_paths: int, generator: Generator | None, twists
         sites.append(opened)
         x.append(x_t)
         log_twist.append(here.evaluation.log_twist)
+        risen = (there.evaluation.log_twist - here.evaluation.log_twist).view_as(there.log_w)
+        log_ratio.append((there.log_w - here.log_w - risen).flatten())
         here, log_w = there, there.log_w
     x.append(here.x.flatten(0, 1))
     log_twist.append(here.evaluation.log_twist)
@@ -108,6 +132,7 @@ def walk(steering: Steering, num_paths: int, generator: Generator | None, twists
         torch.stack(x),
         torch.stack(log_twist),
         torch.stack(log_p),
+        torch.stack(log_ratio),
         log_w.flatten(),
         torch.stack(chosen_sites) if chosen_sites else None,
         torch.stack(times) if times else None,
