@@ -18,10 +18,11 @@ import torch
 import tokensteer as ts
 from tokensteer import stored
 from tokensteer.app import cli, fluency, runs
+from tokensteer.core.embedded import can_enter
 from tokensteer.nets import AttentiveConfig, NgramConfig, TransformerConfig, ValueConfig, load, save
 from tokensteer.nets.store import build
 from tokensteer.rewards import constrain
-from tokensteer.rewards.text import matching, required
+from tokensteer.rewards.text import matching, renumbered, required
 from tokensteer.tasks import diversity, prompts, text, text_data, texts, texts_train
 from tokensteer.tasks.fluency import Fluency, reader
 from tokensteer.tasks.learned import Course
@@ -473,8 +474,6 @@ def test_steering_is_felt_by_the_judge(weights):
 
 def test_gradients_enter_behind_the_embeddings(weights):
     """The fast way of `core.embedded` is taken, and proposes what one-hots do."""
-    from tokensteer.core.embedded import can_enter
-
     task = texts.task(text.RECIPE, Setup(4, weights=weights))
     assert can_enter(task.model, task.tilt)
     opinion = task.tilt.reward
@@ -592,6 +591,28 @@ def test_words_that_must_appear(weights):
     assert all("superb" in text.split() or "superb." in text for text in said), said
     with pytest.raises(ValueError, match="a pattern that cannot be met"):
         matching("the  film", vocabulary)  # no token has two spaces
+
+
+def test_a_reward_in_the_vocabulary_that_pieces_came_from(weights):
+    """It says the same of the same words, by ids, one-hots and embeddings, and steers with its gradient."""
+    vocabulary = WordPiece.read(weights / "text-vocab.txt")
+    torch.manual_seed(0)
+    theirs = texts.Opinion(build(NgramConfig(len(FULL), 2, 8, (1, 3), 8)).requires_grad_(False), 1)
+    ours = renumbered(theirs, vocabulary.origin)
+    said = FULL.encode("the film was great and it is superb. this story is a lovely movie, and the plot was moving")[
+        :LENGTH
+    ]
+    same = [vocabulary.ids[FULL.pieces[k]] for k in said]
+    x, y = torch.tensor([said]), torch.tensor([same])
+    one_hots = torch.nn.functional.one_hot(y, len(vocabulary)).float()
+    for answer in (ours(y), ours(one_hots), ours.of_embeddings(ours.embedding[y])):
+        torch.testing.assert_close(answer, theirs(x))
+    task = texts.task(text.RECIPE, Setup(4, weights=weights))
+    tilt = replace(task.tilt, reward=ours)
+    assert can_enter(task.model, tilt)
+    assert ts.smc_grad(task.model, tilt)(2, 15, generator=seeded()).reward.isfinite().all()
+    with pytest.raises(ValueError, match="each token needs an id"):
+        renumbered(theirs, [0, 10**6])
 
 
 def test_some_networks_are_trained_again(recipe, weights, tmp_path):

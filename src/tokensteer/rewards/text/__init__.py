@@ -4,6 +4,7 @@ from tokensteer.rewards.text.classifier import Classifier, classifier
 from tokensteer.rewards.text.hub import decoder, load_tokenizer
 from tokensteer.rewards.text.likelihood import Likelihood, likelihood
 from tokensteer.rewards.text.onnx import bert_from_graph, bert_from_onnx
+from tokensteer.rewards.text.renumbered import Renumbered, renumbered
 from tokensteer.rewards.text.strings import OfText, finds, mentions, of_text, omits, word_count
 from tokensteer.rewards.text.words import forbidden, lift, matching, required, spellings
 
@@ -11,6 +12,7 @@ __all__ = [
     "Classifier",
     "Likelihood",
     "OfText",
+    "Renumbered",
     "bert_from_graph",
     "bert_from_onnx",
     "classifier",
@@ -24,6 +26,7 @@ __all__ = [
     "mentions",
     "of_text",
     "omits",
+    "renumbered",
     "required",
     "spellings",
     "word_count",

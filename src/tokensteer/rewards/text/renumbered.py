@@ -1,0 +1,50 @@
+"""A reward on the tokens of one vocabulary for a canvas that has some of them under other numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tokensteer.rewards.text.embedding import embed
+
+
+class Entered(Protocol):
+    """A reward that takes ids, or tokens embedded by its own table (V, d); `Classifier` is one."""
+
+    @property
+    def embedding(self) -> Tensor: ...
+    def of_embeddings(self, embedded: Tensor) -> Tensor: ...
+    def __call__(self, x0: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Renumbered:
+    """The reward of ids x0 (P, L) or one-hots (P, L, K), where token k is the token origin[k] of `reward`."""
+
+    reward: Entered
+    origin: Tensor
+    differentiable: bool = field(default=True, init=False)
+
+    @property
+    def embedding(self) -> Tensor:
+        return self.reward.embedding[self.origin]
+
+    def of_embeddings(self, embedded: Tensor) -> Tensor:
+        return self.reward.of_embeddings(embedded)
+
+    def __call__(self, x0: Tensor) -> Tensor:
+        if x0.is_floating_point():
+            return self.reward.of_embeddings(embed(x0, self.embedding))
+        return self.reward(self.origin[x0])
+
+
+def renumbered(reward: Entered, origin: Sequence[int]) -> Renumbered:
+    """`reward` for a canvas of fewer tokens: `origin` has for each its id in the reward's vocabulary."""
+    known = len(reward.embedding)
+    if not origin or not 0 <= min(origin) <= max(origin) < known:
+        raise ValueError(f"renumbered: each token needs an id from 0 to {known - 1}, in the reward's own vocabulary")
+    return Renumbered(reward, torch.tensor(list(origin), device=reward.embedding.device))
