@@ -1,6 +1,14 @@
-"""The small networks this project trains itself: two denoisers, two classifiers, a value, and how they are stored."""
+"""The small networks this project trains itself: denoisers, classifiers in pairs, a value, and how they are stored."""
 
 from tokensteer.nets.classifiers import ConvClassifier, ConvConfig, PatchClassifier, PatchConfig
+from tokensteer.nets.dilated import (
+    Dilated,
+    DilatedConfig,
+    MotifClassifier,
+    MotifConfig,
+    WordsClassifier,
+    WordsConfig,
+)
 from tokensteer.nets.store import load, save
 from tokensteer.nets.transformer import Transformer, TransformerConfig
 from tokensteer.nets.unet import UNet, UNetConfig
@@ -9,6 +17,10 @@ from tokensteer.nets.value import ValueConfig, ValueNet
 __all__ = [
     "ConvClassifier",
     "ConvConfig",
+    "Dilated",
+    "DilatedConfig",
+    "MotifClassifier",
+    "MotifConfig",
     "PatchClassifier",
     "PatchConfig",
     "Transformer",
@@ -17,6 +29,8 @@ __all__ = [
     "UNetConfig",
     "ValueConfig",
     "ValueNet",
+    "WordsClassifier",
+    "WordsConfig",
     "load",
     "save",
 ]

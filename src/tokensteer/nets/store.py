@@ -7,21 +7,32 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import get_args
 
 import torch
 
 from tokensteer import stored
 from tokensteer.nets.classifiers import ConvClassifier, ConvConfig, PatchClassifier, PatchConfig
+from tokensteer.nets.dilated import (
+    Dilated,
+    DilatedConfig,
+    MotifClassifier,
+    MotifConfig,
+    WordsClassifier,
+    WordsConfig,
+)
 from tokensteer.nets.transformer import Transformer, TransformerConfig
 from tokensteer.nets.unet import UNet, UNetConfig
 from tokensteer.nets.value import ValueConfig, ValueNet
 
 VERSION = 1
 
-Net = Transformer | UNet | ConvClassifier | PatchClassifier | ValueNet
-Config = TransformerConfig | UNetConfig | ConvConfig | PatchConfig | ValueConfig
+Net = Transformer | UNet | Dilated | ConvClassifier | PatchClassifier | MotifClassifier | WordsClassifier | ValueNet
+Config = (
+    TransformerConfig | UNetConfig | DilatedConfig | ConvConfig | PatchConfig | MotifConfig | WordsConfig | ValueConfig
+)
 
-_CONFIGS: tuple[type[Config], ...] = (TransformerConfig, UNetConfig, ConvConfig, PatchConfig, ValueConfig)
+_CONFIGS: tuple[type[Config], ...] = get_args(Config)
 
 
 def build(config: Config) -> Net:
@@ -31,6 +42,12 @@ def build(config: Config) -> Net:
             return Transformer(config)
         case UNetConfig():
             return UNet(config)
+        case DilatedConfig():
+            return Dilated(config)
+        case MotifConfig():
+            return MotifClassifier(config)
+        case WordsConfig():
+            return WordsClassifier(config)
         case ConvConfig():
             return ConvClassifier(config)
         case PatchConfig():
