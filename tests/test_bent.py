@@ -185,3 +185,35 @@ def test_following_a_gradient_in_low_precision_is_unbiased(
     result = ts.smc(steering, 8, 4096, resample=ts.multinomial, when=ts.always, generator=generator)
     outcome = judge(result.samples.cpu(), result.log_w.cpu(), truth)
     assert outcome.unbiased, str(outcome)
+
+
+@BOTH
+@pytest.mark.parametrize("form", ["logits", "hidden"])
+@pytest.mark.parametrize("kernel", ["mdm", "remdm", "lowconf", "entropy", "jumps"])
+@pytest.mark.parametrize("tokens_only", [False, True])
+def test_the_ratio_of_a_draw_needs_no_look_at_the_model(
+    device: str, form: str, kernel: str, tokens_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """log p/q of a draw from a bent law is what bent it: the same number as from both laws, without reading p's."""
+    reward = Valued(1).requires_grad_(False).to(device)
+    trunk, logits = (net(4).requires_grad_(False).to(device) for net in (Entered, Logit))
+    hidden = ts.from_hidden(trunk, trunk.head, 3, ignores_time=True)
+    denoiser = hidden if form == "hidden" else ts.from_logits(logits, 3, ignores_time=True)
+    model = ts.Diffusion(denoiser, KERNELS[kernel], ts.uniform_steps(4), ts.template(3, 3).to(device))
+    tilt = ts.Tilt(reward, 1.0, draws=3, differentiable=True)
+    steering = ts.Steering(model, tilt, ts.Gradient(clip=1.0, tokens_only=tokens_only))
+    generator = torch.Generator(device).manual_seed(0)
+    x, largest = model.start(200, generator), 0.0
+    for step in model.steps[:2]:
+        evaluation = steering.evaluate(x, step.t, generator)
+        q = steering.propose(x, evaluation, step)
+        y, log_q = q.draw(generator)
+        both = steering.log_ratio(y, x, evaluation, step, q)
+        with monkeypatch.context() as patch:
+            for store in (Logits, Headed):
+                patch.setattr(store, "entries", lambda *asked: pytest.fail("the model's law was read"))
+            alone = steering.log_ratio(y, x, evaluation, step, q, log_q)
+        assert torch.allclose(alone, both, atol=1e-5)
+        largest = max(largest, float(alone.abs().max()))
+        x = y
+    assert largest > 0.01

@@ -80,7 +80,7 @@ def all_paths(exact: Enumeration) -> Paths:
         lines = torch.cat([lines[row], column.unsqueeze(-1)], -1)
         log_p = torch.cat([log_p[row], step[row, column].unsqueeze(-1)], -1)
     twist = torch.stack([exact.log_twist[k][lines[:, k]] for k in range(lines.shape[1])])
-    return Paths(exact.states[lines.T], twist, log_p.T, twist[-1], share=log_p.sum(-1).exp())
+    return Paths(exact.states[lines.T], twist, log_p.T, torch.zeros_like(log_p.T), twist[-1], share=log_p.sum(-1).exp())
 
 
 PROPOSALS = ("base", "locally_optimal", "globally_optimal", "learned")

@@ -162,9 +162,12 @@ class Train:
     scale: float = 1.0
     """Without --minutes: this many times the task's steps."""
     proposal: Flag = False
-    """Teach a proposal (and a twist, where there is one) to the shipped networks instead of training those."""
+    """Teach a proposal (and a twist, where they are learned together) to the shipped networks instead of training
+    those."""
+    twist: Flag = False
+    """Teach a twist to the shipped proposal instead."""
     goal: Annotated[int | None, _left("the task's own", "INT")] = None
-    """With --proposal: the digit to draw."""
+    """With --proposal or --twist: the digit to draw."""
     force: Flag = False
     """Replace the weights that are in the folder."""
 

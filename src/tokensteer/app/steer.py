@@ -18,7 +18,7 @@ from tokensteer.app.play import Place, config, make_task, play, prepare
 from tokensteer.app.progress import shown
 from tokensteer.app.runs import Writer
 from tokensteer.app.table import tables
-from tokensteer.tasks.catalogue import LEARNERS, TASKS, TRAINERS
+from tokensteer.tasks.catalogue import LEARNERS, TASKS, TRAINERS, TWISTERS
 from tokensteer.tasks.task import SHIPPED, Setup
 from tokensteer.tasks.training import Training
 
@@ -96,16 +96,21 @@ def _compared(command: Compare, place: Place) -> list[Job]:
 
 def train(command: Train) -> int:
     trainer = choose(command.task, TRAINERS, "task")
-    if command.goal is not None and not command.proposal:
-        raise ValueError("--goal is what a proposal is trained for: give --proposal too")
+    if command.proposal and command.twist:
+        raise ValueError("--proposal and --twist are trained one after the other: give one of them")
+    if command.goal is not None and not command.proposal and not command.twist:
+        raise ValueError("--goal is what a proposal or a twist is trained for: give --proposal or --twist too")
+    if command.twist and command.task not in TWISTERS:
+        raise ValueError(f"the twist of {command.task} is learned with its proposal: give --proposal instead")
     out = Path("out") / f"{command.task}-weights" if command.out is None else command.out
     training = Training(out, command.device, command.seed, command.minutes, command.scale)
-    some = f"{command.task}-proposal*.json" if command.proposal else f"{command.task}-*.json"
+    part = "proposal*" if command.proposal else "value*" if command.twist else "*"
+    some = f"{command.task}-{part}.json"
     cards = sorted(out.glob(some)) if out.is_dir() else []
     if cards and not command.force:
         raise ValueError(f"{out} holds finished weights, {cards[0].name}: give --out another folder, or --force")
-    if command.proposal:
-        LEARNERS[command.task](training, command.goal)
+    if command.proposal or command.twist:
+        (LEARNERS if command.proposal else TWISTERS)[command.task](training, command.goal)
     else:
         trainer(training)
     say(f"Weights: {out}   (tokensteer run {command.task} --weights {out} uses them)")

@@ -147,13 +147,16 @@ class Bent:
         return self.law.rows(self.site[index]) + self.bends.rows(self.line[index])
 
     def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
-        h = self.bends.entries(self.line[index], tokens)
-        return self.law.entries(self.site[index], tokens) + h - self.gain(index)
+        return self.law.entries(self.site[index], tokens) + self.log_bend(index, tokens)
 
     def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         if self.weighed is not None:
             return self.weighed.draw(index, u)
         return _draw(self._spelt, self.vocab_size, index, u)
+
+    def log_bend(self, index: Tensor, tokens: Tensor) -> Tensor:
+        """By how much tokens (k,) are likelier than under mu, as a log; anything where the index is -1."""
+        return self.bends.entries(self.line[index], tokens) - self.gain(index)
 
     def gain(self, index: Tensor) -> Tensor:
         """log sum_v mu(v) · exp(h(v)), (k,); anything where the index is -1."""
@@ -199,6 +202,13 @@ def bend(laws: Tokens, h: Tokens, where: Tensor) -> tuple[Tokens, Tensor] | None
     law = bent(laws.store, laws.index.flatten(), h.store, torch.where(where, h.index, -1).flatten())
     tokens = Tokens(law, _lines(where))
     return tokens, tokens.read(law.gain, where)
+
+
+def log_bend(q: Tokens, p: Tokens, y: Tensor, where: Tensor) -> Tensor | None:
+    """log q(y) - log p(y) of the tokens y (P, L) at the sites `where`, 0 elsewhere, if q is p bent: what bent it says
+    it all, and p is not read."""
+    bent = q.store if isinstance(q.store, Bent) and q.store.law is p.store else None
+    return None if bent is None else q.score(bent.log_bend, y, where)
 
 
 def _lines(where: Tensor) -> Tensor:

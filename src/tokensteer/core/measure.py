@@ -18,7 +18,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.bent import bend, outcomes
+from tokensteer.core.bent import bend, log_bend, outcomes
 from tokensteer.core.draws import NEVER, categorical, uniforms
 from tokensteer.core.listing import same_rows, support
 from tokensteer.core.tokens import Laws, Tokens, at_sites, dense_of, tokens_of
@@ -192,6 +192,14 @@ class Reveal:
         token = self.log_x0.entry(y, opened)
         moved = self.log_move + token.masked_fill(~(masked | (y == self.mask_id)), NEVER)
         return torch.where(still, self.log_stay, moved).sum(-1)
+
+    def log_over(self, p: Reveal, y: Tensor) -> Tensor | None:
+        """log of this measure over p, from the same state, at a draw y from it, (P,), if its tokens are p's bent."""
+        still = y == self.x
+        token = log_bend(self.log_x0, p.log_x0, y, self.masked & ~still)
+        if token is None:
+            return None
+        return torch.where(still, self.log_stay - p.log_stay, self.log_move - p.log_move + token).sum(-1)
 
     def take(self, rows: Tensor) -> Reveal:
         return replace(

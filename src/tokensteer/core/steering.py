@@ -266,6 +266,11 @@ class Steering:
             return self.log_p(y, x, evaluation, step, q) - q.log_prob(y)
         if isinstance(self.proposal, FromModel) and isinstance(self.model, Diffusion):
             return log_q - log_q  # p is q: 0, or NaN where the denoiser gave one
+        if isinstance(q, Reveal) and isinstance(self.model, Diffusion):
+            p = self.model.transition(x, _known(evaluation), step, q.sites)
+            log_over = q.log_over(p, y) if isinstance(p, Reveal) else None
+            if log_over is not None:
+                return -log_over
         return self.log_p(y, x, evaluation, step, q) - log_q
 
     def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> tuple[Tensor, Tensor]:

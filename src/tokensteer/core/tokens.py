@@ -201,8 +201,13 @@ class Tokens:
 
     def entry(self, y: Tensor, where: Tensor) -> Tensor:
         """The log-mass of the tokens y (P, L) at the sites `where`, 0 elsewhere."""
+        return self.score(self.store.entries, y, where)
+
+    def score(self, score: Callable[[Tensor, Tensor], Tensor], y: Tensor, where: Tensor) -> Tensor:
+        """A score of laws and tokens by their indices (k,), (k,) -> (k,), for the tokens y (P, L) at the sites `where`,
+        0 elsewhere."""
         index, sites = self._asked(where)
-        read = self.store.entries(index, y.flatten() if sites is None else y[sites])
+        read = score(index, y.flatten() if sites is None else y[sites])
         return _put(where & (self.index >= 0), sites, read)
 
     def read(self, score: Callable[[Tensor], Tensor], where: Tensor) -> Tensor:

@@ -22,6 +22,12 @@ TRAINERS: dict[str, Callable[[Training], None]] = {
     "mnist": mnist.train,
 }
 
+TWISTERS: dict[str, Callable[[Training, int | None], Any]] = {
+    "digits": partial(pixels_train.train_proposal, digits.RECIPE, twist=True),
+    "mnist": partial(pixels_train.train_proposal, mnist.RECIPE, twist=True),
+}
+"""How a twist is learned for a proposal that is there."""
+
 LEARNERS: dict[str, Callable[[Training, int | None], Any]] = {
     "mog": mog_trained.train_proposal,
     "digits": partial(pixels_train.train_proposal, digits.RECIPE),

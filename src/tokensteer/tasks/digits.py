@@ -43,6 +43,7 @@ RECIPE = Recipe(
         StepVariance(),
         ValueConfig("unet", asdict(UNetConfig(VOCAB_SIZE, SIDE, SIDE, channels=(16, 32), blocks=1))),
         num_steps=25,
+        twist=ProposalPlan(100, paths=256, updates=16, times=8, replay=16, rate=2e-3, baseline_rate=1.0, average=0.998),
     ),
     shift=1,
     flips=0.03,

@@ -22,7 +22,7 @@ from tokensteer.nets import ValueConfig, ValueNet, load, save
 from tokensteer.nets.store import Net
 from tokensteer.tasks.task import Task, Trained
 from tokensteer.tasks.training import Training, say, write_json
-from tokensteer.train import Balance, Learned, Objective, Progress, ProposalPlan, fit_proposal, shown
+from tokensteer.train import Balance, Learned, Objective, Progress, ProposalPlan, Returns, fit_proposal, shown
 
 PARTS = ("proposal", "value")
 
@@ -30,13 +30,22 @@ PARTS = ("proposal", "value")
 @dataclass(frozen=True)
 class Course:
     """How the proposal of a task is trained: at `kl`, in `num_steps`, fewer than it is used with since no network is
-    told the time. `value` is the network of the baseline, which under `Balance` is a learned twist."""
+    told the time. `value` is the network of the baseline, which under `Balance` is a learned twist. Otherwise one can be
+    taught afterwards, by `twist`, from the paths of the finished proposal."""
 
     plan: ProposalPlan
     objective: Objective
     value: ValueConfig
     kl: float = 1.0
     num_steps: int = 50
+    twist: ProposalPlan | None = None
+
+
+def _as_long(plan: ProposalPlan, training: Training) -> ProposalPlan:
+    """A course's plan in the time that was given, or so many times as long."""
+    if training.minutes is not None:
+        return replace(plan, rounds=10**9, seconds=60.0 * training.minutes)
+    return replace(plan, rounds=max(1, round(plan.rounds * training.scale)))
 
 
 def file_of(folder: Path, task: str, part: str, goal: int | None) -> Path:
@@ -51,10 +60,9 @@ def find(
     file, twist = (file_of(folder, task, part, goal) for part in PARTS)
     if not file.is_file():
         known = sorted(file.stem for file in folder.glob(f"{task}-proposal*.safetensors"))
-        towards = "" if goal is None else f" --goal {goal}"
         raise FileNotFoundError(
             f"there is no {file.name} in the weights (there: {', '.join(known) or 'none'}): train it by "
-            f"tokensteer train {task} --proposal{towards} --out FOLDER, and give --weights FOLDER"
+            f"tokensteer train {task} --proposal{_towards(goal)} --out FOLDER, and give --weights FOLDER"
         )
     value = load(twist, device) if twist.is_file() else None
     card = json.loads(file.with_suffix(".json").read_text())
@@ -64,7 +72,9 @@ def find(
 def with_twist(tilt: Tilt, trained: Trained) -> Tilt:
     """The same target led to by the learned twist, which is not told the time."""
     if trained.value is None:
-        raise ValueError("no twist was learned with this proposal: use smc-amot, or train one with Balance(...)")
+        raise ValueError(
+            "no twist was learned with this proposal: use smc-amot, or teach it one by tokensteer train TASK --twist"
+        )
     return LearnedTwist(trained.value, ignores_time=True).on(tilt)
 
 
@@ -94,26 +104,8 @@ def teach(
     learner = make(course.kl, course.num_steps)
     out, name = training.out, learner.name
     _complete(out, weights, name)
-    plan = course.plan
-    if training.minutes is not None:
-        plan = replace(plan, rounds=10**9, seconds=60.0 * training.minutes)
-    else:
-        plan = replace(plan, rounds=max(1, round(plan.rounds * training.scale)))
-    torch.manual_seed(training.seed)  # pyright: ignore[reportUnknownMemberType]
-    value = ValueNet(course.value).to(training.device)
-    checkpoint = out / "checkpoints" / f"{name}-proposal{'' if goal is None else f'-{goal}'}.safetensors"
-    with shown(f"{name} proposal") as bar:
-        learned = fit_proposal(
-            Steering(learner.model, learner.tilt),
-            net.requires_grad_(),
-            as_denoiser,
-            plan=plan,
-            generator=Generator(training.device).manual_seed(training.seed),
-            baseline=value,
-            objective=course.objective,
-            checkpoint=checkpoint,
-            watch=bar,
-        )
+    plan = _as_long(course.plan, training)
+    learned = _fit(learner, net.requires_grad_(), as_denoiser, course, plan, course.objective, training, goal)
     kept = PARTS if isinstance(course.objective, Balance) else PARTS[:1]  # other baselines are no twists
     for part, trained in zip(kept, (learned.net, learned.baseline), strict=False):
         save(cast("Net", trained), file_of(out, name, part, goal), torch.bfloat16)
@@ -124,8 +116,75 @@ def teach(
     card["quality"] = _measure(make(course.kl, 100), training, as_used or as_denoiser, goal, populations)
     for file in cards:
         write_json(file, card)
-    checkpoint.unlink(missing_ok=True)
+    shutil.rmtree(out / "checkpoints", ignore_errors=True)
     return card
+
+
+def teach_twist(
+    make: Callable[[float | None, int], Task],
+    as_denoiser: Callable[[nn.Module], Denoiser],
+    course: Course,
+    training: Training,
+    goal: int | None,
+    populations: Mapping[int, int],
+    weights: Path,
+) -> dict[str, Any]:
+    """Train, store and measure a twist to go with the finished proposal in the folder `weights`; as `teach`."""
+    learner, out = make(course.kl, course.num_steps), training.out
+    if course.twist is None:
+        raise ValueError(f"{learner.name} has no course for a twist alone: train it with the proposal, --proposal")
+    find(weights, learner.name, goal, as_denoiser, training.device)  # or the error that says how to make it
+    _complete(out, weights, learner.name)
+    for file in (
+        file_of(weights, learner.name, "proposal", goal).with_suffix(kind) for kind in (".safetensors", ".json")
+    ):
+        if not (out / file.name).exists():
+            shutil.copyfile(file, out / file.name)
+    net = load(file_of(out, learner.name, "proposal", goal), training.device).requires_grad_(False)
+    plan = _as_long(course.twist, training)
+    learned = _fit(learner, net, as_denoiser, course, plan, Returns(), training, goal)
+    stored = file_of(out, learner.name, "value", goal)
+    save(cast("Net", learned.baseline), stored, torch.bfloat16)
+    taught = replace(course, objective=Returns())
+    card = _card(learner.name, training, plan, taught, learned, goal) | {
+        "what": f"learned twist of the task {learner.name}, for its learned proposal",
+        "command": f"tokensteer train {learner.name} --twist{_towards(goal)} {training.choices()}",
+    }
+    say("measuring")
+    card["quality"] = _measure(make(course.kl, 100), training, as_denoiser, goal, populations)
+    write_json(stored.with_suffix(".json"), card)
+    shutil.rmtree(out / "checkpoints", ignore_errors=True)
+    return card
+
+
+def _fit(
+    learner: Task,
+    net: nn.Module,
+    as_denoiser: Callable[[nn.Module], Denoiser],
+    course: Course,
+    plan: ProposalPlan,
+    objective: Objective,
+    training: Training,
+    goal: int | None,
+) -> Learned:
+    part = "twist" if isinstance(objective, Returns) else "proposal"
+    torch.manual_seed(training.seed)  # pyright: ignore[reportUnknownMemberType]
+    with shown(f"{learner.name} {part}") as bar:
+        return fit_proposal(
+            Steering(learner.model, learner.tilt),
+            net,
+            as_denoiser,
+            plan=plan,
+            generator=Generator(training.device).manual_seed(training.seed),
+            baseline=ValueNet(course.value).to(training.device),
+            objective=objective,
+            checkpoint=training.out / "checkpoints" / file_of(Path(), learner.name, part, goal),
+            watch=bar,
+        )
+
+
+def _towards(goal: int | None) -> str:
+    return "" if goal is None else f" --goal {goal}"
 
 
 def _complete(out: Path, weights: Path, name: str) -> None:
@@ -139,11 +198,10 @@ def _complete(out: Path, weights: Path, name: str) -> None:
 def _card(
     name: str, training: Training, plan: ProposalPlan, course: Course, learned: Learned, goal: int | None
 ) -> dict[str, Any]:
-    towards = "" if goal is None else f" --goal {goal}"
     last = learned.history[-1]
     return {
         "what": f"learned proposal of the task {name}, and its baseline: a twist, if it was learned by Balance",
-        "command": f"tokensteer train {name} --proposal{towards} {training.choices()}",
+        "command": f"tokensteer train {name} --proposal{_towards(goal)} {training.choices()}",
         "data": "no data: paths of the task's own denoiser, judged by its reward",
         **training.made(),
         "goal": goal,

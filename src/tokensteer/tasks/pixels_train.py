@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from tokensteer.core.steering import Method, pretrained, smc_base, smc_grad
 from tokensteer.nets import load, save
 from tokensteer.nets.store import Net, build
-from tokensteer.tasks.learned import teach
+from tokensteer.tasks.learned import teach, teach_twist
 from tokensteer.tasks.metrics import Measured, accuracy, hamming, label_histogram, nll_bound
 from tokensteer.tasks.pixels import (
     CLASSES,
@@ -88,14 +88,17 @@ def train_proposal(
     goal: int | None = None,
     weights: Path = SHIPPED,
     populations: Mapping[int, int] = MEASURED,
+    twist: bool = False,
 ) -> dict[str, Any]:
-    """Teach a copy of the denoiser in `weights` to draw the digit `goal`, 4 unless given; then measure so many
-    `populations` for each number of particles."""
+    """Teach a copy of the denoiser in `weights` to draw the digit `goal`, 4 unless given, or the proposal there its
+    `twist`; then measure so many `populations` for each number of particles."""
     goal = 4 if goal is None else goal
 
     def make(kl: float | None, num_steps: int) -> Task:
         return task(recipe, Setup(num_steps, goal, kl, device=training.device, weights=weights))
 
+    if twist:
+        return teach_twist(make, as_denoiser, recipe.course, training, goal, populations, weights)
     net = load(file_of(recipe, "denoiser", weights), training.device)
     return teach(make, net, as_denoiser, recipe.course, training, goal, populations, weights)
 
@@ -186,13 +189,14 @@ def main(recipe: Recipe, arguments: Sequence[str] | None = None) -> None:
     words.add_argument("--goal", type=int, default=4, help="the digit to steer towards")
     words.add_argument("--images", type=int, default=10_000, help="images of the test data to measure with, at most")
     words.add_argument("--num-steps", type=int, default=100, help="steps of the sampler")
-    words.add_argument("--proposal", action="store_true", help="train a proposal and a twist for the goal instead")
+    words.add_argument("--proposal", action="store_true", help="train a proposal for the goal instead")
+    words.add_argument("--twist", action="store_true", help="train a twist for the shipped proposal instead")
     given = words.parse_args(arguments)
     torch.backends.cudnn.benchmark = True  # the shapes hardly ever change
     try:
         trial = Trial(given.samples, given.populations, given.goal, given.images, given.num_steps)
-        if given.proposal:
-            train_proposal(recipe, chosen(given), trial.goal)
+        if given.proposal or given.twist:
+            train_proposal(recipe, chosen(given), trial.goal, twist=given.twist)
         else:
             train(recipe, chosen(given), trial)
     except (FileNotFoundError, ValueError) as error:

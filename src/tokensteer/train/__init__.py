@@ -15,7 +15,7 @@ from tokensteer.train.losses import (
     uniform_bound,
     uniform_loss,
 )
-from tokensteer.train.objectives import Balance, Lesson, Objective, PathVariance, StepVariance
+from tokensteer.train.objectives import Balance, Lesson, Objective, PathVariance, Returns, StepVariance
 from tokensteer.train.paths import Paths, Transitions, walk
 from tokensteer.train.progress import shown
 from tokensteer.train.proposal import Learned, Progress, ProposalPlan, fit_proposal
@@ -39,6 +39,7 @@ __all__ = [
     "Progress",
     "ProposalPlan",
     "Report",
+    "Returns",
     "StepVariance",
     "Transitions",
     "Tuned",

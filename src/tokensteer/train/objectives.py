@@ -9,6 +9,8 @@ With G_t = psi_s(x_s) - psi_t(x_t) + log p(x_s | x_t) - log q(x_s | x_t) the log
   over stretches of the path, with v = r/kl at the end. Its zero is the global optimum: v is the value function of the
   sampler, q = p · V_s/V_t, and all weights are equal. `decay` says how much longer stretches count: 0 for single steps
   (detailed balance), inf for whole paths (trajectory balance), anything in between for all (sub-trajectory balance).
+- `Returns`, for the twist of a q that is no longer taught: the mean of (v(x_t) - log-weight still to come)². Its zero
+  is the mean of that log-weight under q, which is the log of the value function less what q still lacks.
 - `PathVariance`, the variance of the log-weight of whole paths, without any baseline: the same optimum for q.
 
 Gradients are gathered a few steps at a time, so that memory does not grow with the number of steps. An objective of
@@ -149,6 +151,25 @@ class Balance:
         last = torch.zeros_like(weight)
         last[:-1, -1] = 1.0 / (len(level) - 1)
         return (1.0 - self.ends) * weight / weight.sum() + self.ends * last
+
+
+@dataclass(frozen=True)
+class Returns:
+    """The mean of (v - log-weight still to come)² over the steps of a lesson, from paths that q walked as it is: freeze
+    its network, and let it walk all paths (`on_policy` 1)."""
+
+    twists: bool = False
+    whole: bool = False
+
+    def backward(self, lesson: Lesson, share: float) -> Tensor:
+        paths = lesson.moves.paths
+        to_come = paths.log_twist[-1] + paths.log_ratio.flip(0).cumsum(0).flip(0)
+        total = torch.zeros((), device=paths.x.device)
+        for part in lesson.parts:
+            loss = paths.mean((lesson.expected(part) - to_come[part]).square()).sum() / len(lesson.steps)
+            total = total + loss.detach()
+            _gather(share * loss)
+        return total
 
 
 @dataclass(frozen=True)

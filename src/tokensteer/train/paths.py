@@ -26,8 +26,8 @@ from tokensteer.core.steering import Steering
 
 @dataclass(frozen=True)
 class Paths:
-    """P paths of T steps: x (T + 1, P, L), log_twist (T + 1, P), log_p (T, P), and the log-weight log_w (P,) with which
-    the policy that walked them arrived.
+    """P paths of T steps: x (T + 1, P, L), log_twist (T + 1, P), log_p (T, P), and of the policy that walked them
+    log p/q of each move, log_ratio (T, P), and the log-weight log_w (P,) with which it arrived.
 
     `sites` (T, P, L) are those a kernel chose to open, `times` (T, P) the particles' own if they have clocks, `share`
     (P,) how much each path counts if not all count the same.
@@ -36,6 +36,7 @@ class Paths:
     x: Tensor
     log_twist: Tensor
     log_p: Tensor
+    log_ratio: Tensor
     log_w: Tensor
     sites: Tensor | None = None
     times: Tensor | None = None
@@ -76,6 +77,7 @@ def walk(steering: Steering, num_paths: int, generator: Generator | None, twists
     x: list[Tensor] = []
     log_twist: list[Tensor] = []
     log_p: list[Tensor] = []
+    log_ratio: list[Tensor] = []
     sites: list[Tensor | None] = []
     times: list[Tensor] = []
     log_w = torch.zeros(0)
@@ -95,6 +97,8 @@ def walk(steering: Steering, num_paths: int, generator: Generator | None, twists
         sites.append(opened)
         x.append(x_t)
         log_twist.append(here.evaluation.log_twist)
+        risen = (there.evaluation.log_twist - here.evaluation.log_twist).view_as(there.log_w)
+        log_ratio.append((there.log_w - here.log_w - risen).flatten())
         here, log_w = there, there.log_w
     x.append(here.x.flatten(0, 1))
     log_twist.append(here.evaluation.log_twist)
@@ -108,6 +112,7 @@ def walk(steering: Steering, num_paths: int, generator: Generator | None, twists
         torch.stack(x),
         torch.stack(log_twist),
         torch.stack(log_p),
+        torch.stack(log_ratio),
         log_w.flatten(),
         torch.stack(chosen_sites) if chosen_sites else None,
         torch.stack(times) if times else None,
