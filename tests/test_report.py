@@ -55,7 +55,7 @@ def fill(folder: Path, rows: list[tuple[dict[str, Any], ts.Result]], **config: A
     known = {"format": FORMAT, "version": "0.1.0", "command": "tokensteer compare", "started": "2025-11-15T06:50:00"}
     writer = Writer(folder, {**known, **config})
     for k, (stored, result) in enumerate(rows):
-        writer.add(f"row-{k}", stored, result, lambda file: file.touch())
+        writer.add(f"row-{k}", stored, result, {".png": lambda file: file.touch()})
     return folder
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,14 @@ from tokensteer.app.jobs import Job
 from tokensteer.app.methods import Recipe
 from tokensteer.app.names import choose
 from tokensteer.app.progress import Watch
-from tokensteer.app.runs import FORMAT, Writer
+from tokensteer.app.runs import FORMAT, PICTURE, Writer
 from tokensteer.core.chunks import parse_memory
 from tokensteer.core.gibbs import particle_gibbs
 from tokensteer.core.smc import Record, Result, summarise, sweep, with_rows
 from tokensteer.core.steering import Method
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.metrics import Measured
-from tokensteer.tasks.task import SHIPPED, Setup, Task
+from tokensteer.tasks.task import SHIPPED, Setup, Task, Trained
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,8 @@ def perform(ready: Ready, place: Place, watch: Callable[[Record], None]) -> Resu
             steering, ready.recipe.sweeps, job.particles, job.populations, when=method.when, generator=generator
         )
         return run.result
+    if ready.recipe.split is not None:
+        return ready.recipe.split(steering, job.particles, job.populations, generator=generator)
 
     def watched(record: Record) -> Record:
         watch(record)
@@ -108,7 +110,7 @@ def row_of(ready: Ready, result: Result, answer: Result, seconds: float) -> dict
     """What is said of a job that is done: `metrics` of its answer, and apart from them of the best by reward."""
     job, recipe = ready.job, ready.recipe
     # Without a twist there is no normaliser to estimate, and a pinned particle makes the estimate a biased one.
-    estimates = ready.method.steering.twist is not None and not recipe.sweeps
+    estimates = ready.method.steering.twist is not None and not recipe.sweeps and recipe.estimates
     log_z = Measured(*result.pooled_log_z) if estimates else Measured(math.nan, math.nan)
     return {
         "task": job.task,
@@ -126,12 +128,12 @@ def row_of(ready: Ready, result: Result, answer: Result, seconds: float) -> dict
         "saved": dict(result.saved),
         "seconds": round(seconds, 3),
         "job": asdict(job),
-    } | ({"training": _training(ready.task)} if recipe.learns else {})
+    } | ({"training": _training(recipe.trained(ready.task))} if recipe.trained is not None else {})
 
 
-def _training(task: Task) -> dict[str, Any]:
+def _training(trained: Trained) -> dict[str, Any]:
     """What it had taken to learn, and how that went."""
-    card = methods.learned(task).card
+    card = trained.card
     return {name: card[name] for name in ("denoiser rows", "seconds", "device", "history")}
 
 
@@ -158,11 +160,19 @@ def play(jobs: Sequence[Ready], place: Place, writer: Writer, watch: Watch) -> N
         seconds = time.perf_counter() - began
         answer = ready.recipe.answer(result)
         row = row_of(ready, result, answer, seconds)
-        count = max(1, min(ready.job.particles, ready.task.pictured // ready.job.populations))
-        some = answer.sample(count).flatten(0, 1)[: ready.task.pictured]
-        picture = ready.task.picture
-        writer.add(ready.job.file, row, result, lambda file, some=some, picture=picture: picture(some, file))
+        writer.add(ready.job.file, row, result, _samples(ready, result, answer))
         watch.end(row)
+
+
+def _samples(ready: Ready, result: Result, answer: Result) -> dict[str, Callable[[Path], None]]:
+    """How the samples of a job are written for people, by the suffix of the file."""
+    task = ready.task
+    files: dict[str, Callable[[Path], None]] = {
+        suffix: partial(write, result) for suffix, write in task.written.items()
+    }
+    count = max(1, min(ready.job.particles, task.pictured // ready.job.populations))
+    files[PICTURE] = partial(task.picture, answer.sample(count).flatten(0, 1)[: task.pictured])
+    return files
 
 
 def config(command: str, jobs: Sequence[Job], place: Place) -> dict[str, Any]:

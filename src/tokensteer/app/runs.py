@@ -2,7 +2,7 @@
 
     config.json     the command, what each row was to do, versions
     results.json    a list of rows, one for each method, size and seed
-    rows/           for each row its `Result` as safetensors, and a picture of its samples
+    rows/           for each row its `Result` as safetensors, and its samples for people: a picture, or texts
 
 Every file is written beside its place and then moved there, and a row is listed once its files are complete, so that a
 run that is stopped leaves what was finished.
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 CONFIG, RESULTS, ROWS, REPORT, FIGURES = "config.json", "results.json", "rows", "report.html", "figures"
+PICTURE = ".png"
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ class Run:
     def picture(self, index: int) -> Path:
         """The picture of a row's samples."""
         return self.folder / self.rows[index]["picture"]
+
+    def written(self, index: int) -> list[Path]:
+        """The files of a row's samples that are no pictures, such as texts."""
+        return [self.folder / name for name in self.rows[index].get("written", ())]
 
 
 def open_run(folder: str | Path) -> Run:
@@ -127,24 +132,32 @@ class Writer:
     def __post_init__(self) -> None:
         check_free(self.folder, self.force)
 
-    def add(self, name: str, row: Mapping[str, Any], result: Result, picture: Callable[[Path], None]) -> None:
-        """A finished row; its files are called after `name`."""
+    def add(
+        self, name: str, row: Mapping[str, Any], result: Result, samples: Mapping[str, Callable[[Path], None]]
+    ) -> None:
+        """A finished row; its files are called after `name`. `samples` says by their suffixes which files are made for
+        people to look at, and how."""
         if not self.rows:
             self._clear()
             write_json(self.folder / RESULTS, [])
             write_json(self.folder / CONFIG, self.config)
         stem = f"{ROWS}/{len(self.rows):03d}-{name}"
-        files = {"file": f"{stem}.safetensors", "picture": f"{stem}.png"}
+        files: dict[str, Any] = {"file": f"{stem}.safetensors"}
         whole(self.folder / files["file"], result.save)
-        whole(self.folder / files["picture"], picture)
-        self.rows.append({**row, **files})
+        for suffix, write in samples.items():
+            whole(self.folder / f"{stem}{suffix}", write)
+        if PICTURE in samples:
+            files["picture"] = f"{stem}{PICTURE}"
+        written = [f"{stem}{suffix}" for suffix in samples if suffix != PICTURE]
+        self.rows.append({**row, **files} | ({"written": written} if written else {}))
         write_json(self.folder / RESULTS, self.rows)
 
     def _clear(self) -> None:
         """Remove an earlier run, and nothing else that may be in its folder."""
         for name in (CONFIG, RESULTS, REPORT):
             (self.folder / name).unlink(missing_ok=True)
-        made = [*(self.folder / ROWS).glob("*"), *(self.folder / FIGURES).glob("*")]
-        for file in made:
-            if file.suffix in (".safetensors", ".png"):
-                file.unlink()
+        rows = list((self.folder / ROWS).glob("*"))
+        ours = {file.stem for file in rows if file.suffix == ".safetensors"}
+        made = [file for file in rows if file.stem in ours]
+        for file in [*made, *(self.folder / FIGURES).glob(f"*{PICTURE}")]:
+            file.unlink()

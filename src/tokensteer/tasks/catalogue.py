@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tokensteer.tasks import digits, mnist, mog_trained, pixels_train
+from tokensteer.tasks import digits, dna, mnist, mog_trained, pixels_train
 from tokensteer.tasks.task import Setup, Task
 from tokensteer.tasks.training import Training
 
@@ -14,17 +14,20 @@ TASKS: dict[str, Callable[[Setup], Task]] = {
     "mog": mog_trained.task,
     "digits": digits.task,
     "mnist": mnist.task,
+    "dna": dna.task,
 }
 
 TRAINERS: dict[str, Callable[[Training], None]] = {
     "mog": mog_trained.train,
     "digits": digits.train,
     "mnist": mnist.train,
+    "dna": dna.train,
 }
 
 TWISTERS: dict[str, Callable[[Training, int | None], Any]] = {
     "digits": partial(pixels_train.train_proposal, digits.RECIPE, twist=True),
     "mnist": partial(pixels_train.train_proposal, mnist.RECIPE, twist=True),
+    "dna": dna.learn_twist,
 }
 """How a twist is learned for a proposal that is there."""
 
@@ -32,5 +35,6 @@ LEARNERS: dict[str, Callable[[Training, int | None], Any]] = {
     "mog": mog_trained.train_proposal,
     "digits": partial(pixels_train.train_proposal, digits.RECIPE),
     "mnist": partial(pixels_train.train_proposal, mnist.RECIPE),
+    "dna": dna.learn,
 }
 """How a proposal, and perhaps a twist, is learned for a goal."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensteer.core.denoiser import Denoiser, from_logits
-from tokensteer.core.kernel import NO_MASK, Kernel
+from tokensteer.core.kernel import NO_MASK, Kernel, uniform_noise
 from tokensteer.core.model import Diffusion, template
 from tokensteer.core.schedule import Ramp, linear_ramp, uniform_steps
 from tokensteer.core.twist import Tilt
@@ -67,9 +67,12 @@ def model(setup: Setup, role: str = "denoiser", kernel: Kernel | None = None) ->
     )
 
 
-def uniform_denoiser(setup: Setup) -> Denoiser:
-    """log p(x_0 | x_t) of letters (P, L) noised by random letters, told the time: (P, L, 4)."""
-    return from_logits(load_net(file_of("uniform", setup.weights), setup.device), NO_MASK)
+def uniform_model(setup: Setup) -> Diffusion:
+    """The same data under uniform noise: letters become random letters, and the network is told the time."""
+    net = load_net(file_of("uniform", setup.weights), setup.device)
+    canvas = torch.full((LENGTH,), NO_MASK, device=setup.device)
+    kernel = uniform_noise(len(LETTERS))
+    return Diffusion(from_logits(net, NO_MASK), kernel, uniform_steps(setup.num_steps), canvas)
 
 
 def classifier(role: str, setup: Setup) -> Classifier:

@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Generator, Tensor, nn
 
+from tokensteer.core.denoiser import Denoiser
 from tokensteer.core.steering import Method, pretrained, smc_base, smc_grad
 from tokensteer.nets import load, save
 from tokensteer.nets.store import Config, Net, build
@@ -42,11 +43,11 @@ from tokensteer.tasks.dna_model import (
     file_of,
     model,
     of_cell,
-    uniform_denoiser,
+    uniform_model,
 )
 from tokensteer.tasks.metrics import Measured, accuracy, hamming, in_parts, measured, nll_bound
 from tokensteer.tasks.task import Setup, Task
-from tokensteer.tasks.training import Training, chosen, parser, say, write_json
+from tokensteer.tasks.training import Training, say, write_json
 from tokensteer.train import Loss, Plan, classifier_loss, fit, masked_loss, shown, uniform_bound, uniform_loss
 
 MODULE = f"tokensteer.tasks.{NAME}"
@@ -217,7 +218,7 @@ def _measure(setup: Setup, sites: Data, training: Training, trial: Trial, roles:
         },
         "uniform": {
             "bits per base": {
-                name: uniform_bits(uniform_denoiser(setup), x, generator).numbers() for name, x in ids.items()
+                name: uniform_bits(uniform_model(setup).denoiser, x, generator).numbers() for name, x in ids.items()
             }
         },
     }
@@ -249,7 +250,7 @@ def _classifies(net: Callable[[Tensor], Tensor], ids: Tensor, labels: Tensor) ->
     }
 
 
-def uniform_bits(denoiser: Any, ids: Tensor, generator: Generator, draws: int = 8, rows: int = 500) -> Measured:
+def uniform_bits(denoiser: Denoiser, ids: Tensor, generator: Generator, draws: int = 8, rows: int = 500) -> Measured:
     """The bound on -log2 p(x) per letter of a model of uniform noise; each sequence is seen `draws` times."""
 
     def bound(x0: Tensor) -> Tensor:
@@ -279,23 +280,3 @@ def _steer(goal: Task, training: Training, trial: Trial) -> dict[str, Any]:
             table[f"{name} N={particles}"] = marks | {"seconds": seconds, "rows": dict(result.rows)}
             say(f"{name} N={particles}: {json.dumps(table[f'{name} N={particles}'])}")
     return table
-
-
-def main(make: Callable[[Setup], Task], arguments: Sequence[str] | None = None) -> None:
-    """The command line of the task's training."""
-    words = parser(MODULE, f"Train and measure all networks of the task {NAME}.")
-    words.add_argument("--samples", type=int, default=1000, help="unconditional samples to measure")
-    words.add_argument("--populations", type=int, default=30, help="independent runs of each method")
-    words.add_argument("--goal", type=int, default=0, help="the cell type to steer towards")
-    words.add_argument(
-        "--sites", type=int, default=5000, help="sites of each part of the data to measure with, at most"
-    )
-    words.add_argument("--num-steps", type=int, default=100, help="steps of the sampler")
-    given = words.parse_args(arguments)
-    torch.backends.cudnn.benchmark = True  # the shapes hardly ever change
-    try:
-        trial = Trial(given.samples, given.populations, given.goal, given.sites, given.num_steps)
-        train(chosen(given), trial, make=make)
-    except (FileNotFoundError, ValueError) as error:
-        say(f"{NAME}: {error}")
-        raise SystemExit(2) from error

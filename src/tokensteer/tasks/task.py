@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +78,10 @@ class Task:
     """A model and what is asked of it, with the means to say how well that went.
 
     `judge` gives ids (P, L) a mark from 0 to 1 (P,) by other eyes than the reward's, where there are such eyes;
-    `picture` writes some ids (P, L) as a PNG file, at best `pictured` of them; `learned` finds what was trained for
-    the task's goal.
+    `picture` writes some ids (P, L) as a PNG file, at best `pictured` of them, and `written` says by their suffixes
+    which other files are made of a result, and how; `learned` finds what was trained for the task's goal. Some methods
+    need more: `conditional` is the model told the goal, `uniform` one of the same data under uniform noise, and
+    tuned(name) finds a denoiser that was tuned for the goal.
     """
 
     name: str
@@ -91,3 +93,7 @@ class Task:
     judge: Callable[[Tensor], Tensor] | None = None
     pictured: int = 64
     learned: Callable[[], Trained] | None = None
+    written: Mapping[str, Callable[[Result, Path], None]] = field(default_factory=dict[str, Any])
+    conditional: Callable[[], Diffusion] | None = None
+    uniform: Callable[[], Diffusion] | None = None
+    tuned: Callable[[str], Trained] | None = None
