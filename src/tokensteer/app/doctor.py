@@ -9,8 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 import tokensteer
+from tokensteer.tasks import dna_data, mnist
 from tokensteer.tasks.catalogue import TASKS
-from tokensteer.tasks.mnist import FILE
 from tokensteer.tasks.task import SHIPPED, Setup, data_folder
 
 NEEDED = ("torch", "numpy", "safetensors", "rich", "tyro")
@@ -20,6 +20,7 @@ EXTRAS = (
     ("matplotlib", "plot", "figures"),
     ("peft", "hf", "adapters"),
     ("accelerate", "hf", "training in many processes"),
+    ("pyjaspar", "bio", "the motifs of dna"),
 )
 
 
@@ -65,9 +66,9 @@ def _extras() -> list[tuple[str, str]]:
 
 
 def _data() -> list[tuple[str, str]]:
-    file = data_folder() / FILE
-    missing = "not there, needed to train mnist: set TOKENSTEER_DATA to the folder that has it"
-    return [("data", f"{file}: {'found' if file.is_file() else missing}")]
+    files = {"mnist": data_folder() / mnist.FILE, "dna": data_folder() / dna_data.FILE}
+    missing = "not there, needed to train {}: set TOKENSTEER_DATA to the folder that has it"
+    return [("data", f"{file}: {'found' if file.is_file() else missing.format(task)}") for task, file in files.items()]
 
 
 def _weights() -> list[tuple[str, str]]:
