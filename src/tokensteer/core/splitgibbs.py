@@ -29,11 +29,12 @@ from tokensteer.core.twist import Tilt
 @dataclass(frozen=True)
 class SplitGibbs:
     """`rounds` at times that fall from `first` to `last` by equal factors, each with `flips` proposals of another token
-    for z and `steps` steps of the reverse process for x."""
+    for z and `steps` steps of the reverse process for x. As it stands it costs as many denoiser rows as plain sampling
+    in a hundred steps, and eight times as many reward rows."""
 
-    rounds: int = 25
-    steps: int = 8
-    flips: int = 100
+    rounds: int = 20
+    steps: int = 5
+    flips: int = 40
     first: float = 0.9
     last: float = 0.02
 
