@@ -48,6 +48,42 @@ def test_digits_are_taught_and_found(tmp_path: Path) -> None:
         methods.learned(other)
 
 
+def test_a_finished_proposal_is_taught_its_twist(tmp_path: Path) -> None:
+    course = digits.RECIPE.course
+    assert course.twist is not None
+    plan = replace(course.twist, rounds=2, paths=4, updates=1, times=2)
+    recipe = replace(digits.RECIPE, course=replace(course, twist=plan, num_steps=4))
+    card = pixels_train.train_proposal(recipe, Training(tmp_path), 4, populations={2: 2}, twist=True)
+    assert json.loads((tmp_path / "digits-value-4.json").read_text()) == card
+    assert card["objective"].startswith("Returns")
+    assert "smc-learned N=2" in card["quality"]
+    for name in ("digits-proposal-4.safetensors", "digits-proposal-4.json"):  # it came along as it was
+        assert (tmp_path / name).read_bytes() == (SHIPPED / name).read_bytes()
+    task = digits.task(Setup(4, 4, weights=tmp_path))
+    assert "smc-learned" in methods.usual(task, task.tilt)
+    with pytest.raises(FileNotFoundError, match="train digits --proposal --goal 5"):
+        pixels_train.train_proposal(recipe, Training(tmp_path), 5, twist=True)
+    bare = replace(recipe, course=replace(course, twist=None))
+    with pytest.raises(ValueError, match="no course for a twist alone"):
+        pixels_train.train_proposal(bare, Training(tmp_path), 4, twist=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["mog", "--twist"], "learned with its proposal: give --proposal"),
+        (["digits", "--twist", "--proposal"], "give one of them"),
+        (["digits", "--goal", "3"], "give --proposal or --twist too"),
+    ],
+)
+def test_what_is_taught_must_be_clear(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *words, "--out", str(tmp_path / "out")]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_mog_is_taught_a_twist_too(tmp_path: Path) -> None:
     course = mog_trained.COURSE
     small = replace(course, plan=replace(course.plan, rounds=2, paths=8, updates=1, on_policy=1.0), num_steps=4)

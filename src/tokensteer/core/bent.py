@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from tokensteer.core.fused import HALF, Bend, Weighed, draw_from_logits, entries_of, fuses, weigh
-from tokensteer.core.tokens import WORKING, Headed, Law, Logits, Tokens
+from tokensteer.core.tokens import WORKING, Headed, Kept, Law, Logits, Tokens
 
 
 @dataclass(frozen=True)
-class Slopes:
+class Slopes(Kept):
     """Gradients of low rank, g(v) = drawn · rewarded[v] + entered · embedded[v], for K sites.
 
     drawn (K, D) is the slope in the reward's embedding (V, D) of what is drawn at the site, entered (K, E) that in the
@@ -33,6 +34,7 @@ class Slopes:
     embedded: Tensor
     expected: Tensor
     mask_id: int
+    by_law: ClassVar[tuple[str, ...]] = ("drawn", "entered", "expected")
 
     @property
     def vocab_size(self) -> int:
@@ -68,15 +70,6 @@ class Slopes:
 
     def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         return _draw(self.rows, self.vocab_size, index, u)
-
-    def select(self, index: Tensor) -> Slopes:
-        parts = (self.drawn[index], self.entered[index], self.expected[index])
-        return replace(self, drawn=parts[0], entered=parts[1], expected=parts[2])
-
-    def join(self, *others: Slopes) -> Slopes:
-        parts = zip(*((part.drawn, part.entered, part.expected) for part in (self, *others)), strict=True)
-        drawn, entered, expected = (torch.cat(part) for part in parts)
-        return replace(self, drawn=drawn, entered=entered, expected=expected)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from tokensteer.core.listing import distinct
 from tokensteer.core.measure import SiteMeasure
 from tokensteer.core.prediction import Prediction, changed, updated
 from tokensteer.core.schedule import Step
-from tokensteer.core.tokens import Laws, Logs, Store, Tokens, joined
+from tokensteer.core.tokens import Laws, Logs, Store, Tokens
 
 
 @dataclass
@@ -232,13 +232,27 @@ class Diffusion:
         dense = before is not None and isinstance(before.stores[0], Logs)
         structured = isinstance(self.denoiser, Structured) and self.kernel.mask_id != NO_MASK and not dense
 
-        def answer(rows: slice) -> Store:
+        def ask(rows: slice) -> Store:
             time = t[rows] if isinstance(t, Tensor) else t
             if structured and isinstance(self.denoiser, Structured):
                 return self.denoiser.laws(x[rows], time)
             return Logs(self._known(x[rows], self.denoiser(x[rows], time), time).flatten(0, 1).contiguous())
 
-        return joined(self.chunks.stretches(answer, len(x), self._row_bytes, x.device))
+        whole: Store | None = None
+
+        def answer(rows: slice) -> None:
+            # What is said of a part of the rows goes where it will lie at once, so that nothing is ever there twice.
+            nonlocal whole
+            part = ask(rows)
+            if len(x[rows]) == len(x):
+                whole = part
+                return
+            whole = part.room(x.numel()) if whole is None else whole
+            whole.put(rows.start * x.shape[1], part)
+
+        self.chunks.stretches(answer, len(x), self._row_bytes, x.device)
+        assert whole is not None, "there is always a stretch"
+        return whole
 
     @property
     def _row_bytes(self) -> int:

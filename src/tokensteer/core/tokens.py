@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 import torch
 from torch import Generator, Tensor, nn
@@ -60,6 +60,42 @@ class Store(Law, Protocol):
         """These laws and the others after them."""
         ...
 
+    def room(self, laws: int) -> Self:
+        """A store of this kind for so many laws, not yet written."""
+        ...
+
+    def put(self, first: int, other: Self) -> None:
+        """Write the laws of another store into this one, from the place `first` on."""
+        ...
+
+
+class Kept:
+    """A store is a dataclass, some of whose fields, `by_law`, have a line for each law."""
+
+    by_law: ClassVar[tuple[str, ...]]
+
+    def _lines(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in self.by_law}
+
+    def _with(self, lines: dict[str, Tensor]) -> Self:
+        return replace(self, **lines)  # pyright: ignore[reportArgumentType, reportCallIssue, reportUnknownVariableType]
+
+    def select(self, index: Tensor) -> Self:
+        return self._with({name: lines[index] for name, lines in self._lines().items()})
+
+    def join(self, *others: Self) -> Self:
+        parts = [other._lines() for other in others]
+        return self._with(
+            {name: torch.cat([own, *(part[name] for part in parts)]) for name, own in self._lines().items()}
+        )
+
+    def room(self, laws: int) -> Self:
+        return self._with({name: own.new_empty(laws, *own.shape[1:]) for name, own in self._lines().items()})
+
+    def put(self, first: int, other: Self) -> None:
+        for name, lines in other._lines().items():
+            getattr(self, name)[first : first + len(lines)] = lines
+
 
 def joined(stores: Sequence[Store]) -> Store:
     """Stores of one kind, one after the other, in one copy or, of a single one, none."""
@@ -68,10 +104,11 @@ def joined(stores: Sequence[Store]) -> Store:
 
 
 @dataclass(frozen=True)
-class Logs:
+class Logs(Kept):
     """Laws as they are: log-masses (K, V). Also any other numbers on the vocabulary, such as a gradient."""
 
     values: Tensor
+    by_law: ClassVar[tuple[str, ...]] = ("values",)
 
     @property
     def vocab_size(self) -> int:
@@ -90,19 +127,14 @@ class Logs:
     def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         return draw_from_logits(self.values, index, u, None)
 
-    def select(self, index: Tensor) -> Logs:
-        return Logs(self.values[index])
-
-    def join(self, *others: Logs) -> Logs:
-        return Logs(torch.cat([self.values, *(other.values for other in others)]))
-
 
 @dataclass(frozen=True)
-class Logits:
+class Logits(Kept):
     """A network's raw answers (K, V) in its own precision: the law is their softmax in float32, the mask forbidden."""
 
     values: Tensor
     mask_id: int
+    by_law: ClassVar[tuple[str, ...]] = ("values",)
 
     @property
     def vocab_size(self) -> int:
@@ -121,20 +153,15 @@ class Logits:
     def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         return draw_from_logits(self.values, index, u, self.mask_id)
 
-    def select(self, index: Tensor) -> Logits:
-        return replace(self, values=self.values[index])
-
-    def join(self, *others: Logits) -> Logits:
-        return replace(self, values=torch.cat([self.values, *(other.values for other in others)]))
-
 
 @dataclass(frozen=True)
-class Headed:
+class Headed(Kept):
     """A network's last hidden states (K, H) and its linear head, which is applied to the sites that are read."""
 
     states: Tensor
     head: nn.Linear
     mask_id: int
+    by_law: ClassVar[tuple[str, ...]] = ("states",)
 
     @property
     def vocab_size(self) -> int:
@@ -153,12 +180,6 @@ class Headed:
 
     def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         return draw_from_head(self.states, self.head.weight, self.head.bias, index, u, self.mask_id)
-
-    def select(self, index: Tensor) -> Headed:
-        return replace(self, states=self.states[index])
-
-    def join(self, *others: Headed) -> Headed:
-        return replace(self, states=torch.cat([self.states, *(other.states for other in others)]))
 
 
 def log_law(logits: Tensor, mask_id: int) -> Tensor:

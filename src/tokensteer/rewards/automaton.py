@@ -28,7 +28,7 @@ from tokensteer.core.listing import distinct, same_rows
 LOW = -1e30  # stands for log 0 inside the dynamic programme, where the gradient of -inf would be NaN
 MOST_STATES = 20_000
 CHEAP = 2_000  # states up to which automata are made minimal
-CHUNK = 2**17  # entries of a table of tokens held in double precision at a time
+CHUNK = 2**17  # entries of a table of tokens held at a time
 
 State = TypeVar("State", bound=Hashable)
 
@@ -90,8 +90,9 @@ class Automaton:
     # ---- the same on log-masses of classes (P, L, C), with LOW for none
 
     def log_mass(self, log_p: Tensor) -> Tensor:
-        """The log-masses of the classes (..., C) under logs over tokens (..., V), in double precision."""
-        members = self._members()
+        """The log-masses of the classes (..., C) under logs over tokens (..., V), added up in the precision of these
+        and answered in double."""
+        members = self._members().to(log_p.dtype)
         rows = max(1, CHUNK // max(1, self.vocab_size))
         parts = [self._log_mass(part, members) for part in torch.split(log_p.reshape(-1, self.vocab_size), rows)]
         return torch.cat(parts).view(*log_p.shape[:-1], members.shape[1])
@@ -101,8 +102,8 @@ class Automaton:
 
     @staticmethod
     def _log_mass(log_p: Tensor, members: Tensor) -> Tensor:
-        top = log_p.detach().amax(-1, keepdim=True).double().clamp(min=LOW)
-        log_mass = safe_log((log_p.double() - top).exp() @ members)
+        top = log_p.detach().amax(-1, keepdim=True).clamp(min=LOW)
+        log_mass = safe_log(((log_p - top).exp() @ members).double())
         return torch.where(log_mass == LOW, LOW, log_mass + top)
 
     def point(self, x: Tensor) -> Tensor:

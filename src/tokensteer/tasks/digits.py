@@ -43,7 +43,9 @@ RECIPE = Recipe(
         StepVariance(),
         ValueConfig("unet", asdict(UNetConfig(VOCAB_SIZE, SIDE, SIDE, channels=(16, 32), blocks=1))),
         num_steps=25,
-        twist=ProposalPlan(100, paths=256, updates=16, times=8, replay=16, rate=2e-3, baseline_rate=1.0, average=0.998),
+        twist=ProposalPlan(
+            60, paths=64, on_policy=0.5, updates=8, times=4, replay=32, rate=2e-3, baseline_rate=1.0, average=0.99
+        ),
     ),
     shift=1,
     flips=0.03,

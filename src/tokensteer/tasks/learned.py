@@ -32,8 +32,8 @@ Report = TypeVar("Report", Progress, Tuning)
 @dataclass(frozen=True)
 class Course:
     """How the proposal of a task is trained: at `kl`, in `num_steps`, fewer than it is used with since no network is
-    told the time. `value` is the network of the baseline, which under `Balance` is a learned twist. Otherwise one can be
-    taught afterwards, by `twist`, from the paths of the finished proposal."""
+    told the time. `value` is the network of the baseline, which under `Balance` is a learned twist. Otherwise one can
+    be taught afterwards, by `twist`, from the paths of the finished proposal."""
 
     plan: ProposalPlan
     objective: Objective

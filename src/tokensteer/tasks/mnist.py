@@ -97,6 +97,7 @@ RECIPE = Recipe(
         twist=ProposalPlan(
             100,
             paths=256,
+            on_policy=0.5,
             updates=16,
             times=8,
             replay=16,

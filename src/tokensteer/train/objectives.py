@@ -156,7 +156,8 @@ class Balance:
 @dataclass(frozen=True)
 class Returns:
     """The mean of (v - log-weight still to come)² over the steps of a lesson, from paths that q walked as it is: freeze
-    its network, and let it walk all paths (`on_policy` 1)."""
+    its network. Of paths that are not `on_policy` q walks the end alone, from where the model left them at a random
+    time, and that alone is learned from: a twist must know what becomes of particles that q would not have made."""
 
     twists: bool = False
     whole: bool = False

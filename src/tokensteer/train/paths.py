@@ -8,7 +8,7 @@ with the gradient of the network that says so.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Generator, Tensor
@@ -16,12 +16,14 @@ from torch import Generator, Tensor
 from tokensteer.core.denoiser import Denoiser, Time, Timeless
 from tokensteer.core.listing import distinct
 from tokensteer.core.measure import SiteMeasure
-from tokensteer.core.model import Model, clock
+from tokensteer.core.model import Meter, Model, clock
 from tokensteer.core.prediction import Prediction
-from tokensteer.core.proposal import chosen
+from tokensteer.core.proposal import Amortised, FromModel, chosen
 from tokensteer.core.resample import never, watching
-from tokensteer.core.smc import sweep
+from tokensteer.core.schedule import Step
+from tokensteer.core.smc import Evaluation, sweep
 from tokensteer.core.steering import Steering
+from tokensteer.core.twist import Tilt
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Paths:
     log p/q of each move, log_ratio (T, P), and the log-weight log_w (P,) with which it arrived.
 
     `sites` (T, P, L) are those a kernel chose to open, `times` (T, P) the particles' own if they have clocks, `share`
-    (P,) how much each path counts if not all count the same.
+    (P,) how much each path counts if not all count the same, `since` () the first step that counts.
     """
 
     x: Tensor
@@ -41,6 +43,7 @@ class Paths:
     sites: Tensor | None = None
     times: Tensor | None = None
     share: Tensor | None = None
+    since: Tensor | None = None
 
     def __len__(self) -> int:
         return self.x.shape[1]
@@ -67,6 +70,23 @@ class Paths:
         """From what `tensors` gave."""
         found = {name.removeprefix(prefix): v.to(device) for name, v in tensors.items() if name.startswith(prefix)}
         return cls(**found)
+
+
+@dataclass(frozen=True)
+class Late:
+    """The model's own moves before the time t and those of `base` from then on: so it is seen where the base alone
+    would never go, and what comes of that."""
+
+    base: Amortised
+    t: float
+    needs_gradient: bool = field(default=False, init=False, repr=False)
+
+    @property
+    def meters(self) -> tuple[Meter, ...]:
+        return self.base.meters
+
+    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
+        return (FromModel() if step.t > self.t else self.base)(x, evaluation, step, model, twist)
 
 
 def walk(steering: Steering, num_paths: int, generator: Generator | None, twists: bool = True) -> Paths:

@@ -22,8 +22,8 @@ from tokensteer.core.resample import ess
 from tokensteer.core.steering import Steering
 from tokensteer.train.baselines import OfState
 from tokensteer.train.learning import Learning
-from tokensteer.train.objectives import Lesson, Objective, StepVariance
-from tokensteer.train.paths import Paths, Transitions, walk
+from tokensteer.train.objectives import Lesson, Objective, Returns, StepVariance
+from tokensteer.train.paths import Late, Paths, Transitions, walk
 from tokensteer.train.rounds import Gathers, study
 
 
@@ -31,7 +31,8 @@ from tokensteer.train.rounds import Gathers, study
 class ProposalPlan:
     """How long, how fast, and from what.
 
-    A round walks `paths`, a share `on_policy` of them with the proposal and the rest with the model, and makes
+    A round walks `paths`, a share `on_policy` of them with the proposal and the rest with the model (for `Returns`, up
+    to a random time), and makes
     `updates` from them; `replay` earlier rounds are remembered, and an update takes one of them at random besides the
     newest. An update looks at `times` random steps, all if None, of the `last` so many, and always at the very last.
     The reward grows to its full size over a share `anneal` of the run. The baseline learns `baseline_rate` times as
@@ -169,16 +170,25 @@ class _Student:
     def walk(self, generator: Generator) -> list[Paths]:
         """New paths, of the proposal and of the model."""
         own = round(self.plan.on_policy * self.plan.paths)
-        before = self._spent()
+        before, (other, since) = self._spent(), self._other(generator)
         with _half(self.own.model.device):
             batch = [
-                walk(steering, paths, generator, self.objective.twists)
-                for steering, paths in ((self.own, own), (self.model_alone, self.plan.paths - own))
+                replace(walk(steering, paths, generator, self.objective.twists), since=first)
+                for steering, paths, first in ((self.own, own, None), (other, self.plan.paths - own, since))
                 if paths
             ]
         self.rows += self._spent() - before
         self.newest = batch[0]
         return batch
+
+    def _other(self, generator: Generator) -> tuple[Steering, Tensor | None]:
+        """Who walks the paths that are not the proposal's, and the first of their steps that counts."""
+        if not isinstance(self.objective, Returns):
+            return self.model_alone, None
+        steps, own = self.own.steps, self.own.proposal
+        assert isinstance(own, Amortised)
+        since = torch.randint(len(steps), (), generator=generator, device=generator.device)
+        return replace(self.own, proposal=Late(own, steps[int(since)].t)), since
 
     def _spent(self) -> int:
         return sum(self.own.spent()[name][0] for name in ("denoiser", "proposal"))
@@ -191,7 +201,7 @@ class _Student:
             batch.append(self.memory[index])
         total, all_paths = torch.zeros((), device=self.own.model.device), sum(len(paths) for paths in batch)
         for paths in batch:
-            steps = self._steps(paths.num_steps, generator)
+            steps = self._steps(paths.num_steps, generator, 0 if paths.since is None else int(paths.since))
             self.rows += (2 if self.objective.whole else 1) * len(steps) * len(paths)
             moves = Transitions(self.own.model, self.denoiser, paths.scaled(amount))
             lesson = Lesson(moves, self.baseline, steps, self.plan.rows, self.plan.entropy, self.plan.kl)
@@ -203,9 +213,9 @@ class _Student:
         if self.plan.replay:
             self.memory = [*self.memory, *batch][-self.plan.replay :]
 
-    def _steps(self, count: int, generator: Generator) -> list[int]:
+    def _steps(self, count: int, generator: Generator, since: int) -> list[int]:
         """Which steps count in an update, in order."""
-        first = 0 if self.plan.last is None else max(0, count - self.plan.last)
+        first = since if self.plan.last is None else max(since, count - self.plan.last)
         if self.objective.whole or self.plan.times is None or self.plan.times >= count - first:
             return list(range(0 if self.objective.whole else first, count))
         order = torch.randperm(count - 1 - first, generator=generator, device=generator.device)
