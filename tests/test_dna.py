@@ -610,8 +610,8 @@ def test_what_is_taught_is_found_again(weights: Path, tmp_path: Path, capsys):
     short = ProposalPlan(2, paths=4, times=2, report_every=1)
     value = ValueConfig("dilated", {"vocab_size": 5, "length": LENGTH, "width": 16, "dilations": [1]})
     course = replace(dna_taught.COURSE, plan=short, value=value, num_steps=3, twist=short)
-    dna_taught.train_proposal(dna.task, out, 0, weights, {2: 2}, course)
-    dna_taught.train_proposal(dna.task, out, 0, tmp_path / "w", {2: 2}, course, twist=True)
+    dna_taught.train_proposal(dna.task, out, 0, weights, {1: 2}, course)
+    dna_taught.train_proposal(dna.task, out, 0, tmp_path / "w", {1: 2}, course, twist=True)
     assert {"dna-drakes-0.json", "dna-drakes-kl-0.json", "dna-proposal-0.json", "dna-value-0.json"} <= {
         file.name for file in (tmp_path / "w").iterdir()
     }

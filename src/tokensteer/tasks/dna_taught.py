@@ -44,6 +44,7 @@ COURSE = learned.Course(
     twist=ProposalPlan(
         100,
         paths=256,
+        on_policy=0.5,
         updates=16,
         times=8,
         replay=16,
