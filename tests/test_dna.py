@@ -604,14 +604,15 @@ def test_what_is_taught_is_found_again(weights: Path, tmp_path: Path, capsys):
     assert "python -m tokensteer.tasks.dna --drakes --goal 0" in error
     assert "tokensteer train dna --proposal --goal 0" in error
     out = Training(tmp_path / "w")
+    quick = lambda setup: dna.task(replace(setup, num_steps=3))  # noqa: E731 (what is measured would take 100)
     plan = DrakesPlan(2, paths=2, last=2, report_every=1)
     tuned = {name: dna_taught.Drakes(replace(plan, kl=kl), 3) for name, kl in (("drakes", 0.0), ("drakes-kl", 0.1))}
-    dna_taught.train_drakes(dna.task, out, 0, weights, 2, tuned)
+    dna_taught.train_drakes(quick, out, 0, weights, 2, tuned)
     short = ProposalPlan(2, paths=4, times=2, report_every=1)
     value = ValueConfig("dilated", {"vocab_size": 5, "length": LENGTH, "width": 16, "dilations": [1]})
     course = replace(dna_taught.COURSE, plan=short, value=value, num_steps=3, twist=short)
-    dna_taught.train_proposal(dna.task, out, 0, weights, {1: 2}, course)
-    dna_taught.train_proposal(dna.task, out, 0, tmp_path / "w", {1: 2}, course, twist=True)
+    dna_taught.train_proposal(quick, out, 0, weights, {1: 2}, course)
+    dna_taught.train_proposal(quick, out, 0, tmp_path / "w", {1: 2}, course, twist=True)
     assert {"dna-drakes-0.json", "dna-drakes-kl-0.json", "dna-proposal-0.json", "dna-value-0.json"} <= {
         file.name for file in (tmp_path / "w").iterdir()
     }
