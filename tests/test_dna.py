@@ -596,6 +596,13 @@ def test_wrong_goals_list_the_cell_types(weights: Path, tmp_path: Path, capsys):
     assert not (tmp_path / "x").exists()
 
 
+def test_a_student_draws_with_what_it_is_weighed_by(weights: Path):
+    net, known = dna_taught.student(weights, "cpu").train(), load(weights / "dna-denoiser.safetensors")
+    assert known.config.dropout > 0
+    torch.testing.assert_close(net(letters(2)), known(letters(2)))
+    assert all(parameter.requires_grad for parameter in net.parameters())
+
+
 def test_what_is_taught_is_found_again(weights: Path, tmp_path: Path, capsys):
     words = ["--particles", 2, "--populations", 2, "--steps", 3]
     for method in ("drakes", "smc-amot"):

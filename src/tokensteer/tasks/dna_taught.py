@@ -12,7 +12,7 @@ import torch
 from torch import Generator
 
 from tokensteer.core.steering import pretrained
-from tokensteer.nets import DilatedConfig, ValueConfig, load, save
+from tokensteer.nets import Dilated, DilatedConfig, ValueConfig, load, save
 from tokensteer.nets.store import Net
 from tokensteer.tasks import learned
 from tokensteer.tasks.dna_data import LENGTH, VOCAB_SIZE
@@ -57,6 +57,14 @@ COURSE = learned.Course(
 )
 
 
+def student(weights: Path, device: str) -> Dilated:
+    """A copy of the denoiser that learns without dropout: what it draws with must be what its draws are weighed by."""
+    net = cast("Dilated", load(file_of("denoiser", weights), device))
+    copy = Dilated(replace(net.config, dropout=0.0)).to(device)
+    copy.load_state_dict(net.state_dict())
+    return copy
+
+
 def train_proposal(
     make: Make,
     training: Training,
@@ -75,7 +83,7 @@ def train_proposal(
 
     if twist:
         return learned.teach_twist(made, as_denoiser, course, training, cell, populations, weights)
-    net = load(file_of("denoiser", weights), training.device)
+    net = student(weights, training.device)
     return learned.teach(made, net, as_denoiser, course, training, cell, populations, weights)
 
 
@@ -133,7 +141,7 @@ def train_drakes(
             done = fit_drakes(
                 task.model,
                 task.tilt.reward,
-                load(file_of("denoiser", weights), training.device).requires_grad_(),
+                student(weights, training.device),
                 as_denoiser,
                 plan=plan,
                 generator=Generator(training.device).manual_seed(training.seed),
