@@ -144,40 +144,38 @@ class MotifClassifier(nn.Module):
 
 @dataclass(frozen=True)
 class WordsConfig:
-    """A transformer over words of `word` letters: in each stretch of `stride` letters, what stands out of those that
-    begin there."""
+    """A transformer over overlapping words of `word` letters, one at every `stride` letters."""
 
     vocab_size: int
     length: int
     num_classes: int
     features: int = 8
     word: int = 12
-    stride: int = 8
-    filters: int = 192
+    stride: int = 4
     width: int = 96
     depth: int = 3
     heads: int = 4
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.width % self.heads or self.word - 1 + self.stride > self.length:
+        if self.width % self.heads or not self.stride <= self.word <= self.length:
             raise ValueError(
-                f"WordsConfig: width {self.width} must be a multiple of {self.heads} heads, and a stretch of "
-                f"{self.stride} words of {self.word} fit into a length of {self.length}"
+                f"WordsConfig: width {self.width} must be a multiple of {self.heads} heads, and words of {self.word} "
+                f"at every {self.stride} must cover a length of {self.length}"
             )
 
 
 class WordsClassifier(nn.Module):
-    """Log-probabilities of the classes, (P, K), of ids (P, L) or one-hots (P, L, V): stretches look at each other, and
+    """Log-probabilities of the classes, (P, K), of ids (P, L) or one-hots (P, L, V): words look at each other, and
     the most telling one counts beside the mean."""
 
     def __init__(self, config: WordsConfig) -> None:
         super().__init__()
         self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.features)
-        self.words = nn.Conv1d(config.features, config.filters, config.word)
-        self.into = nn.Linear(config.filters, config.width)
-        count = (config.length - config.word + 1) // config.stride
+        self.words = nn.Conv1d(config.features, 2 * config.width, config.word, stride=config.stride)
+        self.into = nn.Linear(2 * config.width, config.width)
+        count = (config.length - config.word) // config.stride + 1
         self.places = nn.Parameter(0.02 * torch.randn(count, config.width))
         self.blocks = nn.ModuleList(Block(config.width, config.heads) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.width)
@@ -185,9 +183,8 @@ class WordsClassifier(nn.Module):
         self.head = nn.Linear(2 * config.width, config.num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        words = F.silu(self.words(embed(x, self.tokens).transpose(1, 2)))
-        stretches = F.max_pool1d(words, self.config.stride).transpose(1, 2)
-        h = self.dropout(self.into(stretches) + self.places)
+        words = F.silu(self.words(embed(x, self.tokens).transpose(1, 2))).transpose(1, 2)
+        h = self.dropout(self.into(words) + self.places)
         for block in self.blocks:
             h = self.dropout(block(h))
         h = self.norm(h)

@@ -103,7 +103,7 @@ ROLES: dict[str, Role] = {
     "judge": Role(
         JUDGE,
         classifier_loss(harder(SHIFT, WRONG)),
-        Plan(6000, batch_size=256, rate=1e-3, weight_decay=0.1),
+        Plan(4000, batch_size=256, rate=7e-4, weight_decay=0.1),
         0.15,
         lambda sites: halves(sites)[1],
     ),
