@@ -154,7 +154,20 @@ def test_seeds_are_put_together():
     assert seeds.over_seeds(alone) == alone
 
 
-@pytest.mark.parametrize("method", methods.METHODS)
+NEEDY = ("cfg", "smc-cfg", "drakes", "drakes-kl", "sgdd")
+"""Methods that need what few tasks have; tests/test_dna.py runs them."""
+
+
+@pytest.mark.parametrize("method", NEEDY)
+def test_methods_say_what_a_task_lacks(method: str, tmp_path: Path, capsys):
+    assert tokensteer("run", "digits", "--method", method, *TINY, "--out", tmp_path / "x") == 2
+    error = capsys.readouterr().err
+    assert "digits" in error
+    assert "needs one, as dna has" in error or "need one, as dna has" in error
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("method", [name for name in methods.METHODS if name not in NEEDY])
 def test_every_method_runs(method: str, tmp_path: Path):
     task = "mog" if method in ("smc-enumerated", "smc-learned") else "digits"
     words = ["--particles", "4", "--populations", "2", "--steps", "3", "--out", tmp_path / "x"]
@@ -545,7 +558,7 @@ def test_demo_compares_two_tasks_and_writes_a_report(tmp_path: Path, monkeypatch
     rows = ts.open_run(tmp_path / "demo").rows
     assert {row["particles"] * row["populations"] for row in rows if row["task"] == "mog"} == {20}
     names = [row["method"] for row in rows if row["task"] == "mog"]
-    assert names == [name for name in methods.METHODS if name != "particle-gibbs"]
+    assert names == [name for name in methods.METHODS if name not in ("particle-gibbs", "svdd-argmax", *NEEDY)]
     fewer = [name for name in names if name not in ("smc-enumerated", "smc-learned")]  # exact twists, learned twists
     assert [row["method"] for row in rows if row["task"] == "digits"] == fewer
     report = tmp_path / "demo" / "report.html"

@@ -68,22 +68,6 @@ def test_a_finished_proposal_is_taught_its_twist(tmp_path: Path) -> None:
         pixels_train.train_proposal(bare, Training(tmp_path), 4, twist=True)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["mog", "--twist"], "learned with its proposal: give --proposal"),
-        (["digits", "--twist", "--proposal"], "give one of them"),
-        (["digits", "--goal", "3"], "give --proposal or --twist too"),
-    ],
-)
-def test_what_is_taught_must_be_clear(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", *words, "--out", str(tmp_path / "out")]) == 2
-    assert said in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 def test_mog_is_taught_a_twist_too(tmp_path: Path) -> None:
     course = mog_trained.COURSE
     small = replace(course, plan=replace(course.plan, rounds=2, paths=8, updates=1, on_policy=1.0), num_steps=4)
@@ -176,7 +160,9 @@ def test_wrong_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for words, says in {
         "run digits --method smc-amot --goal 7": "train digits --proposal --goal 7",
         "run digits --method smc-learned": "use smc-amot",
-        "train digits --goal 7": "give --proposal too",
+        "train digits --goal 7": "give --proposal or --twist too",
+        "train digits --twist --proposal": "give one of them",
+        "train mog --twist": "learned with its proposal: give --proposal",
         "train digits --proposal --goal 12": "a digit from 0 to 9",
         "train mog --proposal --goal 1": "single goal",
     }.items():

@@ -58,6 +58,7 @@ from tokensteer.core.resample import (
     ess,
     ess_below,
     every,
+    heaviest,
     multinomial,
     nested,
     never,
@@ -86,12 +87,14 @@ from tokensteer.core.schedule import (
     uniform_steps,
 )
 from tokensteer.core.smc import Evaluation, FeynmanKac, Record, Result, smc, sweep
+from tokensteer.core.splitgibbs import SplitGibbs
 from tokensteer.core.steering import (
     Method,
     Steering,
     best_of_n,
     cfg,
     fk_steering,
+    greedy_svdd,
     nested_svdd,
     pretrained,
     product,
@@ -174,6 +177,7 @@ __all__ = [
     "Sampled",
     "Schedule",
     "SoftInput",
+    "SplitGibbs",
     "Steering",
     "Step",
     "Table",
@@ -210,8 +214,10 @@ __all__ = [
     "fk_steering",
     "from_hidden",
     "from_logits",
+    "greedy_svdd",
     "guided",
     "hazard",
+    "heaviest",
     "jump_paths",
     "kernel_powers",
     "leap",

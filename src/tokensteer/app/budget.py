@@ -58,8 +58,18 @@ def silent(task: Task) -> Task:
     """The task with networks that find all tokens as likely and all sequences as good, and are asked about them all:
     how many would be known already depends on who is resampled."""
     task = task if task.prompted is None else task.prompted.only([0], ())  # all prompts cost the same
-    model, tilt = task.model, replace(task.tilt, reward=_indifferent)
-    return replace(task, model=replace(model, denoiser=_uniform(model), sharing=False), tilt=tilt)
+    tilt, conditional, uniform = replace(task.tilt, reward=_indifferent), task.conditional, task.uniform
+    return replace(
+        task,
+        model=_silenced(task.model),
+        tilt=tilt,
+        conditional=None if conditional is None else lambda: _silenced(conditional()),
+        uniform=None if uniform is None else lambda: _silenced(uniform()),
+    )
+
+
+def _silenced(model: Diffusion) -> Diffusion:
+    return replace(model, denoiser=_uniform(model), sharing=False)
 
 
 def _uniform(model: Diffusion) -> Denoiser:

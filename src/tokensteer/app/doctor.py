@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 import tokensteer
-from tokensteer.tasks import mnist, text_data
+from tokensteer.tasks import dna_data, mnist, text_data
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.task import SHIPPED, Setup, data_folder
 
@@ -20,6 +20,7 @@ EXTRAS = (
     ("matplotlib", "plot", "figures"),
     ("peft", "hf", "adapters"),
     ("accelerate", "hf", "training in many processes"),
+    ("pyjaspar", "bio", "the motifs of dna"),
 )
 
 
@@ -65,7 +66,8 @@ def _extras() -> list[tuple[str, str]]:
 
 
 def _data() -> list[tuple[str, str]]:
-    files = {"mnist": data_folder() / mnist.FILE, "text": data_folder() / text_data.FILE}
+    names = {"mnist": mnist.FILE, "text": text_data.FILE, "dna": dna_data.FILE}
+    files = {task: data_folder() / name for task, name in names.items()}
     missing = "not there, needed to train {}: set TOKENSTEER_DATA to the folder that has it"
     return [("data", f"{file}: {'found' if file.is_file() else missing.format(task)}") for task, file in files.items()]
 

@@ -11,15 +11,19 @@ from torch import Tensor
 
 from tokensteer.app.names import choose, unknown
 from tokensteer.core.adaptive import Adaptive
+from tokensteer.core.model import Diffusion
 from tokensteer.core.proposal import Enumerated
 from tokensteer.core.resample import Trigger, always, ess_below, every, multinomial, never, watching
 from tokensteer.core.schedule import Ramp, clipped_ramp, constant_ramp, end_ramp, exponential_ramp, linear_ramp
 from tokensteer.core.smc import Result
+from tokensteer.core.splitgibbs import SplitGibbs
 from tokensteer.core.steering import (
     Method,
     Steering,
     best_of_n,
+    cfg,
     fk_steering,
+    greedy_svdd,
     nested_svdd,
     pretrained,
     prop_amot,
@@ -35,6 +39,8 @@ from tokensteer.tasks.task import Task, Trained
 
 STAGES = 5
 """How often FK steering resamples in a run."""
+GUIDANCE = 1.5
+"""The scale of classifier-free guidance."""
 
 
 # ---- how the answer of a method is read off its result
@@ -83,14 +89,17 @@ def _alone(result: Result, samples: Tensor) -> Result:
 class Recipe:
     """How a method is put together for a number of particles, and how its answer is read off.
 
-    With `sweeps`, that many sweeps of particle Gibbs follow a first run. It `learns` if it uses what was trained.
+    With `sweeps`, that many sweeps of particle Gibbs follow a first run; with `split`, split Gibbs is run instead. What
+    was trained for it is found by `trained`. Unless it `estimates` the normaliser, its weights mean nothing.
     """
 
     about: str
     make: Callable[[Task, Tilt, int], Method]
     answer: Callable[[Result], Result] = weighted
     sweeps: int = 0
-    learns: bool = False
+    split: SplitGibbs | None = None
+    trained: Callable[[Task], Trained] | None = None
+    estimates: bool = True
 
 
 def _clip(tilt: Tilt) -> float | None:
@@ -105,6 +114,40 @@ def learned(task: Task) -> Trained:
     return task.learned()
 
 
+def _conditional(task: Task) -> Diffusion:
+    if task.conditional is None:
+        raise ValueError(f"{task.name} has no model that is told the goal: cfg and smc-cfg need one, as dna has")
+    return task.conditional()
+
+
+def _guided(task: Task) -> Method:
+    return cfg(_conditional(task), task.model, GUIDANCE)
+
+
+def _uniform(task: Task) -> Diffusion:
+    if task.uniform is None:
+        raise ValueError(f"{task.name} has no model of uniform noise: sgdd needs one, as dna has")
+    return task.uniform()
+
+
+def _tuned(name: str) -> Callable[[Task], Trained]:
+    def find(task: Task) -> Trained:
+        if task.tuned is None:
+            raise ValueError(f"no denoiser was tuned for {task.name}: {name} needs one, as dna has")
+        return task.tuned(name)
+
+    return find
+
+
+def _drakes(name: str, about: str) -> Recipe:
+    return Recipe(
+        about,
+        lambda task, tilt, n: pretrained(replace(task.model, denoiser=_tuned(name)(task).denoiser)),
+        unweighted,
+        trained=_tuned(name),
+    )
+
+
 def _fk(potential: Potential) -> Callable[[Task, Tilt, int], Method]:
     return lambda task, tilt, n: fk_steering(task.model, tilt, potential, max(1, len(task.model.steps) // STAGES))
 
@@ -113,6 +156,12 @@ METHODS: dict[str, Recipe] = {
     "pretrained": Recipe("the model alone, unsteered", lambda task, tilt, n: pretrained(task.model), unweighted),
     "best-of-n": Recipe("independent samples, weighed at the end", lambda task, tilt, n: best_of_n(task.model, tilt)),
     "svdd": Recipe("one survivor in every step", lambda task, tilt, n: svdd(task.model, tilt), one_draw),
+    "svdd-argmax": Recipe(
+        "the best survives in every step",
+        lambda task, tilt, n: greedy_svdd(task.model, tilt),
+        best,
+        estimates=False,
+    ),
     "nested-svdd": Recipe(
         "SVDD in groups of up to four, SMC between them",
         lambda task, tilt, n: nested_svdd(task.model, tilt, math.gcd(n, 4)),
@@ -125,6 +174,23 @@ METHODS: dict[str, Recipe] = {
         lambda task, tilt, n: prop_grad(task.model, tilt, _clip(tilt)),
         unweighted,
     ),
+    "cfg": Recipe(
+        "classifier-free guidance without its weights",
+        lambda task, tilt, n: replace(_guided(task), when=never),
+        unweighted,
+    ),
+    "smc-cfg": Recipe(
+        "classifier-free guidance with the weights that make it exact", lambda task, tilt, n: _guided(task)
+    ),
+    "drakes": _drakes("drakes", "the model tuned by the gradient of the reward"),
+    "drakes-kl": _drakes("drakes-kl", "the model tuned by the gradient of the reward, held near itself"),
+    "sgdd": Recipe(
+        "split Gibbs sampling with uniform noise",
+        lambda task, tilt, n: Method(Steering(_uniform(task), tilt)),
+        unweighted,
+        split=SplitGibbs(),
+        estimates=False,
+    ),
     "smc-base": Recipe("SMC with the model as proposal", lambda task, tilt, n: smc_base(task.model, tilt)),
     "smc-grad": Recipe("SMC with the gradient proposal", lambda task, tilt, n: smc_grad(task.model, tilt, _clip(tilt))),
     "smc-enumerated": Recipe(
@@ -135,17 +201,17 @@ METHODS: dict[str, Recipe] = {
         "the learned proposal without its weights",
         lambda task, tilt, n: prop_amot(task.model, tilt, learned(task).denoiser),
         unweighted,
-        learns=True,
+        trained=learned,
     ),
     "smc-amot": Recipe(
         "SMC with the learned proposal",
         lambda task, tilt, n: smc_amot(task.model, tilt, learned(task).denoiser),
-        learns=True,
+        trained=learned,
     ),
     "smc-learned": Recipe(
         "SMC with the learned proposal and the learned twist",
         lambda task, tilt, n: smc_amot(task.model, with_twist(tilt, learned(task)), learned(task).denoiser),
-        learns=True,
+        trained=learned,
     ),
     "particle-gibbs": Recipe(
         "SMC refined by three sweeps of particle Gibbs",
@@ -156,16 +222,21 @@ METHODS: dict[str, Recipe] = {
 
 
 def usual(task: Task, tilt: Tilt) -> list[str]:
-    """The methods worth comparing: the enumerated proposal only where twists are not random, learned ones where they
-    were trained for this goal."""
-    left_out = {"particle-gibbs"}
+    """The methods worth comparing: the enumerated proposal only where twists are not random, and others where there is
+    what they need, such as networks that were trained for this goal."""
+    left_out = {"particle-gibbs", "svdd-argmax"}
     if tilt.estimator.random:
         left_out.add("smc-enumerated")
-    try:
-        if learned(task).value is None:
-            left_out.add("smc-learned")
-    except (FileNotFoundError, ValueError):
-        left_out |= {"prop-amot", "smc-amot", "smc-learned"}
+    if task.conditional is None:
+        left_out |= {"cfg", "smc-cfg"}
+    if task.uniform is None:
+        left_out.add("sgdd")
+    for name, recipe in METHODS.items():
+        try:
+            if recipe.trained is not None and recipe.trained(task).value is None and name == "smc-learned":
+                left_out.add(name)
+        except (FileNotFoundError, ValueError):
+            left_out.add(name)
     return [name for name in METHODS if name not in left_out]
 
 

@@ -9,8 +9,8 @@ from typing import Annotated
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 METHODS = (
-    "pretrained, best-of-n, svdd, nested-svdd, fk-difference, fk-max, fk-sum, prop-grad, smc-base, smc-grad, "
-    "smc-enumerated, prop-amot, smc-amot, smc-learned, particle-gibbs"
+    "pretrained, best-of-n, svdd, svdd-argmax, nested-svdd, fk-difference, fk-max, fk-sum, prop-grad, cfg, smc-cfg, "
+    "drakes, drakes-kl, sgdd, smc-base, smc-grad, smc-enumerated, prop-amot, smc-amot, smc-learned, particle-gibbs"
 )
 
 RUN = f"""\
@@ -80,7 +80,7 @@ def _left(to: str, shown: str) -> object:
     return arg(metavar=shown, help_behavior_hint=f"(default: {to})")
 
 
-Task = Annotated[Positional[str], arg(metavar="TASK", help="mog, digits, mnist or text.")]
+Task = Annotated[Positional[str], arg(metavar="TASK", help="mog, digits, mnist, text or dna.")]
 Flag = FlagCreatePairsOff[bool]
 
 
@@ -88,8 +88,9 @@ Flag = FlagCreatePairsOff[bool]
 class Setting:
     steps: Annotated[int | None, _left("100, or 64 for text", "INT")] = None
     """Denoising steps from all noise to clean."""
-    goal: Annotated[int | None, _left("4, or 1", "INT")] = None
-    """What to steer towards: the digit, for digits and mnist; 1 for praise and 0 for blame, for text."""
+    goal: Annotated[int | None, _left("4, 1 or 0", "INT")] = None
+    """What to steer towards: the digit, for digits and mnist; 1 for praise and 0 for blame, for text; for dna the cell
+    type, 0 (HepG2) to 3."""
     prompts: Annotated[Path | None, _left("the task's", "FILE")] = None
     """For text: prompts to begin with or to fill in, a line each, or .jsonl with "prompt" and "id"."""
     kl: Annotated[float | None, _left("the task's", "FLOAT")] = None
@@ -239,4 +240,4 @@ Try
   tokensteer compare mog --particles 500 --populations 4 --out out/mog
   tokensteer report out/mog
 
-There are the tasks mog, digits, mnist and text. `tokensteer COMMAND --help` has the options, with more examples."""
+There are the tasks mog, digits, mnist, text and dna. `tokensteer COMMAND --help` has the options and more examples."""

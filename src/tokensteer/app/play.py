@@ -31,7 +31,7 @@ from tokensteer.core.smc import Record, Result, summarise, sweep, with_rows
 from tokensteer.core.steering import Method
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.metrics import Measured
-from tokensteer.tasks.task import SHIPPED, Failure, Setup, Task
+from tokensteer.tasks.task import SHIPPED, Failure, Setup, Task, Trained
 
 Found = TypeVar("Found")
 
@@ -117,6 +117,8 @@ def perform(ready: Ready, place: Place, watch: Callable[[Record], None]) -> Resu
             steering, ready.recipe.sweeps, job.particles, populations, when=method.when, generator=generator
         )
         return run.result
+    if ready.recipe.split is not None:
+        return ready.recipe.split(steering, job.particles, job.populations, generator=generator)
 
     def watched(record: Record) -> Record:
         watch(record)
@@ -187,7 +189,7 @@ def row_of(ready: Ready, result: Result, answer: Result, seconds: float) -> dict
     """What is said of a job that is done: `metrics` of its answer, and apart from them of the best by reward."""
     job, recipe = ready.job, ready.recipe
     # Without a twist there is no normaliser to estimate, and a pinned particle makes the estimate a biased one.
-    estimates = ready.method.steering.twist is not None and not recipe.sweeps
+    estimates = ready.method.steering.twist is not None and not recipe.sweeps and recipe.estimates
     log_z = Measured(*result.pooled_log_z) if estimates else Measured(math.nan, math.nan)
     return {
         "task": job.task,
@@ -205,7 +207,7 @@ def row_of(ready: Ready, result: Result, answer: Result, seconds: float) -> dict
         "saved": dict(result.saved),
         "seconds": round(seconds, 3),
         "job": asdict(job),
-        **({"training": _training(ready.task)} if recipe.learns else {}),
+        **({"training": _training(recipe.trained(ready.task))} if recipe.trained is not None else {}),
         **_failures(ready.task),
     }
 
@@ -217,9 +219,9 @@ def _failures(task: Task) -> dict[str, Any]:
     return {"failed": listed} if listed else {}
 
 
-def _training(task: Task) -> dict[str, Any]:
+def _training(trained: Trained) -> dict[str, Any]:
     """What it had taken to learn, and how that went."""
-    card = methods.learned(task).card
+    card = trained.card
     return {name: card[name] for name in ("denoiser rows", "seconds", "device", "history")}
 
 

@@ -1,9 +1,9 @@
 """Resampling: which particles go on, and with which weights.
 
 A resampler takes the log-weights of B populations of N particles and returns `ancestors` and the new log-weights, both
-(B, N). One law binds them all: given the old weights, the expected new weight carried by the children of particle i is
-the old weight of i, so the mean weight of a population is never changed and log Z is simply its logarithm. Plain
-resampling gives every child that mean; partial resampling shares it among the resampled only.
+(B, N). One law binds all but `heaviest`: given the old weights, the expected new weight carried by the children of
+particle i is the old weight of i, so the mean weight of a population is never changed and log Z is simply its
+logarithm. Plain resampling gives every child that mean; partial resampling shares it among the resampled only.
 
 A trigger says at each step which populations resample, (B,).
 """
@@ -139,6 +139,12 @@ def one_survivor(log_w: Tensor, generator: Generator | None = None) -> tuple[Ten
     """Every child descends from a single parent drawn by weight, as in SVDD."""
     survivor = inverse_cdf(weights(log_w), uniforms((*log_w.shape[:-1], 1), log_w, generator))
     return _even(log_w, survivor.expand_as(log_w))
+
+
+def heaviest(log_w: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
+    """Every child descends from the parent of highest weight, as in the greedy form of SVDD. This breaks the law above:
+    what comes of it has no target, and its log Z no meaning."""
+    return _even(log_w, log_w.argmax(-1, keepdim=True).expand_as(log_w))
 
 
 def partial(resampler: Resampler, fraction: float = 0.5) -> Resampler:

@@ -27,6 +27,7 @@ from tokensteer.core.resample import (
     always,
     ess_below,
     every,
+    heaviest,
     multinomial,
     nested,
     never,
@@ -360,6 +361,11 @@ def best_of_n(model: Model, tilt: Tilt) -> Method:
 def svdd(model: Model, tilt: Tilt) -> Method:
     """All N candidates descend from one survivor of the step before; each population's log_z is its missing weight."""
     return Method(Steering(model, tilt), one_survivor, always)
+
+
+def greedy_svdd(model: Model, tilt: Tilt) -> Method:
+    """SVDD whose survivor is the best and not drawn: no target, take `result.best()`."""
+    return Method(Steering(model, tilt), heaviest, always)
 
 
 def nested_svdd(model: Model, tilt: Tilt, candidates: int = 4) -> Method:

@@ -1,6 +1,14 @@
-"""The small networks this project trains itself: denoisers, classifiers, a value, and how they are stored."""
+"""The small networks this project trains itself: denoisers, classifiers in pairs, a value, and how they are stored."""
 
 from tokensteer.nets.classifiers import ConvClassifier, ConvConfig, PatchClassifier, PatchConfig
+from tokensteer.nets.dilated import (
+    Dilated,
+    DilatedConfig,
+    MotifClassifier,
+    MotifConfig,
+    WordsClassifier,
+    WordsConfig,
+)
 from tokensteer.nets.readers import AttentiveConfig, AttentiveReader, NgramConfig, NgramReader
 from tokensteer.nets.store import load, save
 from tokensteer.nets.transformer import Transformer, TransformerConfig, Trunk
@@ -12,6 +20,10 @@ __all__ = [
     "AttentiveReader",
     "ConvClassifier",
     "ConvConfig",
+    "Dilated",
+    "DilatedConfig",
+    "MotifClassifier",
+    "MotifConfig",
     "NgramConfig",
     "NgramReader",
     "PatchClassifier",
@@ -23,6 +35,8 @@ __all__ = [
     "UNetConfig",
     "ValueConfig",
     "ValueNet",
+    "WordsClassifier",
+    "WordsConfig",
     "load",
     "save",
 ]

@@ -8,12 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from tokensteer import stored
 from tokensteer.nets.classifiers import ConvClassifier, ConvConfig, PatchClassifier, PatchConfig
+from tokensteer.nets.dilated import (
+    Dilated,
+    DilatedConfig,
+    MotifClassifier,
+    MotifConfig,
+    WordsClassifier,
+    WordsConfig,
+)
 from tokensteer.nets.readers import AttentiveConfig, AttentiveReader, NgramConfig, NgramReader
 from tokensteer.nets.transformer import Transformer, TransformerConfig
 from tokensteer.nets.unet import UNet, UNetConfig
@@ -21,18 +30,32 @@ from tokensteer.nets.value import ValueConfig, ValueNet
 
 VERSION = 1
 
-Net = Transformer | UNet | ConvClassifier | PatchClassifier | AttentiveReader | NgramReader | ValueNet
-Config = TransformerConfig | UNetConfig | ConvConfig | PatchConfig | AttentiveConfig | NgramConfig | ValueConfig
-
-_CONFIGS: tuple[type[Config], ...] = (
-    TransformerConfig,
-    UNetConfig,
-    ConvConfig,
-    PatchConfig,
-    AttentiveConfig,
-    NgramConfig,
-    ValueConfig,
+Net = (
+    Transformer
+    | UNet
+    | Dilated
+    | ConvClassifier
+    | PatchClassifier
+    | AttentiveReader
+    | NgramReader
+    | MotifClassifier
+    | WordsClassifier
+    | ValueNet
 )
+Config = (
+    TransformerConfig
+    | UNetConfig
+    | DilatedConfig
+    | ConvConfig
+    | PatchConfig
+    | AttentiveConfig
+    | NgramConfig
+    | MotifConfig
+    | WordsConfig
+    | ValueConfig
+)
+
+_CONFIGS: tuple[type[Config], ...] = get_args(Config)
 
 
 def build(config: Config) -> Net:
@@ -42,6 +65,12 @@ def build(config: Config) -> Net:
             return Transformer(config)
         case UNetConfig():
             return UNet(config)
+        case DilatedConfig():
+            return Dilated(config)
+        case MotifConfig():
+            return MotifClassifier(config)
+        case WordsConfig():
+            return WordsClassifier(config)
         case ConvConfig():
             return ConvClassifier(config)
         case PatchConfig():

@@ -7,16 +7,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from tokensteer.nets.dilated import Dilated, DilatedConfig
 from tokensteer.nets.transformer import Transformer, TransformerConfig
 from tokensteer.nets.unet import UNet, UNetConfig
 
-Body = TransformerConfig | UNetConfig
-_BODIES: dict[str, type[Body]] = {"transformer": TransformerConfig, "unet": UNetConfig}
+Body = TransformerConfig | UNetConfig | DilatedConfig
+_BODIES: dict[str, type[Body]] = {"transformer": TransformerConfig, "unet": UNetConfig, "dilated": DilatedConfig}
 
 
 @dataclass(frozen=True)
 class ValueConfig:
-    """The body of a denoiser, "transformer" or "unet" with its own configuration, and a readout of its mean site."""
+    """The body of a denoiser, "transformer", "unet" or "dilated" with its own configuration, and a readout of its mean
+    site."""
 
     kind: str
     body: dict[str, Any]
@@ -37,8 +39,13 @@ class ValueNet(nn.Module):
     def __init__(self, config: ValueConfig) -> None:
         super().__init__()
         self.config = config
-        body = config.of_body
-        self.body = Transformer(body) if isinstance(body, TransformerConfig) else UNet(body)
+        match config.of_body:
+            case TransformerConfig() as body:
+                self.body = Transformer(body)
+            case UNetConfig() as body:
+                self.body = UNet(body)
+            case DilatedConfig() as body:
+                self.body = Dilated(body)
         hidden = self.body.head.in_features
         self.body.add_module("head", nn.Identity())  # no tokens are wanted
         self.norm = nn.LayerNorm(hidden)

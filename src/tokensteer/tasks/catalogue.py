@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokensteer.tasks import digits, mnist, mog_trained, pixels_train, text, texts_train
+from tokensteer.tasks import digits, dna, mnist, mog_trained, pixels_train, text, texts_train
 from tokensteer.tasks.task import Setup, Task
 from tokensteer.tasks.training import Training
 
@@ -16,6 +16,7 @@ TASKS: dict[str, Callable[[Setup], Task]] = {
     "digits": digits.task,
     "mnist": mnist.task,
     "text": text.task,
+    "dna": dna.task,
 }
 
 TRAINERS: dict[str, Callable[[Training], None]] = {
@@ -23,12 +24,14 @@ TRAINERS: dict[str, Callable[[Training], None]] = {
     "digits": digits.train,
     "mnist": mnist.train,
     "text": text.train,
+    "dna": dna.train,
 }
 
 TWISTERS: dict[str, Callable[[Training, int | None, Path], Any]] = {
     "digits": partial(pixels_train.train_proposal, digits.RECIPE, twist=True),
     "mnist": partial(pixels_train.train_proposal, mnist.RECIPE, twist=True),
     "text": partial(texts_train.train_proposal, text.RECIPE, twist=True),
+    "dna": dna.learn_twist,
 }
 """How a twist is learned for a proposal that is there."""
 
@@ -37,6 +40,7 @@ LEARNERS: dict[str, Callable[[Training, int | None, Path], Any]] = {
     "digits": partial(pixels_train.train_proposal, digits.RECIPE),
     "mnist": partial(pixels_train.train_proposal, mnist.RECIPE),
     "text": partial(texts_train.train_proposal, text.RECIPE),
+    "dna": dna.learn,
 }
 """How a proposal, and perhaps a twist, is learned for a goal, from the networks of a folder."""
 

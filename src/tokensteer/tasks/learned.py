@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Generator, nn
@@ -22,9 +22,11 @@ from tokensteer.nets import ValueConfig, ValueNet, load, save
 from tokensteer.nets.store import Net
 from tokensteer.tasks.task import Task, Trained
 from tokensteer.tasks.training import Training, say, write_json
-from tokensteer.train import Balance, Learned, Objective, Progress, ProposalPlan, Returns, fit_proposal, shown
+from tokensteer.train import Balance, Learned, Objective, Progress, ProposalPlan, Returns, Tuning, fit_proposal, shown
 
 PARTS = ("proposal", "value")
+
+Report = TypeVar("Report", Progress, Tuning)
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def teach(
     the task needs besides is copied from the folder `weights`. The card is returned and written."""
     learner = make(course.kl, course.num_steps)
     out, name = training.out, learner.name
-    _complete(out, weights, name)
+    complete(out, weights, name)
     plan = _as_long(course.plan, training)
     learned = _fit(learner, _learning(net, course.frozen), as_denoiser, course, plan, course.objective, training, goal)
     kept = PARTS if isinstance(course.objective, Balance) else PARTS[:1]  # other baselines are no twists
@@ -145,7 +147,7 @@ def teach_twist(
     if course.twist is None:
         raise ValueError(f"{learner.name} has no course for a twist alone: train it with the proposal, --proposal")
     find(weights, learner.name, goal, as_denoiser, training.device)  # or the error that says how to make it
-    _complete(out, weights, learner.name)
+    complete(out, weights, learner.name)
     for file in (
         file_of(weights, learner.name, "proposal", goal).with_suffix(kind) for kind in (".safetensors", ".json")
     ):
@@ -199,7 +201,7 @@ def _towards(goal: int | None) -> str:
     return "" if goal is None else f" --goal {goal}"
 
 
-def _complete(out: Path, weights: Path, name: str) -> None:
+def complete(out: Path, weights: Path, name: str) -> None:
     """A folder of weights is only of use with the networks that the proposal goes with."""
     out.mkdir(parents=True, exist_ok=True)
     for file in weights.glob(f"{name}-*"):
@@ -228,18 +230,19 @@ def _card(
             for part, net in zip(PARTS, (learned.net, learned.baseline), strict=True)
         },
         "plan": asdict(plan),
-        "history": [_rounded(entry) for entry in _thinned(learned.history)],
+        "history": [rounded(entry) for entry in thinned(learned.history)],
     }
 
 
-def _thinned(history: Any, most: int = 100) -> list[Progress]:
+def thinned(history: Sequence[Report], most: int = 100) -> list[Report]:
     """So many of the reports, the last among them."""
     every = max(1, math.ceil(len(history) / most))
     return list(history)[::-1][::every][::-1]
 
 
-def _rounded(entry: Progress) -> dict[str, float]:
-    return {name: round(value, 5) for name, value in asdict(entry).items()}
+def rounded(entry: Progress | Tuning) -> dict[str, float | None]:
+    """For a card, which knows no NaN."""
+    return {name: round(value, 5) if math.isfinite(value) else None for name, value in asdict(entry).items()}
 
 
 def _measure(

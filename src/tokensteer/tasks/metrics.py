@@ -43,10 +43,10 @@ def in_parts(function: Callable[[Tensor], Tensor], x: Tensor, rows: int = 1000) 
         return torch.cat([function(x[start : start + rows]) for start in range(0, len(x), rows)])
 
 
-def nll_bound(
+def masked_bounds(
     denoiser: Denoiser, ids: Tensor, mask_id: int, *, draws: int = 8, generator: Generator, rows: int = 500
-) -> Measured:
-    """The bound on -log2 p(x) per site, for a masked model that ignores time. The error is over sequences.
+) -> Tensor:
+    """For each of ids (P, L) an estimate of the bound on -log p(x) in nats, (P,), for a masked model that ignores time.
 
     Each sequence is seen `draws` times, with its own even spread of how much is masked.
     """
@@ -58,7 +58,15 @@ def nll_bound(
         nats = masked_bound(lambda x, t: denoiser(x, 0.5), many, mask_id, generator, u)
         return nats.view(-1, draws).mean(-1)
 
-    return measured(in_parts(bound, ids, rows) / (math.log(2) * ids.shape[1]))
+    return in_parts(bound, ids, rows)
+
+
+def nll_bound(
+    denoiser: Denoiser, ids: Tensor, mask_id: int, *, draws: int = 8, generator: Generator, rows: int = 500
+) -> Measured:
+    """The bound on -log2 p(x) per site: the mean of `masked_bounds`, with the error over sequences."""
+    nats = masked_bounds(denoiser, ids, mask_id, draws=draws, generator=generator, rows=rows)
+    return measured(nats / (math.log(2) * ids.shape[1]))
 
 
 def accuracy(classifier: Classifier, ids: Tensor, labels: Tensor) -> Measured:

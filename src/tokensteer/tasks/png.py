@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -18,6 +19,11 @@ def write_png(file: Path, picture: Tensor) -> None:
 def shaded_png(picture: Tensor, colour: tuple[int, int, int]) -> bytes:
     """A picture (H, W) of numbers from 0 (clear) to 1 (full colour)."""
     return _png(picture, PALETTE, (b"PLTE", bytes(colour) * 256), (b"tRNS", bytes(range(256))))
+
+
+def write_coloured_png(file: Path, picture: Tensor, colours: Sequence[tuple[int, int, int]]) -> None:
+    """A picture (H, W) of numbers of colours."""
+    file.write_bytes(_png(picture / 255, PALETTE, (b"PLTE", b"".join(map(bytes, colours)))))
 
 
 GREY, PALETTE = 0, 3  # what a byte of a line means

@@ -106,7 +106,8 @@ class Task:
     `judge` gives ids (P, L) a mark from 0 to 1 (P,) by other eyes than the reward's, where there are such eyes;
     `picture` writes some ids (P, L) as a PNG file, at best `pictured` of them, and `written` says by their suffixes
     which other files are made of a result, and how; `learned` finds what was trained for the task's goal; `prompted`
-    is there if the task reads prompts.
+    is there if the task reads prompts. Some methods need more: `conditional` is the model told the goal, `uniform` one
+    of the same data under uniform noise, and tuned(name) finds a denoiser that was tuned for the goal.
     """
 
     name: str
@@ -120,3 +121,6 @@ class Task:
     learned: Callable[[], Trained] | None = None
     written: Mapping[str, Callable[[Result, Path], None]] = field(default_factory=dict[str, Any])
     prompted: Prompted | None = None
+    conditional: Callable[[], Diffusion] | None = None
+    uniform: Callable[[], Diffusion] | None = None
+    tuned: Callable[[str], Trained] | None = None

@@ -10,7 +10,9 @@ from tokensteer.app.report.folder import Row
 from tokensteer.tasks.metrics import Measured
 
 UNBROKEN = "\u00a0=\u00a0"
-HIGHER = frozenset({"accuracy", "reward accuracy", "best", "reward"})
+HIGHER = frozenset(
+    {"accuracy", "reward accuracy", "best", "reward", "activity", "3-mer correlation", "motif correlation"}
+)
 LOWER = frozenset({"emd", "nll", "perplexity", "error"})
 COLOURS = 12
 """How many colours there are beside grey."""
