@@ -159,7 +159,6 @@ def test_break_even() -> None:
 def test_wrong_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, says in {
         "run digits --method smc-amot --goal 7": "train digits --proposal --goal 7",
-        "run digits --method smc-learned": "use smc-amot",
         "train digits --goal 7": "give --proposal or --twist too",
         "train digits --twist --proposal": "give one of them",
         "train mog --twist": "learned with its proposal: give --proposal",
