@@ -345,6 +345,37 @@ def test_other_tasks_show_tokens(tmp_path: Path) -> None:
     assert set(shown) <= known
 
 
+def test_dna_is_shown_in_letters(tmp_path: Path) -> None:
+    result = toy(4)
+    result = replace(result, samples=result.samples % 4)
+    folder = fill(tmp_path / "run", [(row("dna", "smc-base", result, {}), result)])
+    shown = {code.words() for code in page(folder).find("div", "list")[0].find("code")}
+    assert shown
+    assert shown <= {"".join("ACGT"[k] for k in ids) for ids in result.samples.flatten(0, 1).tolist()}
+
+
+def test_those_beaten_in_neither_of_two_metrics_are_the_front(tmp_path: Path) -> None:
+    places = {"a": (1.0, 0.9), "b": (2.0, 0.8), "c": (1.5, 0.7), "d": (2.0, 0.6), "e": (3.0, 0.1)}
+    rows = []
+    for name, (activity, correlation) in places.items():
+        result = toy(4)
+        metrics = {"activity": [activity, 0.1], "3-mer correlation": [correlation, None]}
+        rows.append((row("dna", name, result, metrics), result))
+    root = page(fill(tmp_path / "run", rows))
+    (chart,) = [figure for figure in root.find("figure") if "3-mer correlation against activity" in figure.words()]
+    assert "On the front: a, b and e" in chart.words()
+    dots = chart.find("path", "dot")
+    assert [dot.words() for dot in dots] == [f"{n}: {x:.2f}, {y:.2f}" for n, (x, y) in places.items()]
+    along = chart.find("path", "line")[0].attributes["d"] or ""
+    assert along.count("L") == 2
+    at = {
+        n: (dot.attributes["d"] or "").removesuffix("h0").removeprefix("M") for n, dot in zip(places, dots, strict=True)
+    }
+    assert along == f"M{at['a']}L{at['b']}L{at['e']}"
+    fewer = page(fill(tmp_path / "fewer", rows[:2]))
+    assert not any("against activity" in figure.words() for figure in fewer.find("figure"))
+
+
 def test_all_that_comes_from_files_is_escaped(tmp_path: Path) -> None:
     result = toy(4)
     metrics = {HOSTILE: [1.0, 0.1], "accuracy": [0.5, None]}

@@ -13,6 +13,7 @@ from html import escape
 
 from tokensteer.app.numbers import fixed
 from tokensteer.app.report.markup import data, element, text
+from tokensteer.tasks.metrics import Measured
 
 BANDS = 6
 """With more lines than this their bands would hide them."""
@@ -37,6 +38,16 @@ class Points:
     colour: int
     mean: Sequence[float]
     error: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A place in the plane, with standard errors both ways."""
+
+    name: str
+    colour: int
+    x: Measured
+    y: Measured
 
 
 def ticks(low: float, high: float, about: int = 4) -> list[float]:
@@ -141,6 +152,43 @@ def point_chart(title: str, lines: Sequence[Points], labels: Sequence[str]) -> s
     x = list(zip(places, labels, strict=True))
     y = [((v - low) / (high - low), label) for v, label in zip(marks, alike(marks), strict=True)]
     return frame(title, summary, drawing(rules + drawn), x, y, key([(p.name, p.colour, "") for p in lines]))
+
+
+def scatter(title: str, spots: Sequence[Spot], way: Sequence[tuple[float, float]], note: str) -> str:
+    """Spots with bars of two standard errors, and a line along the `way`, a few of them."""
+    (left, right), (low, high) = (_room([spot.x for spot in spots]), _room([spot.y for spot in spots]))
+
+    def across(value: float) -> float:
+        return WIDTH * (value - left) / (right - left)
+
+    def up(value: float) -> float:
+        return HEIGHT * (1.0 - (value - low) / (high - low))
+
+    drawn = '<path class="line c0" d="M' + "L".join(f"{across(x):.0f} {up(y):.1f}" for x, y in way) + '"/>'
+    for spot in spots:
+        x, y = spot.x.mean, spot.y.mean
+        wide, tall = (2.0 * e if math.isfinite(e) else 0.0 for e in (spot.x.error, spot.y.error))
+        cross = f"M{across(x - wide):.0f} {up(y):.1f}H{across(x + wide):.0f}"
+        cross += f"M{across(x):.0f} {up(y - tall):.1f}V{up(y + tall):.1f}"
+        label = element("title", "", escape(f"{spot.name}: {brief(x)}, {brief(y)}"))
+        drawn += f'<path class="span c{spot.colour}" d="{cross}"/>'
+        drawn += f'<path class="dot c{spot.colour}" d="M{across(x):.0f} {up(y):.1f}h0">{label}</path>'
+    x_marks, y_marks = ([v for v in ticks(*ends) if ends[0] <= v <= ends[1]] for ends in ((left, right), (low, high)))
+    rules = "".join(f'<path class="rule" d="M0 {up(v):.0f}H{WIDTH}"/>' for v in y_marks)
+    summary = f"{title}. " + "; ".join(f"{s.name}: {brief(s.x.mean)}, {brief(s.y.mean)}" for s in spots)
+    x_labels = [((v - left) / (right - left), label) for v, label in zip(x_marks, alike(x_marks), strict=True)]
+    y_labels = [((v - low) / (high - low), label) for v, label in zip(y_marks, alike(y_marks), strict=True)]
+    entries = [(spot.name, spot.colour, "") for spot in spots]
+    return frame(
+        title, summary, drawing(rules + drawn), x_labels, y_labels, key(entries, text("li", note, 'class="note"'))
+    )
+
+
+def _room(values: Sequence[Measured]) -> tuple[float, float]:
+    """From the least to the most, errors and some room included."""
+    ends = [v.mean + s * (2.0 * v.error if math.isfinite(v.error) else 0.0) for v in values for s in (-1, 1)]
+    room = 0.04 * (max(ends) - min(ends)) or 0.5
+    return min(ends) - room, max(ends) + room
 
 
 def alike(marks: Sequence[float]) -> list[str]:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokensteer.app import runs
-from tokensteer.app.report import learning, sweeps, traces
+from tokensteer.app.report import learning, sweeps, traces, trades
 from tokensteer.app.report.charts import BANDS
 from tokensteer.app.report.folder import Row, read
-from tokensteer.app.report.words import COLOURS, colours_of, heading, metrics_of
+from tokensteer.app.report.words import COLOURS, colours_of, heading, metrics_of, naming
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,6 +58,9 @@ def _all(rows: Sequence[Row], joined: Sequence[Row]) -> list[tuple[str, tuple[fl
     if axis is not None:
         height = 0.4 + 2.0 * math.ceil(len(metrics_of(rows)) / 2)
         found.append(("metrics", (WIDTH, height), lambda figure: _metrics(figure, joined, axis, colours)))
+    trade = trades.trade(joined)
+    if trade is not None:
+        found.append(("front", (WIDTH, 3.6), lambda figure: _front(figure, trade, colours)))
     costs = learning.costs_of(rows)
     if any(cost.once for cost in costs):
         found.append(("break-even", (WIDTH, 3.0), lambda figure: _break_even(figure, costs)))
@@ -73,6 +76,29 @@ def _break_even(figure: Figure, costs: Sequence[learning.Cost]) -> None:
         rows = [cost.once, cost.once + last * cost.each]
         axes.plot([0, last], rows, label=cost.name, linewidth=1.2, **_style(1 + k % COLOURS))  # pyright: ignore
     _plain(axes, "denoiser and proposal rows, training included", "populations")
+
+
+def _front(figure: Figure, trade: trades.Trade, colours: Mapping[str, int]) -> None:
+    """One metric against another, a line along those who are beaten in neither."""
+    axes: Axes = figure.subplots()
+    way = [(row.metrics[trade.x].mean, row.metrics[trade.y].mean) for row in trade.front]
+    axes.plot(*zip(*way, strict=True), color=TONES[0], linewidth=0.8, zorder=0)  # pyright: ignore
+    name = naming(trade.rows)
+    for row in trade.rows:
+        x, y = row.metrics[trade.x], row.metrics[trade.y]
+        wide, tall = (2 * m.error if math.isfinite(m.error) else 0.0 for m in (x, y))
+        axes.errorbar(  # pyright: ignore[reportUnknownMemberType]
+            [x.mean],
+            [y.mean],
+            [tall],
+            [wide],
+            label=name(row),
+            linewidth=0.8,
+            marker="o",
+            markersize=3,
+            **_style(colours[row.method]),  # pyright: ignore[reportArgumentType]
+        )
+    _plain(axes, heading(trade.y), heading(trade.x))
 
 
 def _style(index: int) -> dict[str, str]:

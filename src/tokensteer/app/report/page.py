@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tokensteer.app import runs
-from tokensteer.app.report import charts, genealogy, learning, samples, sweeps, traces
+from tokensteer.app.report import charts, genealogy, learning, samples, sweeps, traces, trades
 from tokensteer.app.report.folder import Row, Run, read
 from tokensteer.app.report.markup import element, section, text
 from tokensteer.app.report.table import best_table, table
@@ -144,7 +144,7 @@ def _results(rows: Sequence[Row], joined: Sequence[Row], colours: Mapping[str, i
     note = "The one particle of highest reward in each population. It is no draw from the target."
     apart = text("h3", words) + text("p", note, 'class="note"') + best if best else ""
     single = text("h3", "Seed by seed") + table(rows, colours) if len(joined) < len(rows) else ""
-    return table(joined, colours) + sweeps.charts(joined, colours) + single + apart
+    return table(joined, colours) + sweeps.charts(joined, colours) + trades.chart(joined, colours) + single + apart
 
 
 def _samples(task: str, rows: Sequence[Row], name: Callable[[Row], str], colours: Mapping[str, int]) -> tuple[str, str]:

@@ -92,7 +92,16 @@ def sequence(tokens: Sequence[int], words: str) -> str:
     return text("code", " ".join(str(token) for token in tokens[:TOKENS]) + more, f'title="{escape(words)}"')
 
 
+def bases(tokens: Sequence[int], words: str) -> str:
+    """DNA, in the colours that sequencers give its letters; what is still masked is a dot."""
+    runs = ((("ACGT."[min(token, 4)]), len(list(group))) for token, group in groupby(tokens))
+    coloured = "".join(f'<i class="{letter}">{letter * count}</i>' for letter, count in runs)
+    return element("code", f'class="dna" title="{escape(words)}"', coloured)
+
+
 def shown_as(task: str, length: int) -> Show:
+    if task.startswith(("dna", "tfbind")):
+        return bases
     side = math.isqrt(length)
     return image(side) if task in ("digits", "mnist") and side * side == length else sequence
 
@@ -173,7 +182,7 @@ def sheet(row: Row, name: str, colour: int) -> str:
     if row.texts:
         return written(row, name, colour)
     result, show = row.result, shown_as(row.task, row.result.samples.shape[-1])
-    kind = "grid" if show is not sequence else "list"
+    kind = "list" if show in (sequence, bases) else "grid"
     drawn = draws(row.answer)
     top, rewards = best(result)
     posterior = [show(x, f"draw {k + 1} from the posterior, {name}") for k, x in enumerate(map(ints, drawn))]
