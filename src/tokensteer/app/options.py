@@ -79,7 +79,7 @@ def _left(to: str, shown: str) -> object:
     return arg(metavar=shown, help_behavior_hint=f"(default: {to})")
 
 
-Task = Annotated[Positional[str], arg(metavar="TASK", help="mog, digits, mnist or dna.")]
+Task = Annotated[Positional[str], arg(metavar="TASK", help="mog, digits, mnist, dna, tfbind or tfbind-fitted.")]
 Flag = FlagCreatePairsOff[bool]
 
 
@@ -87,8 +87,9 @@ Flag = FlagCreatePairsOff[bool]
 class Setting:
     steps: int = 100
     """Denoising steps from all noise to clean."""
-    goal: Annotated[int | None, _left("4, or 0", "INT")] = None
-    """What to steer towards: the digit, for digits and mnist; for dna the cell type, 0 (HepG2) to 3."""
+    goal: Annotated[int | None, _left("the task's", "INT")] = None
+    """What to steer towards: the digit, for digits and mnist; for dna the cell type, 0 (HepG2) to 3; for tfbind
+    the number of the factor."""
     kl: Annotated[float | None, _left("the task's", "FLOAT")] = None
     """The reward is divided by it: small steers hard."""
     draws: Annotated[int | None, _left("the task's", "INT")] = None
@@ -232,4 +233,4 @@ Try
   tokensteer compare mog --particles 500 --populations 4 --out out/mog
   tokensteer report out/mog
 
-There are the tasks mog, digits, mnist and dna. `tokensteer COMMAND --help` has the options, with more examples."""
+There are the tasks mog, digits, mnist, dna and tfbind. `tokensteer COMMAND --help` has the options, with more examples."""

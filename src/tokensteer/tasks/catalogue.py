@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tokensteer.tasks import digits, dna, mnist, mog_trained, pixels_train
+from tokensteer.tasks import digits, dna, mnist, mog_trained, pixels_train, tfbind
 from tokensteer.tasks.task import Setup, Task
 from tokensteer.tasks.training import Training
 
@@ -15,6 +15,8 @@ TASKS: dict[str, Callable[[Setup], Task]] = {
     "digits": digits.task,
     "mnist": mnist.task,
     "dna": dna.task,
+    tfbind.NAME: tfbind.task,
+    tfbind.FITTED: tfbind.fitted_task,
 }
 
 TRAINERS: dict[str, Callable[[Training], None]] = {
