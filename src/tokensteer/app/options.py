@@ -233,4 +233,5 @@ Try
   tokensteer compare mog --particles 500 --populations 4 --out out/mog
   tokensteer report out/mog
 
-There are the tasks mog, digits, mnist, dna and tfbind. `tokensteer COMMAND --help` has the options, with more examples."""
+There are the tasks mog, digits, mnist, dna, tfbind and tfbind-fitted. `tokensteer COMMAND --help` has the options, with
+more examples."""
