@@ -49,6 +49,7 @@ from tokensteer.core.orders import (
     remdm_loop,
 )
 from tokensteer.core.pilot import adapted_ramp
+from tokensteer.core.planner import Plan, plan
 from tokensteer.core.product import Product, denoiser_powers, guided, kernel_powers, paper_powers
 from tokensteer.core.proposal import Amortised, Enumerated, FromModel, Gradient, Guided, Optimal, OtherHead, Proposal
 from tokensteer.core.resample import (
@@ -162,6 +163,7 @@ __all__ = [
     "OneSite",
     "Optimal",
     "OtherHead",
+    "Plan",
     "Polynomial",
     "Product",
     "Proposal",
@@ -244,6 +246,7 @@ __all__ = [
     "partial",
     "particle_gibbs",
     "pick",
+    "plan",
     "pretrained",
     "product",
     "prop_amot",

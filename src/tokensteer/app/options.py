@@ -80,7 +80,7 @@ def _left(to: str, shown: str) -> object:
     return arg(metavar=shown, help_behavior_hint=f"(default: {to})")
 
 
-Task = Annotated[Positional[str], arg(metavar="TASK", help="mog, digits, mnist, text or dna.")]
+Task = Annotated[Positional[str], arg(metavar="TASK", help="mog, digits, mnist, text, dna, tfbind or tfbind-fitted.")]
 Flag = FlagCreatePairsOff[bool]
 
 
@@ -88,9 +88,9 @@ Flag = FlagCreatePairsOff[bool]
 class Setting:
     steps: Annotated[int | None, _left("100, or 64 for text", "INT")] = None
     """Denoising steps from all noise to clean."""
-    goal: Annotated[int | None, _left("4, 1 or 0", "INT")] = None
+    goal: Annotated[int | None, _left("the task's", "INT")] = None
     """What to steer towards: the digit, for digits and mnist; 1 for praise and 0 for blame, for text; for dna the cell
-    type, 0 (HepG2) to 3."""
+    type, 0 (HepG2) to 3; for tfbind the number of the factor."""
     prompts: Annotated[Path | None, _left("the task's", "FILE")] = None
     """For text: prompts to begin with or to fill in, a line each, or .jsonl with "prompt" and "id"."""
     kl: Annotated[float | None, _left("the task's", "FLOAT")] = None
@@ -240,4 +240,5 @@ Try
   tokensteer compare mog --particles 500 --populations 4 --out out/mog
   tokensteer report out/mog
 
-There are the tasks mog, digits, mnist, text and dna. `tokensteer COMMAND --help` has the options and more examples."""
+There are the tasks mog, digits, mnist, text, dna, tfbind and tfbind-fitted. `tokensteer COMMAND --help` has the
+options, with more examples."""

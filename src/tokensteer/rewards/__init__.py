@@ -1,5 +1,5 @@
 """Rewards by field. Here: constraints on the canvas, as finite automata over tokens, and sums and products of rewards;
-text is in `rewards.text`."""
+text is in `rewards.text`, DNA in `rewards.dna`."""
 
 from tokensteer.rewards.automaton import Automaton, avoids, both, contains, count, either, fixed, minimal, negate, regex
 from tokensteer.rewards.combine import log_product, product, weighted

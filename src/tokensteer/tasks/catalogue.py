@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokensteer.tasks import digits, dna, mnist, mog_trained, pixels_train, text, texts_train
+from tokensteer.tasks import digits, dna, mnist, mog_trained, pixels_train, text, texts_train, tfbind
 from tokensteer.tasks.task import Setup, Task
 from tokensteer.tasks.training import Training
 
@@ -17,6 +17,8 @@ TASKS: dict[str, Callable[[Setup], Task]] = {
     "mnist": mnist.task,
     "text": text.task,
     "dna": dna.task,
+    tfbind.NAME: tfbind.task,
+    tfbind.FITTED: tfbind.fitted_task,
 }
 
 TRAINERS: dict[str, Callable[[Training], None]] = {
