@@ -213,7 +213,7 @@ class _Student:
         if self.plan.replay:
             self.memory = [*self.memory, *batch][-self.plan.replay :]
 
-    def _steps(self, count: int, generator: Generator, since: int) -> list[int]:
+    def _steps(self, count: int, generator: Generator, since: int = 0) -> list[int]:
         """Which steps count in an update, in order."""
         first = since if self.plan.last is None else max(since, count - self.plan.last)
         if self.objective.whole or self.plan.times is None or self.plan.times >= count - first:
