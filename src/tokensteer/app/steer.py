@@ -107,7 +107,10 @@ def _compared(command: Compare, place: Place) -> list[Job]:
 
 
 def train(command: Train) -> int:
-    trainer = choose(command.task, TRAINERS, "task")
+    choose(command.task, TASKS, "task")
+    if command.task not in TRAINERS:
+        raise ValueError(f"{command.task} has no networks, and nothing to train: run it as it is")
+    trainer = TRAINERS[command.task]
     if command.proposal and command.twist:
         raise ValueError("--proposal and --twist are trained one after the other: give one of them")
     if command.goal is not None and not command.proposal and not command.twist:

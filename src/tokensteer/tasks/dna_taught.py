@@ -41,19 +41,7 @@ COURSE = learned.Course(
     StepVariance(),
     ValueConfig("dilated", asdict(DilatedConfig(VOCAB_SIZE, LENGTH, 64, 5, (1, 2, 4, 8, 16)))),
     kl=KL,
-    twist=ProposalPlan(
-        100,
-        paths=256,
-        on_policy=0.5,
-        updates=16,
-        times=8,
-        replay=16,
-        rate=1e-3,
-        baseline_rate=1.0,
-        average=0.999,
-        report_every=2,
-        save_every=20,
-    ),
+    twist=learned.TWIST,
 )
 
 
@@ -135,7 +123,7 @@ def train_drakes(
         if training.minutes is not None:
             plan = replace(plan, rounds=10**9, seconds=60.0 * training.minutes / len(tuned))
         stored = learned.file_of(training.out, NAME, name, cell)
-        checkpoint = training.out / "checkpoints" / stored.name
+        checkpoint = training.checkpoints / stored.name
         torch.manual_seed(training.seed)  # pyright: ignore[reportUnknownMemberType]
         with shown(f"{NAME} {name}") as watch:
             done = fit_drakes(

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 
 from tokensteer.core.denoiser import Denoiser
 from tokensteer.core.steering import Method, pretrained, smc_base, smc_grad
-from tokensteer.nets import load, save
-from tokensteer.nets.store import Config, Net, build
+from tokensteer.nets import load
+from tokensteer.nets.store import Config
 from tokensteer.tasks import dna_reference
 from tokensteer.tasks.dna_counts import auc, kmer_shares, markov_bits, pearson
 from tokensteer.tasks.dna_data import (
@@ -47,8 +45,8 @@ from tokensteer.tasks.dna_model import (
 )
 from tokensteer.tasks.metrics import Measured, accuracy, hamming, in_parts, measured, nll_bound
 from tokensteer.tasks.task import Setup, Task
-from tokensteer.tasks.training import Training, say, write_json
-from tokensteer.train import Loss, Plan, classifier_loss, fit, masked_loss, shown, uniform_bound, uniform_loss
+from tokensteer.tasks.training import Training, say, train_net, write_json
+from tokensteer.train import Loss, Plan, classifier_loss, masked_loss, uniform_bound, uniform_loss
 
 MODULE = f"tokensteer.tasks.{NAME}"
 SOURCE = (
@@ -144,8 +142,7 @@ def train(
     trial = Trial() if trial is None else trial
     sites, out = data(), training.out
     setup = Setup(trial.num_steps, trial.goal, device=training.device, weights=out)
-    checkpoints = out / "checkpoints"
-    cards = {name: _train_one(name, role, sites, training, checkpoints) for name, role in roles.items()}
+    cards = {name: _train_one(name, role, sites, training) for name, role in roles.items()}
     dna_reference.build(setup, sites).save(out)
     say("measuring")
     found = _measure(setup, sites, training, trial, roles)
@@ -154,29 +151,14 @@ def train(
     if make is not None:
         found["steering"] = _steer(make(setup), training, trial)
     write_json(out / f"{NAME}-quality.json", found)
-    shutil.rmtree(checkpoints)
+    training.tidy(NAME)
     return found
 
 
-def _train_one(name: str, role: Role, sites: Data, training: Training, checkpoints: Path) -> dict[str, Any]:
-    """One network, stored in half precision: all that is measured later is measured of what is stored."""
-    place = list(ROLES).index(name)
-    plan, some = plan_of(role, training), role.sites(sites.train)
-    torch.manual_seed(training.seed + place)  # pyright: ignore[reportUnknownMemberType]
-    net = build(role.config).to(training.device)
-    with shown(f"{NAME} {name}") as watch:
-        fitted = fit(
-            net,
-            role.loss,
-            some.ids,
-            None if name == "uniform" else some.labels,
-            plan=plan,
-            generator=Generator(training.device).manual_seed(training.seed + place),
-            checkpoint=checkpoints / f"{name}.safetensors",
-            watch=watch,
-        )
-    save(cast("Net", fitted.net), file_of(name, training.out), torch.bfloat16)
-    card = training.card(MODULE, f"{name} of the task {NAME}", SOURCE, net, fitted, plan)
+def _train_one(name: str, role: Role, sites: Data, training: Training) -> dict[str, Any]:
+    some, place = role.sites(sites.train), list(ROLES).index(name)
+    data = some.ids, None if name == "uniform" else some.labels
+    card = train_net(training, NAME, name, place, role.config, role.loss, data, plan_of(role, training), SOURCE)
     return card | {"training sites": len(some.ids), "config": asdict(role.config)}
 
 

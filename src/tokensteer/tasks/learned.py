@@ -26,6 +26,21 @@ from tokensteer.train import Balance, Learned, Objective, Progress, ProposalPlan
 
 PARTS = ("proposal", "value")
 
+TWIST = ProposalPlan(
+    100,
+    paths=256,
+    on_policy=0.5,
+    updates=16,
+    times=8,
+    replay=16,
+    rate=1e-3,
+    baseline_rate=1.0,
+    average=0.999,
+    report_every=2,
+    save_every=20,
+)
+"""How a twist is taught to a finished proposal on a GPU."""
+
 Report = TypeVar("Report", Progress, Tuning)
 
 
@@ -122,7 +137,7 @@ def teach(
     card["quality"] = _measure(make(course.kl, 100), training, as_used or as_denoiser, goal, populations)
     for file in cards:
         write_json(file, card)
-    shutil.rmtree(out / "checkpoints", ignore_errors=True)
+    training.tidy(name)
     return card
 
 
@@ -167,7 +182,7 @@ def teach_twist(
     say("measuring")
     card["quality"] = _measure(make(course.kl, 100), training, as_denoiser, goal, populations)
     write_json(stored.with_suffix(".json"), card)
-    shutil.rmtree(out / "checkpoints", ignore_errors=True)
+    training.tidy(learner.name)
     return card
 
 
@@ -192,7 +207,7 @@ def _fit(
             generator=Generator(training.device).manual_seed(training.seed),
             baseline=ValueNet(course.value).to(training.device),
             objective=objective,
-            checkpoint=training.out / "checkpoints" / file_of(Path(), learner.name, part, goal),
+            checkpoint=file_of(training.checkpoints, learner.name, part, goal),
             watch=bar,
         )
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from tokensteer.nets import ConvConfig, PatchConfig, UNetConfig, ValueConfig
 from tokensteer.tasks import pixels, pixels_train
-from tokensteer.tasks.learned import Course
+from tokensteer.tasks.learned import TWIST, Course
 from tokensteer.tasks.pixels import CLASSES, VOCAB_SIZE, Data, Recipe
 from tokensteer.tasks.task import Setup, Task, data_folder
 from tokensteer.tasks.training import Training
@@ -94,19 +94,7 @@ RECIPE = Recipe(
         StepVariance(),
         ValueConfig("unet", asdict(UNetConfig(VOCAB_SIZE, SIDE, SIDE, channels=(24, 48, 96), blocks=1))),
         kl=0.5,
-        twist=ProposalPlan(
-            100,
-            paths=256,
-            on_policy=0.5,
-            updates=16,
-            times=8,
-            replay=16,
-            rate=1e-3,
-            baseline_rate=1.0,
-            average=0.999,
-            report_every=2,
-            save_every=20,
-        ),
+        twist=TWIST,
     ),
     shift=2,
     flips=0.01,

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.steering import Method, pretrained, smc_base, smc_grad
-from tokensteer.nets import load, save
-from tokensteer.nets.store import Net, build
+from tokensteer.nets import load
 from tokensteer.tasks.learned import teach, teach_twist
 from tokensteer.tasks.metrics import Measured, accuracy, hamming, label_histogram, nll_bound
 from tokensteer.tasks.pixels import (
@@ -35,8 +33,8 @@ from tokensteer.tasks.pixels import (
     task,
 )
 from tokensteer.tasks.task import SHIPPED, Setup, Task
-from tokensteer.tasks.training import Training, chosen, parser, say, write_json
-from tokensteer.train import classifier_loss, fit, masked_loss, shown
+from tokensteer.tasks.training import Training, chosen, parser, say, train_net, write_json
+from tokensteer.train import classifier_loss, masked_loss
 
 MEASURED = {1: 200, 4: 60, 16: 30}
 SHARES = (0.75, 0.1, 0.15)
@@ -66,8 +64,7 @@ def train(recipe: Recipe, training: Training, trial: Trial | None = None) -> dic
     trial = Trial() if trial is None else trial
     setup = Setup(trial.num_steps, trial.goal, device=training.device, weights=training.out)
     data, out = recipe.data(), training.out
-    checkpoints = out / "checkpoints"
-    cards = {role: _train_one(recipe, role, data.train, training, checkpoints) for role in ROLES}
+    cards = {role: _train_one(recipe, role, data.train, training) for role in ROLES}
     cards["denoiser"]["hamming"] = [
         round(float(hamming(data.test.ids[data.test.labels == k]).mean()), 5) for k in range(CLASSES)
     ]
@@ -78,7 +75,7 @@ def train(recipe: Recipe, training: Training, trial: Trial | None = None) -> dic
     found["steering"], drawn = _steer(recipe, setup, training, trial)
     picture(torch.cat([samples[:128], *drawn]), recipe.side, out / f"{recipe.name}-samples.png")
     write_json(out / f"{recipe.name}-quality.json", found)
-    shutil.rmtree(checkpoints)
+    training.tidy(recipe.name)
     return found
 
 
@@ -103,27 +100,15 @@ def train_proposal(
     return teach(make, net, as_denoiser, recipe.course, training, goal, populations, weights)
 
 
-def _train_one(recipe: Recipe, role: str, images: Images, training: Training, checkpoints: Path) -> dict[str, Any]:
-    """One network, stored in half precision: all that is measured later is measured of what is stored."""
+def _train_one(recipe: Recipe, role: str, images: Images, training: Training) -> dict[str, Any]:
     place = ROLES.index(role)
     plan = training.plan(recipe.plans[place], SHARES[place])
-    torch.manual_seed(training.seed + place)  # pyright: ignore[reportUnknownMemberType]
-    net = build((recipe.denoiser, recipe.reward, recipe.judge)[place]).to(training.device)
+    config = (recipe.denoiser, recipe.reward, recipe.judge)[place]
+    is_denoiser = role == "denoiser"
     harder = augment(recipe.side, recipe.shift, recipe.flips)
-    with shown(f"{recipe.name} {role}") as watch:
-        fitted = fit(
-            net,
-            masked_loss(MASK) if role == "denoiser" else classifier_loss(harder),
-            images.ids,
-            None if role == "denoiser" else images.labels,
-            plan=plan,
-            generator=Generator(training.device).manual_seed(training.seed + place),
-            checkpoint=checkpoints / f"{role}.safetensors",
-            watch=watch,
-        )
-    save(cast("Net", fitted.net), file_of(recipe, role, training.out), torch.bfloat16)
-    what = f"{role} of the task {recipe.name}"
-    return training.card(f"tokensteer.tasks.{recipe.name}", what, recipe.source, net, fitted, plan)
+    loss = masked_loss(MASK) if is_denoiser else classifier_loss(harder)
+    data = images.ids, None if is_denoiser else images.labels
+    return train_net(training, recipe.name, role, place, config, loss, data, plan, recipe.source)
 
 
 def _measure(

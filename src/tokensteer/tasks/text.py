@@ -7,11 +7,11 @@ trains all its networks. The data does not come with the package; `text_data` ma
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from tokensteer.nets import AttentiveConfig, NgramConfig, TransformerConfig, ValueConfig
 from tokensteer.tasks import text_data, texts, texts_train
-from tokensteer.tasks.learned import Course
+from tokensteer.tasks.learned import TWIST, Course
 from tokensteer.tasks.task import Setup, Task
 from tokensteer.tasks.text_data import LENGTH, SIZE
 from tokensteer.tasks.texts import CLASSES, KL, NUM_STEPS, Recipe
@@ -47,20 +47,7 @@ RECIPE = Recipe(
         ValueConfig("transformer", asdict(TransformerConfig(SIZE, LENGTH, width=64, depth=2))),
         kl=KL,
         num_steps=32,
-        twist=ProposalPlan(
-            80,
-            paths=240,
-            on_policy=0.5,
-            updates=16,
-            times=6,
-            replay=16,
-            rate=1e-3,
-            baseline_rate=1.0,
-            average=0.999,
-            rows=1024,
-            report_every=2,
-            save_every=20,
-        ),
+        twist=replace(TWIST, paths=240, times=6, rows=1024),  # paths for each of fifteen prompts
         frozen=("tokens.weight",),
     ),
     dropped=0.4,  # films have names, and with fewer gaps the names are learned instead of the words

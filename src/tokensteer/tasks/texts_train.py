@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,8 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.steering import pretrained
-from tokensteer.nets import load, save
-from tokensteer.nets.store import Net, build
+from tokensteer.nets import load
 from tokensteer.tasks.learned import teach, teach_twist
 from tokensteer.tasks.metrics import Measured, accuracy, in_parts, measured, nll_bound
 from tokensteer.tasks.task import SHIPPED, Setup, Task
@@ -33,9 +31,9 @@ from tokensteer.tasks.texts import (
     task,
     vocabulary_of,
 )
-from tokensteer.tasks.training import Training, chosen, parser, say, write_json
+from tokensteer.tasks.training import Training, chosen, parser, say, train_net, write_json
 from tokensteer.tasks.wordpiece import WordPiece
-from tokensteer.train import classifier_loss, fit, headed_loss, shown
+from tokensteer.train import classifier_loss, headed_loss
 
 SHARES = (0.9, 0.05, 0.05)
 """Of the time, for denoiser, reward and judge."""
@@ -72,7 +70,6 @@ def train(
         )
     out.mkdir(parents=True, exist_ok=True)
     reviews.vocabulary.write(vocabulary_of(recipe, out))
-    checkpoints = out / "checkpoints"
     parts = {"denoiser": reviews.training, "reward": reviews.parts["reward"], "judge": reviews.parts["judge"]}
     mask_id = reviews.vocabulary.mask_id
     files = {role: file_of(recipe, role, out).with_suffix(".json") for role in ROLES}
@@ -83,14 +80,14 @@ def train(
     for role in ROLES:
         learns = role in roles
         done = None if learns else json.loads(files[role].read_text())
-        cards[role] = done or _train_one(recipe, role, parts[role], mask_id, training, checkpoints)
+        cards[role] = done or _train_one(recipe, role, parts[role], mask_id, training)
     say("measuring")
     setup = Setup(trial.num_steps, device=training.device, weights=out)
     found = _measure(recipe, setup, reviews, training, trial)
     for role in ROLES:
         write_json(files[role], cards[role] | {"quality": found[role]})
     write_json(out / f"{recipe.name}-quality.json", found)
-    shutil.rmtree(checkpoints, ignore_errors=True)
+    training.tidy(recipe.name)
     return found
 
 
@@ -117,32 +114,16 @@ def train_proposal(
     return teach(make, net, wrap, recipe.course, training, goal, populations, weights)
 
 
-def _train_one(
-    recipe: Recipe, role: str, windows: Windows, mask_id: int, training: Training, checkpoints: Path
-) -> dict[str, Any]:
-    """One network, stored in half precision: all that is measured later is measured of what is stored."""
-    place = ROLES.index(role)
+def _train_one(recipe: Recipe, role: str, windows: Windows, mask_id: int, training: Training) -> dict[str, Any]:
+    place, is_denoiser = ROLES.index(role), role == "denoiser"
     plan = training.plan(recipe.plans[place], SHARES[place])
-    if role != "denoiser":  # with more steps than its own a classifier learns its reviews by heart
+    if not is_denoiser:  # with more steps than its own a classifier learns its reviews by heart
         plan = replace(plan, steps=min(plan.steps, recipe.plans[place].steps))
-    torch.manual_seed(training.seed + place)  # pyright: ignore[reportUnknownMemberType]
-    net = build((recipe.denoiser, recipe.reward, recipe.judge)[place]).to(training.device)
+    config = (recipe.denoiser, recipe.reward, recipe.judge)[place]
     harder = augment(mask_id, recipe.dropped, recipe.swapped)
-    with shown(f"{recipe.name} {role}") as watch:
-        fitted = fit(
-            net,
-            headed_loss(mask_id) if role == "denoiser" else classifier_loss(harder),
-            windows.ids,
-            None if role == "denoiser" else windows.labels,
-            plan=plan,
-            generator=Generator(training.device).manual_seed(training.seed + place),
-            checkpoint=checkpoints / f"{role}.safetensors",
-            watch=watch,
-        )
-    save(cast("Net", fitted.net), file_of(recipe, role, training.out), torch.bfloat16)
-    card = training.card(
-        f"tokensteer.tasks.{recipe.name}", f"{role} of the task {recipe.name}", recipe.source, net, fitted, plan
-    )
+    loss = headed_loss(mask_id) if is_denoiser else classifier_loss(harder)
+    data = windows.ids, None if is_denoiser else windows.labels
+    card = train_net(training, recipe.name, role, place, config, loss, data, plan, recipe.source)
     return card | {"windows": len(windows.ids)}
 
 

@@ -8,13 +8,15 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Generator, Tensor, nn
 
+from tokensteer.nets import save
+from tokensteer.nets.store import Config, Net, build
 from tokensteer.tasks.task import check_device
-from tokensteer.train import Fitted, Plan
+from tokensteer.train import Fitted, Loss, Plan, fit, shown
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,18 @@ class Training:
         length = f"--scale {self.scale:g}" if self.minutes is None else f"--minutes {self.minutes:g}"
         return f"--out FOLDER --device {self.device} --seed {self.seed} {length}"
 
+    @property
+    def checkpoints(self) -> Path:
+        """Where runs that are not finished lie."""
+        return self.out / "checkpoints"
+
+    def tidy(self, task: str) -> None:
+        """All networks of a task are finished: nothing is left to go on with."""
+        for file in self.checkpoints.glob(f"{task}-*"):
+            file.unlink()
+        if self.checkpoints.is_dir() and not any(self.checkpoints.iterdir()):
+            self.checkpoints.rmdir()
+
     def card(self, module: str, what: str, data: str, net: nn.Module, fitted: Fitted, plan: Plan) -> dict[str, Any]:
         return {
             "what": what,
@@ -70,6 +84,35 @@ class Training:
             "parameters": sum(p.numel() for p in net.parameters()),
             "plan": asdict(plan),
         }
+
+
+def train_net(
+    training: Training,
+    task: str,
+    role: str,
+    place: int,
+    config: Config,
+    loss: Loss,
+    data: tuple[Tensor, Tensor | None],
+    plan: Plan,
+    source: str,
+) -> dict[str, Any]:
+    """One network of a task, from ids (D, L) and labels (D,) if the loss wants them, and its card; `place` is added to
+    the seed. It is stored in half precision: all that is measured later is measured of what is stored."""
+    torch.manual_seed(training.seed + place)  # pyright: ignore[reportUnknownMemberType]
+    net = build(config).to(training.device)
+    with shown(f"{task} {role}") as watch:
+        fitted = fit(
+            net,
+            loss,
+            *data,
+            plan=plan,
+            generator=Generator(training.device).manual_seed(training.seed + place),
+            checkpoint=training.checkpoints / f"{task}-{role}.safetensors",
+            watch=watch,
+        )
+    save(cast("Net", fitted.net), training.out / f"{task}-{role}.safetensors", torch.bfloat16)
+    return training.card(f"tokensteer.tasks.{task}", f"{role} of the task {task}", source, net, fitted, plan)
 
 
 def parser(module: str, description: str) -> argparse.ArgumentParser:
