@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from tokensteer.core.fused import HALF, Bend, Weighed, draw_from_logits, entries_of, fuses, weigh
-from tokensteer.core.tokens import WORKING, Headed, Kept, Law, Logits, Tokens
+from tokensteer.core.tokens import WORKING, Headed, KeptLaws, Law, Logits, Tokens
 
 
 @dataclass(frozen=True)
-class Slopes(Kept):
+class Slopes(KeptLaws):
     """Gradients of low rank, g(v) = drawn · rewarded[v] + entered · embedded[v], for K sites.
 
     drawn (K, D) is the slope in the reward's embedding (V, D) of what is drawn at the site, entered (K, E) that in the

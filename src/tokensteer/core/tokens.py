@@ -69,7 +69,7 @@ class Store(Law, Protocol):
         ...
 
 
-class Kept:
+class KeptLaws:
     """A store is a dataclass, some of whose fields, `by_law`, have a line for each law."""
 
     by_law: ClassVar[tuple[str, ...]]
@@ -104,7 +104,7 @@ def joined(stores: Sequence[Store]) -> Store:
 
 
 @dataclass(frozen=True)
-class Logs(Kept):
+class Logs(KeptLaws):
     """Laws as they are: log-masses (K, V). Also any other numbers on the vocabulary, such as a gradient."""
 
     values: Tensor
@@ -129,7 +129,7 @@ class Logs(Kept):
 
 
 @dataclass(frozen=True)
-class Logits(Kept):
+class Logits(KeptLaws):
     """A network's raw answers (K, V) in its own precision: the law is their softmax in float32, the mask forbidden."""
 
     values: Tensor
@@ -155,7 +155,7 @@ class Logits(Kept):
 
 
 @dataclass(frozen=True)
-class Headed(Kept):
+class Headed(KeptLaws):
     """A network's last hidden states (K, H) and its linear head, which is applied to the sites that are read."""
 
     states: Tensor
