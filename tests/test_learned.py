@@ -158,8 +158,13 @@ def test_returns_learn_the_value_of_the_best_proposal() -> None:
         def value(x: Tensor, t: float, exact: Enumeration = exact) -> Tensor:
             return exact.log_value[round(3 - 3 * t)][place(x, 3)].clone().requires_grad_()
 
-        loss = float(Returns().backward(Lesson(moves, value, range(3)), 1.0))
-        assert (loss < 1e-20) == (name == "globally_optimal"), (name, loss)
+        def lacking(x: Tensor, t: float, exact: Enumeration = exact) -> Tensor:
+            k, here = round(3 - 3 * t), place(x, 3)
+            return (exact.log_value[k] - exact.log_twist[k])[here].requires_grad_()
+
+        for objective, learned in ((Returns(), value), (Returns(twists=True), lacking)):
+            loss = float(objective.backward(Lesson(moves, learned, range(3)), 1.0))
+            assert (loss < 1e-20) == (name == "globally_optimal"), (name, loss)
 
 
 @pytest.mark.parametrize("kernel", ["mdm", "remdm", "lowconf"])
@@ -369,10 +374,27 @@ def test_a_bad_proposal_and_twist_stay_unbiased(sampler: str) -> None:
         other, Table(4, B.length), lambda net: ts.from_logits(net, B.mask_id, ignores_time=True), plan=plan,
         generator=seeded(), objective=Balance(0.5),
     )  # fmt: skip
-    tilt = ts.LearnedTwist(lambda x, t: learned.baseline(x, t).clamp(-1, 1)).on(ts.Tilt(B.reward, 2.0))
-    steering = ts.Steering(B.model(sampler), tilt, ts.Amortised(learned.denoiser))
-    outcome = trial(steering, answer(steering.model, steering.twist), populations=8192)
-    assert outcome.unbiased, str(outcome)
+    twist = ts.LearnedTwist(lambda x, t: learned.baseline(x, t).clamp(-1, 1))
+    for tilt in (twist.on(ts.Tilt(B.reward, 2.0)), twist.beside(ts.Tilt(B.reward, 2.0))):
+        steering = ts.Steering(B.model(sampler), tilt, ts.Amortised(learned.denoiser))
+        outcome = trial(steering, answer(steering.model, steering.twist), populations=8192)
+        assert outcome.unbiased, str(outcome)
+
+
+def test_what_was_learned_goes_beside_the_estimate() -> None:
+    """psi_t = ramp(t)/kl · r_hat + value, and r/kl at the end; what an exact estimate lacks makes weights equal."""
+    model, tilt = A.model("mdm"), A.tilt("mdm")
+    exact = enumerate_steering(ts.Steering(model, tilt))
+
+    def lacking(x: Tensor, t: float) -> Tensor:
+        k = round(3 - 3 * t)
+        return (exact.log_value[k] - exact.log_twist[k])[place(x, 3)]
+
+    both = enumerate_steering(ts.Steering(model, ts.LearnedTwist(lacking).beside(tilt)))
+    assert all(torch.allclose(both.log_twist[k], exact.log_value[k], atol=1e-12) for k in range(4))
+    assert both.log_z == pytest.approx(exact.log_z, abs=1e-12)
+    with pytest.raises(ValueError, match="looks ahead"):
+        ts.LearnedTwist(lacking).beside(ts.LearnedTwist(lacking).beside(tilt))
 
 
 # ---- plans, checkpoints, refusals

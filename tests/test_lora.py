@@ -379,7 +379,8 @@ def test_heads_and_adapters_on_every_device(device: str) -> None:
     def reward(x: Tensor) -> Tensor:
         return B.reward(x.cpu()).to(x.device)
 
-    model = replace(model_of(p), template=ts.template(B.length, B.mask_id).to(device))
+    template = ts.template(B.length, B.mask_id).to(device)
+    model = replace(B.model("mdm"), denoiser=p, template=template)  # both at once: one alone is elsewhere
     steering = ts.Steering(model, ts.Tilt(reward, 1.0))
     learned = fit_proposal(steering, NewHead(net.head, 8), lambda head: head.on(p), plan=plan, generator=here)
     result = ts.smc(replace(steering, proposal=learned.net.proposal()), 8, generator=here)

@@ -19,6 +19,7 @@ import tokensteer as ts
 from tokensteer import stored
 from tokensteer.app import cli, fluency, runs
 from tokensteer.core.embedded import can_enter
+from tokensteer.core.tokens import dense_of
 from tokensteer.nets import AttentiveConfig, NgramConfig, TransformerConfig, ValueConfig, load, save
 from tokensteer.nets.store import build
 from tokensteer.rewards import constrain
@@ -26,7 +27,7 @@ from tokensteer.rewards.text import matching, renumbered, required
 from tokensteer.tasks import diversity, prompts, text, text_data, texts, texts_train
 from tokensteer.tasks.fluency import Fluency, reader
 from tokensteer.tasks.learned import Course
-from tokensteer.tasks.task import Prompt, Setup
+from tokensteer.tasks.task import SHIPPED, Prompt, Setup, Task
 from tokensteer.tasks.training import Training
 from tokensteer.tasks.wordpiece import MASK, UNKNOWN, WordPiece, tidy, words
 from tokensteer.train import Plan, ProposalPlan, StepVariance, headed_loss, masked_loss
@@ -626,3 +627,45 @@ def test_some_networks_are_trained_again(recipe, weights, tmp_path):
     assert [role for role in texts.ROLES if before[role] != after[role]] == ["judge"]
     cards = {role: json.loads((out / f"text-{role}.json").read_text()) for role in texts.ROLES}
     assert [cards[role]["seed"] for role in texts.ROLES] == [0, 0, 5]
+
+
+# ---- what is shipped
+
+
+@pytest.fixture(scope="module")
+def shipped() -> tuple[Task, WordPiece]:
+    return text.task(Setup(num_steps=32)), WordPiece.read(SHIPPED / "text-vocab.txt")
+
+
+def test_the_shipped_classifiers_know_praise_from_blame(shipped):
+    task, vocabulary = shipped
+    praise = "a wonderful, moving film with superb performances. one of the best i have seen, and i loved it. "
+    blame = "the worst film i have ever seen. boring, badly acted, with an awful script; a waste of time. "
+    x = torch.tensor([(9 * vocabulary.encode(said))[: text_data.LENGTH] for said in (praise, blame)])
+    log_p = task.tilt.reward(x)
+    assert log_p[0] > math.log(0.9)
+    assert log_p[1] < math.log(0.1)
+    assert task.judge(x).tolist() == [1.0, 0.0]
+    for role in ("reward", "judge"):
+        card = json.loads((SHIPPED / f"text-{role}.json").read_text())
+        assert card["quality"]["test accuracy"]["mean"] > 0.7
+
+
+def test_the_shipped_denoiser_knows_how_reviews_go_on(shipped):
+    task, vocabulary = shipped
+    for begun, on in (("this is one of the best films i have ever", "seen"), ("the story is a waste of", "time")):
+        ids = vocabulary.encode(begun)
+        x = torch.full((1, text_data.LENGTH), vocabulary.mask_id)
+        x[0, : len(ids)] = torch.tensor(ids)
+        best = int(dense_of(task.model.denoiser(x, 0.8))[0, len(ids)].argmax())
+        assert vocabulary.pieces[best] == on
+
+
+def test_the_shipped_proposal_praises(shipped):
+    """Without any weights: its texts have a higher log p(praise) than those of the model, by three standard errors."""
+    task, _ = shipped
+    model = replace(task.model, template=task.model.template[8:10])
+    q = ts.prop_amot(model, task.tilt, task.learned().denoiser)
+    plain, taught = (task.tilt.reward(m(1, 24, generator=seeded()).samples[:, 0]) for m in (ts.pretrained(model), q))
+    error = math.hypot(float(plain.std()), float(taught.std())) / 24**0.5
+    assert float(taught.mean() - plain.mean()) / error > 3

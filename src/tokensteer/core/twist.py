@@ -263,7 +263,10 @@ class Value:
 @dataclass(frozen=True)
 class LearnedTwist:
     """The log-twist itself, as a network learned it: psi_t = value(x_t, t), whatever the ramp. Use it as
-    `LearnedTwist(value).on(tilt)`. If it `ignores_time`, a particle that has not moved keeps its value."""
+    `LearnedTwist(value).on(tilt)`. If it `ignores_time`, a particle that has not moved keeps its value.
+
+    `LearnedTwist(value).beside(tilt)` is for a network that learned what the tilt's own estimates lack: it is added to
+    them. A small network cannot know a reward to within a small kl, and near the end the estimates do."""
 
     value: Callable[[Tensor, float], Tensor]
     ignores_time: bool = False
@@ -276,6 +279,16 @@ class LearnedTwist:
     def on(self, tilt: Tilt) -> Tilt:
         """The same target, led to by what was learned."""
         return replace(tilt, estimator=self, ramp=constant_ramp, potential=difference)
+
+    def beside(self, tilt: Tilt) -> Tilt:
+        """The same target, led to by the tilt's own estimates with what was learned added to them."""
+        if tilt.chance is not None:
+            raise ValueError("LearnedTwist: this tilt looks ahead for a constraint already; use it as it is")
+
+        def lacking(look: Look) -> Tensor:
+            return self.value(look.x, look.t)
+
+        return replace(tilt, chance=lacking)
 
 
 # ---- potentials: log-twists from estimates, with what must be carried along; all end in r/kl, their final correction

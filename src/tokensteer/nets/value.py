@@ -18,11 +18,12 @@ _BODIES: dict[str, type[Body]] = {"transformer": TransformerConfig, "unet": UNet
 @dataclass(frozen=True)
 class ValueConfig:
     """The body of a denoiser, "transformer", "unet" or "dilated" with its own configuration, and a readout of its mean
-    site."""
+    site. `beside` says that it is no value by itself, but what goes beside an estimate of it."""
 
     kind: str
     body: dict[str, Any]
     width: int = 128
+    beside: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in _BODIES:

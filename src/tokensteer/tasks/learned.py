@@ -83,19 +83,20 @@ def find(
             f"there is no {file.name} in the weights (there: {', '.join(known) or 'none'}): train it by "
             f"tokensteer train {task} --proposal{_towards(goal)} --out FOLDER, and give --weights FOLDER"
         )
-    value = load(twist, device) if twist.is_file() else None
+    value = cast("ValueNet", load(twist, device)) if twist.is_file() else None
     card = json.loads(file.with_suffix(".json").read_text())
     net = load(file, device, folder / f"{task}-denoiser.safetensors")
     return Trained(as_denoiser(net), value, card)
 
 
 def with_twist(tilt: Tilt, trained: Trained) -> Tilt:
-    """The same target led to by the learned twist, which is not told the time."""
+    """The same target led to by the learned twist, which is not told the time, or by that and the tilt's own."""
     if trained.value is None:
         raise ValueError(
             "no twist was learned with this proposal: use smc-amot, or teach it one by tokensteer train TASK --twist"
         )
-    return LearnedTwist(trained.value, ignores_time=True).on(tilt)
+    twist = LearnedTwist(trained.value, ignores_time=True)
+    return twist.beside(tilt) if trained.value.config.beside else twist.on(tilt)
 
 
 def methods(task: Task, trained: Trained) -> dict[str, Method]:
@@ -171,11 +172,12 @@ def teach_twist(
     rest = out / f"{learner.name}-denoiser.safetensors"
     net = load(file_of(out, learner.name, "proposal", goal), training.device, rest).requires_grad_(False)
     plan = _as_long(course.twist, training)
-    learned = _fit(learner, net, as_denoiser, course, plan, Returns(), training, goal)
+    objective = Returns(twists=True)
+    course = replace(course, value=replace(course.value, beside=True), objective=objective)
+    learned = _fit(learner, net, as_denoiser, course, plan, objective, training, goal)
     stored = file_of(out, learner.name, "value", goal)
     save(cast("Net", learned.baseline), stored, torch.bfloat16)
-    taught = replace(course, objective=Returns())
-    card = _card(learner.name, training, plan, taught, learned, goal) | {
+    card = _card(learner.name, training, plan, course, learned, goal) | {
         "what": f"learned twist of the task {learner.name}, for its learned proposal",
         "command": f"tokensteer train {learner.name} --twist{_towards(goal)} {training.choices()}",
     }

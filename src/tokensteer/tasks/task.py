@@ -16,6 +16,7 @@ from tokensteer.core.kernel import Ancestral, Cap
 from tokensteer.core.model import Diffusion
 from tokensteer.core.smc import Result
 from tokensteer.core.twist import Tilt
+from tokensteer.nets import ValueNet
 from tokensteer.tasks.metrics import Measured
 
 SHIPPED = Path(__file__).parent.parent / "weights"
@@ -72,7 +73,7 @@ class Trained:
     """A learned proposal, the learned log-twist value(x, t) that goes with it if there is one, and their card."""
 
     denoiser: Denoiser
-    value: Callable[[Tensor, float], Tensor] | None
+    value: ValueNet | None
     card: Mapping[str, Any]
 
 

@@ -48,7 +48,7 @@ CLASSES = ("blame", "praise")
 BLANK = re.compile(r"_{3,}(\d*)")
 HANDFUL = 5
 """Sites of a blank that does not say how many."""
-KL, DRAWS, NUM_STEPS = 0.2, 4, 64
+KL, DRAWS, NUM_STEPS = 0.025, 4, 64
 
 
 @dataclass(frozen=True)

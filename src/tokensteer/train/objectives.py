@@ -10,7 +10,8 @@ With G_t = psi_s(x_s) - psi_t(x_t) + log p(x_s | x_t) - log q(x_s | x_t) the log
   sampler, q = p · V_s/V_t, and all weights are equal. `decay` says how much longer stretches count: 0 for single steps
   (detailed balance), inf for whole paths (trajectory balance), anything in between for all (sub-trajectory balance).
 - `Returns`, for the twist of a q that is no longer taught: the mean of (v(x_t) - log-weight still to come)². Its zero
-  is the mean of that log-weight under q, which is the log of the value function less what q still lacks.
+  is the mean of that log-weight under q, which is the log of the value function less what q still lacks. With `twists`,
+  what the tilt's own estimate says of it is taken off first, and v is what goes beside that.
 - `PathVariance`, the variance of the log-weight of whole paths, without any baseline: the same optimum for q.
 
 Gradients are gathered a few steps at a time, so that memory does not grow with the number of steps. An objective of
@@ -165,6 +166,8 @@ class Returns:
     def backward(self, lesson: Lesson, share: float) -> Tensor:
         paths = lesson.moves.paths
         to_come = paths.log_twist[-1] + paths.log_ratio.flip(0).cumsum(0).flip(0)
+        if self.twists:
+            to_come = to_come - paths.log_twist[:-1]
         total = torch.zeros((), device=paths.x.device)
         for part in lesson.parts:
             loss = paths.mean((lesson.expected(part) - to_come[part]).square()).sum() / len(lesson.steps)
