@@ -23,7 +23,7 @@ from tokensteer.core.tokens import dense_of
 from tokensteer.nets import AttentiveConfig, NgramConfig, TransformerConfig, ValueConfig, load, save
 from tokensteer.nets.store import build
 from tokensteer.rewards import constrain
-from tokensteer.rewards.text import matching, renumbered, required
+from tokensteer.rewards.text import matching, of_text, renumbered, required
 from tokensteer.tasks import diversity, prompts, text, text_data, texts, texts_train
 from tokensteer.tasks.fluency import Fluency, reader
 from tokensteer.tasks.learned import Course
@@ -614,6 +614,8 @@ def test_a_reward_in_the_vocabulary_that_pieces_came_from(weights):
     assert ts.smc_grad(task.model, tilt)(2, 15, generator=seeded()).reward.isfinite().all()
     with pytest.raises(ValueError, match="each token needs an id"):
         renumbered(theirs, [0, 10**6])
+    with pytest.raises(ValueError, match="own vocabulary"):
+        renumbered(of_text(lambda said: [0.0 for _ in said], lambda x: ["" for _ in x]), vocabulary.origin)
 
 
 def test_some_networks_are_trained_again(recipe, weights, tmp_path):

@@ -44,6 +44,11 @@ class Renumbered:
 
 def renumbered(reward: Entered, origin: Sequence[int]) -> Renumbered:
     """`reward` for a canvas of fewer tokens: `origin` has for each its id in the reward's vocabulary."""
+    if not hasattr(reward, "of_embeddings"):
+        raise ValueError(
+            f"renumbered: {type(reward).__name__} reads texts and not tokens. Make the classifier for its own "
+            "vocabulary, classifier(network, label, tokenizer, own=tokenizer)"
+        )
     known = len(reward.embedding)
     if not origin or not 0 <= min(origin) <= max(origin) < known:
         raise ValueError(f"renumbered: each token needs an id from 0 to {known - 1}, in the reward's own vocabulary")
