@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import tokensteer as ts
 from tokensteer.app import methods
 from tokensteer.app.cli import main
 from tokensteer.app.report import learning
@@ -48,19 +49,22 @@ def test_digits_are_taught_and_found(tmp_path: Path) -> None:
         methods.learned(other)
 
 
-def test_a_finished_proposal_is_taught_its_twist(tmp_path: Path) -> None:
-    course = digits.RECIPE.course
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_finished_proposal_is_taught_its_twist(tmp_path: Path, beside: bool) -> None:
+    course = replace(digits.RECIPE.course, value=replace(digits.RECIPE.course.value, beside=beside))
     assert course.twist is not None
     plan = replace(course.twist, rounds=2, paths=4, updates=1, times=2)
     recipe = replace(digits.RECIPE, course=replace(course, twist=plan, num_steps=4))
     card = pixels_train.train_proposal(recipe, Training(tmp_path), 4, populations={2: 2}, twist=True)
     assert json.loads((tmp_path / "digits-value-4.json").read_text()) == card
-    assert card["objective"].startswith("Returns")
+    assert card["objective"].startswith(f"Returns(twists={beside}")
     assert "smc-learned N=2" in card["quality"]
     for name in ("digits-proposal-4.safetensors", "digits-proposal-4.json"):  # it came along as it was
         assert (tmp_path / name).read_bytes() == (SHIPPED / name).read_bytes()
     task = digits.task(Setup(4, 4, weights=tmp_path))
     assert "smc-learned" in methods.usual(task, task.tilt)
+    tilt = learned.with_twist(task.tilt, methods.learned(task))
+    assert (tilt.ramp, tilt.chance is None) == ((task.tilt.ramp, False) if beside else (ts.constant_ramp, True))
     with pytest.raises(FileNotFoundError, match="train digits --proposal --goal 5"):
         pixels_train.train_proposal(recipe, Training(tmp_path), 5, twist=True)
     bare = replace(recipe, course=replace(course, twist=None))

@@ -39,7 +39,7 @@ COURSE = learned.Course(
         save_every=20,
     ),
     StepVariance(),
-    ValueConfig("dilated", asdict(DilatedConfig(VOCAB_SIZE, LENGTH, 64, 5, (1, 2, 4, 8, 16)))),
+    ValueConfig("dilated", asdict(DilatedConfig(VOCAB_SIZE, LENGTH, 64, 5, (1, 2, 4, 8, 16))), beside=True),
     kl=KL,
     twist=learned.TWIST,
 )

@@ -48,8 +48,9 @@ Report = TypeVar("Report", Progress, Tuning)
 class Course:
     """How the proposal of a task is trained: at `kl`, in `num_steps`, fewer than it is used with since no network is
     told the time. `value` is the network of the baseline, which under `Balance` is a learned twist. Otherwise one can
-    be taught afterwards, by `twist`, from the paths of the finished proposal. Parameters called `frozen` stay those of
-    the denoiser and are stored with it alone."""
+    be taught afterwards, by `twist`, from the paths of the finished proposal: instead of the tilt's own estimates, or
+    what goes `beside` them if `value` says so. Parameters called `frozen` stay those of the denoiser and are stored
+    with it alone."""
 
     plan: ProposalPlan
     objective: Objective
@@ -126,7 +127,7 @@ def teach(
     out, name = training.out, learner.name
     complete(out, weights, name)
     plan = _as_long(course.plan, training)
-    learned = _fit(learner, _learning(net, course.frozen), as_denoiser, course, plan, course.objective, training, goal)
+    learned = _fit(learner, _learning(net, course.frozen), as_denoiser, course, plan, training, goal)
     kept = PARTS if isinstance(course.objective, Balance) else PARTS[:1]  # other baselines are no twists
     for part, trained in zip(kept, (learned.net, learned.baseline), strict=False):
         without = course.frozen if part == "proposal" else ()
@@ -172,9 +173,8 @@ def teach_twist(
     rest = out / f"{learner.name}-denoiser.safetensors"
     net = load(file_of(out, learner.name, "proposal", goal), training.device, rest).requires_grad_(False)
     plan = _as_long(course.twist, training)
-    objective = Returns(twists=True)
-    course = replace(course, value=replace(course.value, beside=True), objective=objective)
-    learned = _fit(learner, net, as_denoiser, course, plan, objective, training, goal)
+    course = replace(course, objective=Returns(twists=course.value.beside))
+    learned = _fit(learner, net, as_denoiser, course, plan, training, goal)
     stored = file_of(out, learner.name, "value", goal)
     save(cast("Net", learned.baseline), stored, torch.bfloat16)
     card = _card(learner.name, training, plan, course, learned, goal) | {
@@ -194,11 +194,10 @@ def _fit(
     as_denoiser: Callable[[nn.Module], Denoiser],
     course: Course,
     plan: ProposalPlan,
-    objective: Objective,
     training: Training,
     goal: int | None,
 ) -> Learned:
-    part = "twist" if isinstance(objective, Returns) else "proposal"
+    part = "twist" if isinstance(course.objective, Returns) else "proposal"
     torch.manual_seed(training.seed)  # pyright: ignore[reportUnknownMemberType]
     with shown(f"{learner.name} {part}") as bar:
         return fit_proposal(
@@ -208,7 +207,7 @@ def _fit(
             plan=plan,
             generator=Generator(training.device).manual_seed(training.seed),
             baseline=ValueNet(course.value).to(training.device),
-            objective=objective,
+            objective=course.objective,
             checkpoint=file_of(training.checkpoints, learner.name, part, goal),
             watch=bar,
         )

@@ -92,7 +92,7 @@ RECIPE = Recipe(
             save_every=20,
         ),
         StepVariance(),
-        ValueConfig("unet", asdict(UNetConfig(VOCAB_SIZE, SIDE, SIDE, channels=(24, 48, 96), blocks=1))),
+        ValueConfig("unet", asdict(UNetConfig(VOCAB_SIZE, SIDE, SIDE, channels=(24, 48, 96), blocks=1)), beside=True),
         kl=0.5,
         twist=TWIST,
     ),

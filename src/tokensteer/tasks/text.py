@@ -44,7 +44,7 @@ RECIPE = Recipe(
             save_every=20,
         ),
         StepVariance(),
-        ValueConfig("transformer", asdict(TransformerConfig(SIZE, LENGTH, width=64, depth=2))),
+        ValueConfig("transformer", asdict(TransformerConfig(SIZE, LENGTH, width=64, depth=2)), beside=True),
         kl=KL,
         num_steps=32,
         twist=replace(TWIST, paths=240, times=6, rows=1024),  # paths for each of fifteen prompts
