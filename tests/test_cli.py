@@ -185,12 +185,13 @@ def test_help_names_what_there_is():
 
 def test_choices_reach_the_steering(tmp_path: Path):
     words = ["--kl", "0.5", "--ramp", "clipped:5", "--draws", "3", "--remask", "0.2", "--goal", "7", "--trigger"]
-    assert tokensteer("run", "digits", *TINY, *words, "every:2", "--memory", "1GiB", "--out", tmp_path / "x") == 0
+    words += ["every:2", "--noise", "shared", "--seed", "6"]
+    assert tokensteer("run", "digits", *TINY, *words, "--memory", "1GiB", "--out", tmp_path / "x") == 0
     row = ts.open_run(tmp_path / "x").rows[0]
     (ready,) = play.prepare([jobs.Job(**{**row["job"], "extra": ()})], play.Place())
     tilt, model = ready.method.steering.twist, ready.task.model
     assert tilt is not None
-    assert (tilt.kl, tilt.draws) == (0.5, 3)
+    assert (tilt.kl, tilt.draws, tilt.estimator) == (0.5, 3, ts.Sampled(seed=6))
     assert tilt.ramp(0.75) == pytest.approx(0.5)  # type: ignore[operator]
     assert model.kernel.sigma == ts.Cap(0.2)  # type: ignore[attr-defined]
     assert "towards 7" in ready.task.about
@@ -201,7 +202,10 @@ def test_draws_replace_a_value_in_closed_form():
     assert isinstance(task.tilt.estimator, ts.Value)
     assert isinstance(methods.tilted(task, 5, None).estimator, ts.Sampled)
     assert "smc-enumerated" in methods.usual(task, task.tilt)
-    assert "smc-enumerated" not in methods.usual(task, methods.tilted(task, 5, None))
+    for noise in methods.NOISES:
+        tilt = methods.tilted(task, 5, None, noise, seed=4)
+        assert tilt.estimator == ts.Sampled(4 if noise == "shared" else None)
+        assert "smc-enumerated" not in methods.usual(task, tilt)  # that of draws would have to be asked for
 
 
 def test_mog_is_held_to_the_target_of_its_own_kl():
@@ -351,6 +355,8 @@ RUN = ["run", "digits", *TINY, "--out", "OUT"]
         ([*RUN, "--ramp", "linaer"], "no ramp called 'linaer'. Did you mean linear?"),
         ([*RUN, "--ramp", "clipped:x"], "takes a number"),
         ([*RUN, "--ramp", "clipped:0"], "takes a positive number"),
+        ([*RUN, "--noise", "loud"], "no noise called 'loud'"),
+        (["run", "mog", "--noise", "shared"], "give --draws too"),
         ([*RUN, "--trigger", "sometimes"], "no trigger called 'sometimes'"),
         ([*RUN, "--trigger", "ess:2"], "ess_below: fraction must lie in (0, 1]"),
         ([*RUN, "--trigger", "every:0"], "every: k must be at least 1"),

@@ -165,7 +165,9 @@ def test_steep_gradients_cover(sampler, average, draws):
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize(
-    "estimator", [ts.Sampled(), ts.Relaxed(0.3, hard=True), ts.Relaxed(), ts.SoftInput(), ts.Exact()], ids=repr
+    "estimator",
+    [ts.Sampled(), ts.Sampled(seed=5), ts.Relaxed(0.3, hard=True), ts.Relaxed(), ts.SoftInput(), ts.Exact()],
+    ids=repr,
 )
 def test_gradients_through_the_reward(estimator, sampler):
     tilt = replace(A.tilt(sampler, draws=2), estimator=estimator, **SMOOTH)

@@ -30,6 +30,7 @@ class Job:
     goal: int | None = None
     kl: float | None = None
     draws: int | None = None
+    noise: str | None = None
     ramp: str | None = None
     trigger: str | None = None
     remask: float = 0.0

@@ -104,7 +104,12 @@ class Recipe:
 
 def _clip(tilt: Tilt) -> float | None:
     """Estimates from few draws have steep gradients, which are clipped; those in closed form can be trusted."""
-    return 3.0 if tilt.estimator.random else None
+    return 3.0 if _drawn(tilt) else None
+
+
+def _drawn(tilt: Tilt) -> bool:
+    """Whether the reward is estimated from draws, whose noise may be shared and then is not random."""
+    return tilt.estimator.random or isinstance(tilt.estimator, Sampled)
 
 
 def learned(task: Task) -> Trained:
@@ -222,10 +227,10 @@ METHODS: dict[str, Recipe] = {
 
 
 def usual(task: Task, tilt: Tilt) -> list[str]:
-    """The methods worth comparing: the enumerated proposal only where twists are not random, and others where there is
+    """The methods worth comparing: the enumerated proposal only where twists need no draws, and others where there is
     what they need, such as networks that were trained for this goal."""
     left_out = {"particle-gibbs", "svdd-argmax"}
-    if tilt.estimator.random:
+    if _drawn(tilt):
         left_out.add("smc-enumerated")
     if task.conditional is None:
         left_out |= {"cfg", "smc-cfg"}
@@ -285,13 +290,22 @@ def trigger(text: str) -> Trigger:
     return TRIGGERS[text]
 
 
-def tilted(task: Task, draws: int | None, by: str | None) -> Tilt:
-    """The task's tilt with another ramp or number of draws. Who asks for draws wants the reward estimated from them,
-    even where the task knows it in closed form."""
+NOISES = ("fresh", "shared")
+
+
+def tilted(task: Task, draws: int | None, by: str | None, noise: str | None = None, seed: int = 0) -> Tilt:
+    """The task's tilt with another ramp, number of draws or noise behind them, which a seed stands for if it is shared.
+    Who asks for draws wants the reward estimated from them, even where the task knows it in closed form."""
     tilt = task.tilt if by is None else replace(task.tilt, ramp=ramp(by))
-    if draws is None:
+    if draws is not None:
+        tilt = replace(tilt, draws=draws, estimator=tilt.estimator if _drawn(tilt) else Sampled())
+    if noise is None:
         return tilt
-    return replace(tilt, draws=draws, estimator=tilt.estimator if tilt.estimator.random else Sampled())
+    if noise not in NOISES:
+        raise ValueError(unknown(noise, NOISES, "noise"))
+    if not isinstance(tilt.estimator, Sampled):
+        raise ValueError(f"--noise is that of draws, and {task.name} needs none on the way: give --draws too")
+    return replace(tilt, estimator=Sampled(seed if noise == "shared" else None))
 
 
 def recipe_of(name: str) -> Recipe:

@@ -79,7 +79,7 @@ def say(part: str | Table, console: Console | None = None) -> None:
 
 
 def _common(task: str, setting: Setting) -> dict[str, Any]:
-    names = ("goal", "kl", "draws", "ramp", "trigger", "remask", "reward")
+    names = ("goal", "kl", "draws", "noise", "ramp", "trigger", "remask", "reward")
     given: dict[str, Any] = {name: getattr(setting, name) for name in names}
     steps = STEPS.get(task, 100) if setting.steps is None else setting.steps
     return given | {"task": task, "steps": steps, "prompts": None if setting.prompts is None else str(setting.prompts)}

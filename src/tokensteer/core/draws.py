@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Generator, Tensor
@@ -13,6 +14,16 @@ NEVER = -math.inf
 def uniforms(shape: tuple[int, ...], like: Tensor, generator: Generator | None) -> Tensor:
     """Uniforms on (0, 1] in double precision: never 0, so that inverting a CDF never lands on an empty cell."""
     return 1.0 - torch.rand(shape, generator=generator, device=like.device, dtype=torch.float64)
+
+
+@lru_cache(maxsize=16)
+def shared_uniforms(seed: int, draws: int, length: int, device: torch.device) -> Tensor:
+    """Uniforms on (0, 1] that a seed stands for, (draws, length), in double precision. Those of a site are a Latin
+    hypercube: one in each of as many equal parts as there are draws, so that they cover its law evenly."""
+    generator = Generator().manual_seed(seed)
+    part = torch.rand(draws, length, generator=generator).argsort(0)
+    within = 1.0 - torch.rand(draws, length, generator=generator, dtype=torch.float64)
+    return ((part + within) / draws).to(device)
 
 
 def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:

@@ -241,10 +241,17 @@ class Tokens:
         """Whether the laws sum to one by themselves, whatever they are."""
         return not isinstance(self.store, Logs)
 
-    def draw(self, where: Tensor, draws: int, generator: Generator | None) -> tuple[Tensor, Tensor]:
-        """`draws` tokens for each of the sites `where`, and their log-probabilities, (draws, P, L); 0 elsewhere."""
+    def draw(
+        self, where: Tensor, draws: int, generator: Generator | None, shared: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`draws` tokens for each of the sites `where`, and their log-probabilities, (draws, P, L); 0 elsewhere. They
+        come from uniforms of their own, or from those that all rows have in common, `shared` (draws, L)."""
         index, sites = self._asked(where)
-        drawn = self.store.draw(index, uniforms((len(index), draws), index, generator))
+        if shared is None:
+            u = uniforms((len(index), draws), index, generator)
+        else:
+            u = shared.T.repeat(len(where), 1) if sites is None else shared.T[sites[1]]
+        drawn = self.store.draw(index, u)
         if sites is None:  # a draw from nothing is 0 as it is
             tokens, log_p = (values.T.reshape(draws, *where.shape) for values in drawn)
         else:

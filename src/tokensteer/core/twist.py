@@ -22,7 +22,7 @@ from torch.nn.functional import one_hot
 from tokensteer.core.adaptive import Adaptive
 from tokensteer.core.chunks import Chunks
 from tokensteer.core.denoiser import carry_over
-from tokensteer.core.draws import NEVER
+from tokensteer.core.draws import NEVER, shared_uniforms
 from tokensteer.core.kernel import NO_MASK
 from tokensteer.core.listing import distinct, support
 from tokensteer.core.model import Meter
@@ -168,22 +168,31 @@ def _straight_through(soft: Tensor) -> Tensor:
     return hard + (soft - soft.detach())
 
 
-def draw_clean(look: Look, draws: int, generator: Generator | None) -> Tensor:
-    """M clean sequences for each row from one pass over their laws, drawn at masked sites only, (M, P, L) ids."""
+def draw_clean(look: Look, draws: int, generator: Generator | None, seed: int | None = None) -> Tensor:
+    """M clean sequences for each row from one pass over their laws, drawn at masked sites only, (M, P, L) ids; with a
+    `seed`, from the uniforms it stands for, which are those of all rows."""
     hidden = look.hidden
-    return torch.where(hidden, look.tokens.draw(hidden, draws, generator)[0], look.ids)
+    shared = None if seed is None else shared_uniforms(seed, draws, hidden.shape[1], hidden.device)
+    return torch.where(hidden, look.tokens.draw(hidden, draws, generator, shared)[0], look.ids)
 
 
 @dataclass(frozen=True)
 class Sampled:
     """Draws from p(x_0 | x_t). If the reward is differentiable, each has the gradient of the law it was drawn from
-    (straight through); if not, gradients are by REINFORCE."""
+    (straight through); if not, gradients are by REINFORCE.
 
-    random: bool = field(default=True, init=False, repr=False)
+    With a `seed` the noise behind the draws is the same for all particles at all times. The estimate is then a function
+    of x_t, one of many that would do, and weights are differences of one function instead of two noises."""
+
+    seed: int | None = None
     ignores_time: bool = field(default=True, init=False, repr=False)
 
+    @property
+    def random(self) -> bool:
+        return self.seed is None
+
     def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
-        x0, log_v = draw_clean(look, tilt.draws, generator), look.zeros(tilt.draws, len(look.x))
+        x0, log_v = draw_clean(look, tilt.draws, generator, self.seed), look.zeros(tilt.draws, len(look.x))
         if look.relaxed and tilt.differentiable:
             law = look.clean_law()
             return _average_draws(tilt, one_hot(x0, law.shape[-1]).to(law.dtype) + (law - law.detach()), log_v)
