@@ -42,7 +42,8 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--particles", type=int, default=16)
     words.add_argument("--memory", default="1GiB", help="the budget that is given to smc")
-    words.add_argument("--kind", help="from_hidden or from_logits; both, each in a process of its own, unless given")
+    kinds = ("from_hidden", "from_logits")
+    words.add_argument("--kind", choices=kinds, help="both, each in a process of its own, unless given")
     given = words.parse_args()
     if given.kind:
         peak, seconds = steer(given.kind, given.particles, given.memory)
@@ -52,7 +53,7 @@ def main() -> None:
     size = f"{given.particles} × {LENGTH} × {VOCAB}"
     sys.stdout.write(f"{size}, float32: all logits are {whole:.2f} GiB; budget {given.memory}\n")
     sys.stdout.flush()
-    for kind in ("from_hidden", "from_logits"):
+    for kind in kinds:
         again = [sys.executable, "-m", "benchmarks.memory", "--kind", kind]
         subprocess.run([*again, "--particles", str(given.particles), "--memory", given.memory], check=True)
 

@@ -182,7 +182,7 @@ def test_estimate_from_given_draws(kind: str, monkeypatch: pytest.MonkeyPatch) -
     num_steps = toy.num_steps("mdm")
     out, draws = c["outputs"]["increments"][kind], c["inputs"]["draws"]
 
-    def given(look: ts.Look, count: int, generator: object) -> Tensor:
+    def given(look: ts.Look, count: int, generator: object, seed: object) -> Tensor:
         return torch.tensor(draws[f"x{round(look.t * num_steps)}"]).unsqueeze(1)
 
     monkeypatch.setattr(twist, "draw_clean", given)
@@ -268,7 +268,7 @@ def test_gradients(index: int, carry: str, monkeypatch: pytest.MonkeyPatch) -> N
     gumbel = torch.nn.functional.pad(numbers(toy.inputs["gumbel"]), (0, 1)).unsqueeze(1)
     given = torch.where(ids == toy.mask_id, torch.tensor(toy.inputs["x0_draws"]).unsqueeze(1), ids)
     monkeypatch.setattr(twist, "_gumbel", lambda look, draws, generator: gumbel[:, look.hidden])
-    monkeypatch.setattr(twist, "draw_clean", lambda look, draws, generator: given)
+    monkeypatch.setattr(twist, "draw_clean", lambda look, draws, generator, seed: given)
     x = toy.one_hots(ids).requires_grad_()
     denoiser = ts.from_logits(toy.logits, toy.mask_id, ignores_time=True)
 

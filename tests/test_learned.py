@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from toys import Toy, case
 
 import tokensteer as ts
+from tokensteer.rewards import constrain, contains
 from tokensteer.testing import Enumeration, enumerate_steering
 from tokensteer.train import (
     Balance,
@@ -393,8 +394,17 @@ def test_what_was_learned_goes_beside_the_estimate() -> None:
     both = enumerate_steering(ts.Steering(model, ts.LearnedTwist(lacking).beside(tilt)))
     assert all(torch.allclose(both.log_twist[k], exact.log_value[k], atol=1e-12) for k in range(4))
     assert both.log_z == pytest.approx(exact.log_z, abs=1e-12)
-    with pytest.raises(ValueError, match="looks ahead"):
-        ts.LearnedTwist(lacking).beside(ts.LearnedTwist(lacking).beside(tilt))
+    drawn = replace(tilt, estimator=ts.Sampled())
+    result, plain = (
+        ts.smc_base(model, t)(4, 3, generator=seeded()) for t in (ts.LearnedTwist(lacking).beside(drawn), drawn)
+    )
+    assert result.rows["reward"] > plain.rows["reward"] + 12  # it is a network too
+    beside = ts.LearnedTwist(lacking).beside(tilt)
+    for wrong in (lambda: ts.LearnedTwist(lacking).beside(beside), lambda: constrain(model, contains([1], 3), beside)):
+        with pytest.raises(ValueError, match="already"):
+            wrong()
+    with pytest.raises(ValueError, match="one number for each"):
+        ts.smc_base(model, ts.LearnedTwist(lambda x, t: x.double()).beside(tilt))(4, 3)
 
 
 # ---- plans, checkpoints, refusals

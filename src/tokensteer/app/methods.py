@@ -102,14 +102,17 @@ class Recipe:
     estimates: bool = True
 
 
+def _taught(task: Task, tilt: Tilt) -> Tilt:
+    """The tilt with the task's learned twist, or the error that they do not go together."""
+    trained = learned(task)
+    if trained.value is not None and trained.value.config.beside and tilt.ramp is not task.tilt.ramp:
+        raise ValueError(f"the twist of {task.name} was learned beside the task's own ramp: leave out --ramp")
+    return with_twist(tilt, trained)
+
+
 def _clip(tilt: Tilt) -> float | None:
     """Estimates from few draws have steep gradients, which are clipped; those in closed form can be trusted."""
-    return 3.0 if _drawn(tilt) else None
-
-
-def _drawn(tilt: Tilt) -> bool:
-    """Whether the reward is estimated from draws, whose noise may be shared and then is not random."""
-    return tilt.estimator.random or isinstance(tilt.estimator, Sampled)
+    return 3.0 if tilt.drawn else None
 
 
 def learned(task: Task) -> Trained:
@@ -215,7 +218,7 @@ METHODS: dict[str, Recipe] = {
     ),
     "smc-learned": Recipe(
         "SMC with the learned proposal and the learned twist",
-        lambda task, tilt, n: smc_amot(task.model, with_twist(tilt, learned(task)), learned(task).denoiser),
+        lambda task, tilt, n: smc_amot(task.model, _taught(task, tilt), learned(task).denoiser),
         trained=learned,
     ),
     "particle-gibbs": Recipe(
@@ -230,7 +233,7 @@ def usual(task: Task, tilt: Tilt) -> list[str]:
     """The methods worth comparing: the enumerated proposal only where twists need no draws, and others where there is
     what they need, such as networks that were trained for this goal."""
     left_out = {"particle-gibbs", "svdd-argmax"}
-    if _drawn(tilt):
+    if tilt.drawn:
         left_out.add("smc-enumerated")
     if task.conditional is None:
         left_out |= {"cfg", "smc-cfg"}
@@ -298,7 +301,7 @@ def tilted(task: Task, draws: int | None, by: str | None, noise: str | None = No
     Who asks for draws wants the reward estimated from them, even where the task knows it in closed form."""
     tilt = task.tilt if by is None else replace(task.tilt, ramp=ramp(by))
     if draws is not None:
-        tilt = replace(tilt, draws=draws, estimator=tilt.estimator if _drawn(tilt) else Sampled())
+        tilt = replace(tilt, draws=draws, estimator=tilt.estimator if tilt.drawn else Sampled())
     if noise is None:
         return tilt
     if noise not in NOISES:

@@ -98,7 +98,7 @@ class Setting:
     draws: Annotated[int | None, _left("the task's", "INT")] = None
     """Clean samples that the reward of a half-finished one is estimated from."""
     noise: Annotated[str | None, _left("the task's", "STR")] = None
-    """Behind those: fresh, or shared by all particles at all times, which is better the smaller --kl."""
+    """Of the draws: fresh, or shared by all particles at all times, often better where the reward is sharp."""
     ramp: Annotated[str | None, _left("the task's", "STR")] = None
     """How much of the reward counts on the way: linear, constant, end, exponential, clipped:3, adaptive:0.9."""
     trigger: Annotated[str | None, _left("the method's", "STR")] = None

@@ -9,6 +9,8 @@ import torch
 from torch import Generator, Tensor
 
 NEVER = -math.inf
+APART = 0x5EED_1E55_0DD5
+"""Added to seeds of shared noise: a run may well have the same seed, and must not draw the same numbers."""
 
 
 def uniforms(shape: tuple[int, ...], like: Tensor, generator: Generator | None) -> Tensor:
@@ -20,9 +22,9 @@ def uniforms(shape: tuple[int, ...], like: Tensor, generator: Generator | None) 
 def shared_uniforms(seed: int, draws: int, length: int, device: torch.device) -> Tensor:
     """Uniforms on (0, 1] that a seed stands for, (draws, length), in double precision. Those of a site are a Latin
     hypercube: one in each of as many equal parts as there are draws, so that they cover its law evenly."""
-    generator = Generator().manual_seed(seed)
-    part = torch.rand(draws, length, generator=generator).argsort(0)
-    within = 1.0 - torch.rand(draws, length, generator=generator, dtype=torch.float64)
+    generator = Generator("cpu").manual_seed((seed + APART) % 2**63)
+    part = torch.rand(draws, length, generator=generator, device="cpu").argsort(0)
+    within = 1.0 - torch.rand(draws, length, generator=generator, device="cpu", dtype=torch.float64)
     return ((part + within) / draws).to(device)
 
 

@@ -29,7 +29,6 @@ from tokensteer.core.resample import Resampler, Trigger, ess_below, every, syste
 from tokensteer.core.schedule import Ramp, constant_ramp, linear_ramp
 from tokensteer.core.smc import Result, pooled
 from tokensteer.core.steering import Method, Steering
-from tokensteer.core.twist import Relaxed, Sampled
 
 FEWEST = 8
 """Populations of a pilot: fewer say too little about their spread."""
@@ -255,7 +254,7 @@ def _settings(
     if ramps is None:
         other = ("linear", linear_ramp) if tilt.ramp is constant_ramp else ("constant", constant_ramp)
         ramps = dict([("the tilt's", tilt.ramp), other])
-    estimated = isinstance(tilt.estimator, Sampled | Relaxed)
+    estimated = tilt.drawn
     numbers = (draws or (tilt.draws, 4 * tilt.draws)) if estimated else (tilt.draws,)
     settings: list[Setting] = []
     for m, (ramp_name, ramp) in product(numbers, ramps.items()):

@@ -265,5 +265,5 @@ def reward_ahead(x: Tensor, t: float, model: Model, twist: Tilt) -> tuple[Tensor
         look = Look(noisy, model.clean(model.predict(noisy, t)), t, model.kernel.mask_id)
         r[~clean] = twist.estimate(look, None).to(r.dtype)
         if twist.chance is not None:
-            chance[~clean] = twist.chance(look).to(r.dtype)
+            chance[~clean] = twist.ahead(look).to(r.dtype)
     return r, chance

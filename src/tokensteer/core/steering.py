@@ -212,7 +212,7 @@ class Steering:
         if parent is not None and not weighed:
             return parent.chance
         look = Look(x, self.model.clean(_known(known)), t, self.model.kernel.mask_id)
-        return self.twist.chance(look).to(known.log_twist.dtype)
+        return self.twist.ahead(look).to(known.log_twist.dtype)
 
     def _weigh(self, known: Evaluation, t: float, parent: Evaluation | None) -> Evaluation:
         """What is known with its log-twist. Where no estimate was made, that of the parent will do: they telescope."""

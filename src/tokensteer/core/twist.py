@@ -32,7 +32,7 @@ from tokensteer.core.tokens import Laws, Tokens, dense_of, tokens_of
 
 Reward = Callable[[Tensor], Tensor]
 Average = Callable[[Tensor, Tensor, float], Tensor]
-Chance = Callable[["Look"], Tensor]
+Chance = Callable[["Tilt", "Look"], Tensor]
 # From ramp(t)/kl, one for all or (P,), the estimate and the parent: the log-twist and what is to be carried along.
 Potential = Callable[[float | Tensor, Tensor, Evaluation | None], tuple[Tensor, Tensor | None]]
 
@@ -274,8 +274,9 @@ class LearnedTwist:
     """The log-twist itself, as a network learned it: psi_t = value(x_t, t), whatever the ramp. Use it as
     `LearnedTwist(value).on(tilt)`. If it `ignores_time`, a particle that has not moved keeps its value.
 
-    `LearnedTwist(value).beside(tilt)` is for a network that learned what the tilt's own estimates lack: it is added to
-    them. A small network cannot know a reward to within a small kl, and near the end the estimates do."""
+    `LearnedTwist(value).beside(tilt)` is for a network that learned what the tilt's own twist lacks, ramp and draws as
+    they are: it is added to that. A small network cannot know a reward to within a small kl; near the end the estimates
+    do. It is asked wherever weights are looked at."""
 
     value: Callable[[Tensor, float], Tensor]
     ignores_time: bool = False
@@ -294,7 +295,8 @@ class LearnedTwist:
         if tilt.chance is not None:
             raise ValueError("LearnedTwist: this tilt looks ahead for a constraint already; use it as it is")
 
-        def lacking(look: Look) -> Tensor:
+        def lacking(tilt: Tilt, look: Look) -> Tensor:
+            tilt.meter.count(len(look.x))
             return self.value(look.x, look.t)
 
         return replace(tilt, chance=lacking)
@@ -362,6 +364,11 @@ class Tilt:
             raise ValueError(f"Tilt.ramp must be a function of t, got {ramp!r}; try linear_ramp")
         if abs(ramp(0.0) - 1.0) > 1e-9:
             raise ValueError(f"Tilt.ramp(0) must be 1, got {ramp(0.0):.6g}: the final target would not be exp(r/kl)")
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the reward on the way is estimated from draws, be their noise fresh or shared."""
+        return isinstance(self.estimator, Sampled | Relaxed)
 
     def scale(self, t: float, chosen: Tensor | None = None) -> float | Tensor:
         """ramp(t)/kl, exactly 1/kl at the end; for a ramp that adapts, of the lambdas `chosen`, 0 if none were yet."""
@@ -439,6 +446,16 @@ class Tilt:
                 f"the estimate must give one number for each of {len(look.x)} sequences, got shape {tuple(r.shape)}"
             )
         return self.hopeful(r)
+
+    def ahead(self, look: Look) -> Tensor:
+        """The term of the log-twist that counts in full, (P,)."""
+        assert self.chance is not None
+        found = self.chance(self, look)
+        if found.shape != (len(look.x),):
+            raise ValueError(
+                f"Tilt.chance must give one number for each of {len(look.x)} sequences, got shape {tuple(found.shape)}"
+            )
+        return found
 
     def hopeful(self, r: Tensor) -> Tensor:
         """An estimate, never -inf."""

@@ -135,7 +135,7 @@ class LookAhead:
     automaton: Automaton
     kept: Kept
 
-    def __call__(self, look: Look) -> Tensor:
+    def __call__(self, tilt: Tilt, look: Look) -> Tensor:
         ids, rho = look.ids, self.kept.at(look.t, len(look.x))
         masked = ids == look.mask_id
         log_mu = _law(self.automaton, look.tokens, look.mask_id, masked, masked | (rho < 1))
@@ -286,6 +286,8 @@ def constrain(
     """
     if model.kernel.mask_id == NO_MASK:
         raise ValueError("constraints look ahead along a masked process, and this kernel has no mask: use Ancestral")
+    if tilt is not None and tilt.chance is not None:
+        raise ValueError("constrain: this tilt has a term beside its estimates already; give the tilt it was made from")
     automaton = automaton.to(model.device)
     _check_possible(model, automaton)
     rho = kept(model)

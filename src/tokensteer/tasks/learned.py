@@ -60,6 +60,10 @@ class Course:
     twist: ProposalPlan | None = None
     frozen: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.value.beside and isinstance(self.objective, Balance):
+            raise ValueError("Course: what Balance learns is a whole twist, and goes beside nothing")
+
 
 def _as_long(plan: ProposalPlan, training: Training) -> ProposalPlan:
     """A course's plan in the time that was given, or so many times as long."""

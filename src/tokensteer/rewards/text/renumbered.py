@@ -46,8 +46,9 @@ def renumbered(reward: Entered, origin: Sequence[int]) -> Renumbered:
     """`reward` for a canvas of fewer tokens: `origin` has for each its id in the reward's vocabulary."""
     if not hasattr(reward, "of_embeddings"):
         raise ValueError(
-            f"renumbered: {type(reward).__name__} reads texts and not tokens. Make the classifier for its own "
-            "vocabulary, classifier(network, label, tokenizer, own=tokenizer)"
+            f"renumbered: {type(reward).__name__} takes no embedded tokens. A classifier does if it is made for its "
+            "own vocabulary, classifier(network, label, tokenizer, own=tokenizer); other rewards need no gradient: use "
+            "lambda x: reward(origin[x])"
         )
     known = len(reward.embedding)
     if not origin or not 0 <= min(origin) <= max(origin) < known:
