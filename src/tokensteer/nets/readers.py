@@ -5,6 +5,7 @@ Both take ids (P, L), one-hots (P, L, V) or, by `of_embeddings`, what their own 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,25 @@ from torch.nn import functional as F
 
 from tokensteer.nets.parts import embed
 from tokensteer.nets.transformer import Block
+
+
+class _Reader(nn.Module, ABC):
+    """A classifier that can be entered behind its table of tokens."""
+
+    def __init__(self, vocab_size: int, features: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocab_size, features)
+        nn.init.normal_(self.tokens.weight, std=0.1)
+
+    @property
+    def embedding(self) -> Tensor:
+        return self.tokens.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.of_embeddings(embed(x, self.tokens))
+
+    @abstractmethod
+    def of_embeddings(self, embedded: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -32,26 +52,17 @@ class AttentiveConfig:
             raise ValueError(f"AttentiveConfig: width {self.width} is no multiple of {self.heads} heads")
 
 
-class AttentiveReader(nn.Module):
+class AttentiveReader(_Reader):
     """Log-probabilities of the classes, (P, K), from the mean of all sites after attention of all to all."""
 
     def __init__(self, config: AttentiveConfig) -> None:
-        super().__init__()
+        super().__init__(config.vocab_size, config.features)
         self.config = config
-        self.tokens = nn.Embedding(config.vocab_size, config.features)
-        nn.init.normal_(self.tokens.weight, std=0.1)
         self.enter = nn.Linear(config.features, config.width)
         self.places = nn.Parameter(0.02 * torch.randn(config.length, config.width))
         self.blocks = nn.ModuleList(Block(config.width, config.heads) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.num_classes)
-
-    @property
-    def embedding(self) -> Tensor:
-        return self.tokens.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.of_embeddings(embed(x, self.tokens))
 
     def of_embeddings(self, embedded: Tensor) -> Tensor:
         if embedded.shape[1] != self.config.length:
@@ -76,26 +87,17 @@ class NgramConfig:
         object.__setattr__(self, "spans", tuple(self.spans))  # JSON knows lists only
 
 
-class NgramReader(nn.Module):
+class NgramReader(_Reader):
     """Log-probabilities of the classes, (P, K), from the strongest and the mean answer of each detector of n-grams,
     wherever it stands; it has no attention and knows no places."""
 
     def __init__(self, config: NgramConfig) -> None:
-        super().__init__()
+        super().__init__(config.vocab_size, config.features)
         self.config = config
-        self.tokens = nn.Embedding(config.vocab_size, config.features)
-        nn.init.normal_(self.tokens.weight, std=0.1)
         self.detectors = nn.ModuleList(nn.Conv1d(config.features, config.channels, span) for span in config.spans)
         found = 2 * len(config.spans) * config.channels
         self.norm = nn.LayerNorm(found)
         self.head = nn.Linear(found, config.num_classes)
-
-    @property
-    def embedding(self) -> Tensor:
-        return self.tokens.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.of_embeddings(embed(x, self.tokens))
 
     def of_embeddings(self, embedded: Tensor) -> Tensor:
         h = embedded.transpose(1, 2)
