@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import tokensteer as ts
+from tokensteer.app import methods
 from tokensteer.app.cli import main
 from tokensteer.nets import DilatedConfig, MotifConfig, ValueConfig, WordsConfig, load, save
 from tokensteer.nets.store import build
@@ -587,6 +588,13 @@ def test_guidance_asks_two_models_and_the_plain_sampler_one(weights: Path):
     assert not torch.allclose(told.denoiser(x, 0.5).exp(), task.model.denoiser(x, 0.5).exp())
     run = ts.cfg(told, task.model, 1.5)(2, 2, generator=seeded())
     assert run.rows["denoiser"] == 2 * ts.pretrained(task.model)(2, 2, generator=seeded()).rows["denoiser"]
+
+
+def test_a_run_shares_the_noise_of_its_seed_unless_it_is_asked_not_to(weights: Path):
+    made = dna.task(Setup(2, weights=weights))
+    assert methods.tilted(made, None, None, seed=3).estimator == ts.Sampled(seed=3)
+    assert methods.tilted(made, 8, None, seed=3).estimator == ts.Sampled(seed=3)
+    assert methods.tilted(made, None, None, "fresh", seed=3).estimator == ts.Sampled()
 
 
 def test_wrong_goals_list_the_cell_types(weights: Path, tmp_path: Path, capsys):

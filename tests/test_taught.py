@@ -65,6 +65,11 @@ def test_a_finished_proposal_is_taught_its_twist(tmp_path: Path, beside: bool) -
     assert "smc-learned" in methods.usual(task, task.tilt)
     tilt = learned.with_twist(task.tilt, methods.learned(task))
     assert (tilt.ramp, tilt.chance is None) == ((task.tilt.ramp, False) if beside else (ts.constant_ramp, True))
+    for other, goes in ((replace(task.tilt, kl=0.3), False), (replace(task.tilt, ramp=ts.end_ramp), not beside)):
+        assert ("smc-learned" in methods.usual(task, other)) == goes
+        assert "smc-amot" in methods.usual(task, other)
+    with pytest.raises(ValueError, match="learned at kl = 1: leave out --kl"):
+        methods.recipe_of("smc-learned").make(task, replace(task.tilt, kl=0.3), 2)
     with pytest.raises(FileNotFoundError, match="train digits --proposal --goal 5"):
         pixels_train.train_proposal(recipe, Training(tmp_path), 5, twist=True)
     bare = replace(recipe, course=replace(course, twist=None))

@@ -105,8 +105,12 @@ class Recipe:
 def _taught(task: Task, tilt: Tilt) -> Tilt:
     """The tilt with the task's learned twist, or the error that they do not go together."""
     trained = learned(task)
-    if trained.value is not None and trained.value.config.beside and tilt.ramp is not task.tilt.ramp:
+    if trained.value is None:
+        return with_twist(tilt, trained)  # which says how to get one
+    if trained.value.config.beside and tilt.ramp is not task.tilt.ramp:
         raise ValueError(f"the twist of {task.name} was learned beside the task's own ramp: leave out --ramp")
+    if (kl := trained.card.get("kl", tilt.kl)) != tilt.kl:
+        raise ValueError(f"the twist of {task.name} was learned at kl = {kl:g}: leave out --kl, or use smc-amot")
     return with_twist(tilt, trained)
 
 
@@ -241,8 +245,8 @@ def usual(task: Task, tilt: Tilt) -> list[str]:
         left_out.add("sgdd")
     for name, recipe in METHODS.items():
         try:
-            if recipe.trained is not None and recipe.trained(task).value is None and name == "smc-learned":
-                left_out.add(name)
+            if recipe.trained is not None:
+                recipe.make(task, tilt, 1)
         except (FileNotFoundError, ValueError):
             left_out.add(name)
     return [name for name in METHODS if name not in left_out]
@@ -297,18 +301,19 @@ NOISES = ("fresh", "shared")
 
 
 def tilted(task: Task, draws: int | None, by: str | None, noise: str | None = None, seed: int = 0) -> Tilt:
-    """The task's tilt with another ramp, number of draws or noise behind them, which a seed stands for if it is shared.
-    Who asks for draws wants the reward estimated from them, even where the task knows it in closed form."""
+    """The task's tilt with another ramp, number of draws or noise behind them, which the run's seed stands for if it is
+    shared. Who asks for draws wants the reward estimated from them, even where the task knows it in closed form."""
     tilt = task.tilt if by is None else replace(task.tilt, ramp=ramp(by))
     if draws is not None:
         tilt = replace(tilt, draws=draws, estimator=tilt.estimator if tilt.drawn else Sampled())
-    if noise is None:
-        return tilt
-    if noise not in NOISES:
+    if noise not in (None, *NOISES):
         raise ValueError(unknown(noise, NOISES, "noise"))
-    if not isinstance(tilt.estimator, Sampled):
+    if isinstance(tilt.estimator, Sampled):
+        shared = noise == "shared" or (noise is None and not tilt.estimator.random)
+        return replace(tilt, estimator=Sampled(seed if shared else None))
+    if noise is not None:
         raise ValueError(f"--noise is that of draws, and {task.name} needs none on the way: give --draws too")
-    return replace(tilt, estimator=Sampled(seed if noise == "shared" else None))
+    return tilt
 
 
 def recipe_of(name: str) -> Recipe:

@@ -93,7 +93,7 @@ def _compared(command: Compare, place: Place) -> list[Job]:
         setting = command.setting
         job = Job(method="pretrained", particles=1, populations=1, **_common(command.task, setting))
         task = make_task(setup_of(replace(job, steps=1), place), command.task)
-        usual = methods.usual(task, task.tilt if setting.draws is None else methods.tilted(task, setting.draws, None))
+        usual = methods.usual(task, methods.tilted(task, setting.draws, setting.ramp, setting.noise))
     jobs = plan(
         command.recipe,
         command.methods,

@@ -20,7 +20,7 @@ from tokensteer.core.denoiser import Denoiser, from_logits
 from tokensteer.core.kernel import NO_MASK, Kernel, uniform_noise
 from tokensteer.core.model import Diffusion, template
 from tokensteer.core.schedule import Ramp, linear_ramp, uniform_steps
-from tokensteer.core.twist import Tilt
+from tokensteer.core.twist import Sampled, Tilt
 from tokensteer.nets import DilatedConfig, MotifConfig, WordsConfig
 from tokensteer.nets import load as load_net
 from tokensteer.tasks.dna_data import CELLS, LENGTH, LETTERS, MASK, VOCAB_SIZE
@@ -90,8 +90,9 @@ def cell_of(goal: int | None) -> int:
 
 
 def tilt(reward: Classifier, cell: int, ramp: Ramp = RAMP, kl: float = KL, draws: int = DRAWS) -> Tilt:
-    """The target p(x) · p(cell | x)^(1/kl)."""
-    return Tilt(lambda x: reward(x)[:, cell], kl, ramp, draws, differentiable=True)
+    """The target p(x) · p(cell | x)^(1/kl). The reward over kl runs from -50 to 0: draws of fresh noise would tell
+    their own luck apart rather than the particles, so all share one."""
+    return Tilt(lambda x: reward(x)[:, cell], kl, ramp, draws, estimator=Sampled(seed=0), differentiable=True)
 
 
 def logit(log_p: Tensor, cell: int) -> Tensor:
