@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ import torch
 import tokensteer as ts
 from tokensteer.app import report
 from tokensteer.app.numbers import number, short, spread
-from tokensteer.app.report import figures, genealogy, samples, write
+from tokensteer.app.report import figures, genealogy, samples, trades, write
+from tokensteer.app.report.folder import read
 from tokensteer.app.report.page import most_within
 from tokensteer.app.runs import FORMAT, Writer
 from tokensteer.tasks.catalogue import TASKS
@@ -579,6 +581,27 @@ def test_damaged_rows(small: Path, content: str) -> None:
 
 
 # ---- figures
+
+
+@pytest.mark.parametrize(("methods", "panels"), [(4, 1), (12, 2)])
+def test_a_crowd_on_the_front_is_drawn_closer_too(methods: int, panels: int, tmp_path: Path) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    drawing = import_module("tokensteer.app.report.figures")
+    rows = []
+    for k in range(methods):
+        result = toy(4)
+        metrics = {"activity": [100.0 if k == 0 else k, 0.1], "3-mer correlation": [1 - 0.01 * k, None]}
+        rows.append((row("dna", f"method {k}", result, metrics), result))
+    found = trades.trade(read(fill(tmp_path / "run", rows)).rows)
+    assert found is not None
+    drawing._front(figure, found, {row.method: k for k, row in enumerate(found.rows)})
+    whole, *closer = figure.axes
+    assert 1 + len(closer) == panels
+    assert whole.get_xlim()[1] > 100
+    for axes in closer:  # the outermost is outside, and the middle half inside
+        low, high = axes.get_xlim()
+        assert low < 4
+        assert 8 < high < 100
 
 
 def test_figures(mog: Path) -> None:

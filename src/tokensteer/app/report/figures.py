@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TONES = ("#6b7078", "#1f55e0", "#d95f02", "#00503a", "#7a1573", "#b08a5c", "#0a9bc9")
+MARKERS = "os^D"
+CROWD = 8
+"""More dots than that are drawn twice: all of them, and the middle half of them closer."""
 WIDTH = 5.5
 """Inches: the text width of most one-column papers."""
 DPI = 200
@@ -79,12 +82,24 @@ def _break_even(figure: Figure, costs: Sequence[learning.Cost]) -> None:
 
 
 def _front(figure: Figure, trade: trades.Trade, colours: Mapping[str, int]) -> None:
-    """One metric against another, a line along those who are beaten in neither."""
-    axes: Axes = figure.subplots()
+    """One metric against another, a line along those who are beaten in neither; of a crowd its middle too."""
+    whole, *closer = figure.subplots(1, 2 if len(trade.rows) > CROWD else 1, squeeze=False)[0]  # pyright: ignore
+    for axes in (whole, *closer):
+        _spots(axes, trade, colours)
+    for axes in closer:
+        for metric, limit in ((trade.x, axes.set_xlim), (trade.y, axes.set_ylim)):
+            means = sorted(row.metrics[metric].mean for row in trade.rows)
+            outer = len(means) // 4
+            room = (means[-1 - outer] - means[outer]) or 1.0
+            limit(means[outer] - 0.5 * room, means[-1 - outer] + 0.5 * room)
+        _plain(axes, f"{heading(trade.y)}, closer", heading(trade.x))
+
+
+def _spots(axes: Axes, trade: trades.Trade, colours: Mapping[str, int]) -> None:
     way = [(row.metrics[trade.x].mean, row.metrics[trade.y].mean) for row in trade.front]
     axes.plot(*zip(*way, strict=True), color=TONES[0], linewidth=0.8, zorder=0)  # pyright: ignore
     name = naming(trade.rows)
-    for row in trade.rows:
+    for k, row in enumerate(trade.rows):
         x, y = row.metrics[trade.x], row.metrics[trade.y]
         wide, tall = (2 * m.error if math.isfinite(m.error) else 0.0 for m in (x, y))
         axes.errorbar(  # pyright: ignore[reportUnknownMemberType]
@@ -93,9 +108,9 @@ def _front(figure: Figure, trade: trades.Trade, colours: Mapping[str, int]) -> N
             [tall],
             [wide],
             label=name(row),
-            linewidth=0.8,
-            marker="o",
-            markersize=3,
+            linewidth=0.6,
+            marker=MARKERS[k // 6 % len(MARKERS)],  # there are six colours
+            markersize=3.5,
             **_style(colours[row.method]),  # pyright: ignore[reportArgumentType]
         )
     _plain(axes, heading(trade.y), heading(trade.x))
