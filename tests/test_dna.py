@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import tokensteer as ts
-from tokensteer.app import methods
+from tokensteer.app import jobs, methods, play
 from tokensteer.app.cli import main
 from tokensteer.nets import DilatedConfig, MotifConfig, ValueConfig, WordsConfig, load, save
 from tokensteer.nets.store import build
@@ -595,6 +595,11 @@ def test_a_run_shares_the_noise_of_its_seed_unless_it_is_asked_not_to(weights: P
     assert methods.tilted(made, None, None, seed=3).estimator == ts.Sampled(seed=3)
     assert methods.tilted(made, 8, None, seed=3).estimator == ts.Sampled(seed=3)
     assert methods.tilted(made, None, None, "fresh", seed=3).estimator == ts.Sampled()
+    common = {"task": "dna", "particles": 2, "populations": 1, "seed": 3, "steps": 2}
+    for name, noise, seed in (("smc-base", None, 3), ("fk-sum", None, None), ("fk-sum", "shared", 3)):
+        (ready,) = play.prepare([jobs.Job(method=name, noise=noise, **common)], play.Place(weights))
+        assert ready.method.steering.twist is not None
+        assert ready.method.steering.twist.estimator == ts.Sampled(seed)
 
 
 def test_wrong_goals_list_the_cell_types(weights: Path, tmp_path: Path, capsys):

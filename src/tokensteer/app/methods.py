@@ -90,7 +90,9 @@ class Recipe:
     """How a method is put together for a number of particles, and how its answer is read off.
 
     With `sweeps`, that many sweeps of particle Gibbs follow a first run; with `split`, split Gibbs is run instead. What
-    was trained for it is found by `trained`. Unless it `estimates` the normaliser, its weights mean nothing.
+    was trained for it is found by `trained`. Unless it `estimates` the normaliser, its weights mean nothing. Unless it
+    `shares`, the noise of its draws is fresh even where the task's is shared: estimates that are gathered along the
+    way want their noise to average out.
     """
 
     about: str
@@ -100,6 +102,7 @@ class Recipe:
     split: SplitGibbs | None = None
     trained: Callable[[Task], Trained] | None = None
     estimates: bool = True
+    shares: bool = True
 
 
 def _taught(task: Task, tilt: Tilt) -> Tilt:
@@ -179,8 +182,8 @@ METHODS: dict[str, Recipe] = {
         lambda task, tilt, n: nested_svdd(task.model, tilt, math.gcd(n, 4)),
     ),
     "fk-difference": Recipe("Feynman-Kac steering by differences of rewards", _fk(difference)),
-    "fk-max": Recipe("Feynman-Kac steering by the highest reward so far", _fk(maximum)),
-    "fk-sum": Recipe("Feynman-Kac steering by the sum of rewards", _fk(total)),
+    "fk-max": Recipe("Feynman-Kac steering by the highest reward so far", _fk(maximum), shares=False),
+    "fk-sum": Recipe("Feynman-Kac steering by the sum of rewards", _fk(total), shares=False),
     "prop-grad": Recipe(
         "the gradient proposal without its weights: classifier guidance",
         lambda task, tilt, n: prop_grad(task.model, tilt, _clip(tilt)),
@@ -300,16 +303,19 @@ def trigger(text: str) -> Trigger:
 NOISES = ("fresh", "shared")
 
 
-def tilted(task: Task, draws: int | None, by: str | None, noise: str | None = None, seed: int = 0) -> Tilt:
-    """The task's tilt with another ramp, number of draws or noise behind them, which the run's seed stands for if it is
-    shared. Who asks for draws wants the reward estimated from them, even where the task knows it in closed form."""
+def tilted(
+    task: Task, draws: int | None, by: str | None, noise: str | None = None, seed: int = 0, shares: bool = True
+) -> Tilt:
+    """The task's tilt with another ramp, number of draws or noise behind them. Shared noise is that of the run's seed;
+    where the task shares it, so does a method that `shares`, unless told otherwise. Who asks for draws wants the reward
+    estimated from them, even where the task knows it in closed form."""
     tilt = task.tilt if by is None else replace(task.tilt, ramp=ramp(by))
     if draws is not None:
         tilt = replace(tilt, draws=draws, estimator=tilt.estimator if tilt.drawn else Sampled())
     if noise not in (None, *NOISES):
         raise ValueError(unknown(noise, NOISES, "noise"))
     if isinstance(tilt.estimator, Sampled):
-        shared = noise == "shared" or (noise is None and not tilt.estimator.random)
+        shared = noise == "shared" or (noise is None and shares and not tilt.estimator.random)
         return replace(tilt, estimator=Sampled(seed if shared else None))
     if noise is not None:
         raise ValueError(f"--noise is that of draws, and {task.name} needs none on the way: give --draws too")

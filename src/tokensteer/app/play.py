@@ -95,7 +95,9 @@ def setup_of(job: Job, place: Place) -> Setup:
 
 def put_together(job: Job, task: Task) -> Ready:
     recipe = methods.recipe_of(job.method)
-    method = recipe.make(task, methods.tilted(task, job.draws, job.ramp, job.noise, job.seed), job.particles)
+    method = recipe.make(
+        task, methods.tilted(task, job.draws, job.ramp, job.noise, job.seed, recipe.shares), job.particles
+    )
     if job.trigger is not None:
         method = replace(method, when=methods.trigger(job.trigger))
     if recipe.sweeps and job.particles < 2:

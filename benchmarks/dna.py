@@ -1,0 +1,131 @@
+"""The tables of docs/dna.md from run folders of `tokensteer compare dna`: means (standard deviations) over seeds.
+
+python -m benchmarks.dna out/dna-16 out/dna-small out/dna-large
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+
+from tokensteer.app.methods import METHODS
+from tokensteer.app.runs import open_run
+from tokensteer.core.smc import Result
+from tokensteer.tasks import dna, dna_data, dna_reference
+from tokensteer.tasks.dna_model import classifier
+from tokensteer.tasks.metrics import in_parts
+from tokensteer.tasks.task import Setup
+
+Group = Sequence[Mapping[str, Any]]
+
+
+def number(value: float, places: int) -> str:
+    text = f"{abs(value):.{places}f}"
+    minus = "−" if value < 0 and float(text) else ""
+    return minus + (text[1:] if text.startswith("0.") else text)
+
+
+def over_seeds(values: Sequence[float], places: int, centre: float | None = None) -> str:
+    if not values:
+        return ""
+    found = number(mean(values) if centre is None else centre, places)
+    return found + (f" ({number(stdev(values), places)})" if len(values) > 1 else "")
+
+
+def metric(rows: Group, name: str, places: int, of: str = "metrics") -> str:
+    return over_seeds([row[of][name][0] for row in rows if row[of] is not None and name in row[of]], places)
+
+
+def log_z(rows: Group) -> str:
+    """The log of the mean of Z, since the mean of the logs is too low; the deviation is that of the logs."""
+    logs = [row["log_z"] for row in rows if row["log_z"] is not None]
+    if not logs:
+        return ""
+    centre = max(logs) + math.log(mean(math.exp(value - max(logs)) for value in logs))
+    return over_seeds(logs, 1, centre)
+
+
+def spent(rows: Group) -> str:
+    """Rows of one population: denoiser and proposal, and reward."""
+    each = {name: mean(row["rows"].get(name, 0) / row["populations"] / 1000 for row in rows) for name in NETWORKS}
+    return f"{each['denoiser'] + each['proposal']:.1f}k + {each['reward']:.1f}k"
+
+
+NETWORKS = ("denoiser", "proposal", "reward")
+PLACES = {"accuracy": 3, "reward accuracy": 3, "activity": 2, "3-mer correlation": 3, "motif correlation": 3}
+PLACES_ANSWER = PLACES | {"log-likelihood": 1, "diversity": 3}
+
+
+def table(title: str, head: Sequence[str], lines: Mapping[str, Sequence[str]]) -> None:
+    text = [f"\n{title}\n", f"| method | {' | '.join(head)} |", "|---" * (1 + len(head)) + "|"]
+    text += [f"| {name} | {' | '.join(cells)} |" for name, cells in lines.items() if any(cells)]
+    sys.stdout.write("\n".join(text) + "\n")
+
+
+def real(cell: int = 0, groups: int = 3, size: int = 64) -> None:
+    """Some of the best sites of a cell type in groups, as if each was what a method gave; and how far the judge agrees
+    with the reward network on sites that neither has seen, chromosome 1."""
+    task, found = dna.task(Setup(goal=cell)), dna_data.data()
+    reward, judge = (classifier(role, Setup()) for role in ("reward", "judge"))
+    parts = (found.train, found.validation, found.test)
+    ids = torch.cat([part.ids[part.labels == cell] for part in parts]).long()
+    best = ids[in_parts(reward, ids)[:, cell].topk(int(dna_reference.SHARE * len(ids))).indices]
+    order = torch.randperm(len(best), generator=torch.Generator().manual_seed(0))
+    rows: list[dict[str, Any]] = []
+    for group in best[order[: groups * size]].view(groups, size, 1, -1):
+        alone = torch.zeros(size, 1, dtype=torch.float64)
+        result = Result(group, alone, None, torch.ones(1, size), None, torch.zeros(1, size, 1).long(), {}, None)
+        rows.append({"metrics": {name: (value.mean,) for name, value in task.metrics(result).items()}})
+    names = PLACES_ANSWER | {"distinct 6-mers": 2, "novelty": 2, "MPRA": 2}
+    table(f"{size} real sites", list(names), {"real": [metric(rows, name, places) for name, places in names.items()]})
+    unseen = found.test.ids[found.test.labels == cell].long()
+    liked, judged = (in_parts(net, unseen)[:, cell].exp() > 0.5 for net in (reward, judge))
+    share = float(judged[liked].double().mean())
+    error = (share * (1 - share) / int(liked.sum())) ** 0.5
+    sys.stdout.write(f"\nOf {len(unseen)} unseen sites the reward network accepts {int(liked.sum())}, and the judge ")
+    sys.stdout.write(f"{share:.3f} ± {error:.3f} of these\n")
+
+
+def main(folders: Sequence[str]) -> None:
+    groups: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = defaultdict(dict)
+    for folder in folders:
+        for row in open_run(Path(folder)).rows:
+            groups[row["method"], row["particles"]][row["seed"]] = row
+    sizes = sorted({size for _, size in groups})
+    methods = [name for name in METHODS if any(method == name for method, _ in groups)]
+
+    def rows(method: str, size: int) -> Group:
+        return list(groups[method, size].values()) if (method, size) in groups else []
+
+    for size in sizes if len(sizes) == 1 else [16]:
+        there = [name for name in methods if rows(name, size)]
+        answers = {
+            name: [
+                *(metric(rows(name, size), m, p) for m, p in PLACES_ANSWER.items()),
+                log_z(rows(name, size)),
+                spent(rows(name, size)),
+            ]
+            for name in there
+        }
+        table(f"N = {size}", [*PLACES_ANSWER, "log Z", "denoiser + reward rows"], answers)
+        best = {name: [metric(rows(name, size), m, p, "best") for m, p in PLACES.items()] for name in there}
+        table(f"N = {size}, the best of each population by reward", list(PLACES), best)
+    for name, places in (("accuracy", 2), ("activity", 1)):
+        grown = {method: [metric(rows(method, size), name, places) for size in sizes] for method in methods}
+        table(name, [str(size) for size in sizes], grown)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        raise SystemExit(__doc__)
+    if sys.argv[1] == "real":
+        real(*map(int, sys.argv[2:3]))
+    else:
+        main(sys.argv[1:])
