@@ -655,3 +655,9 @@ def test_what_is_taught_is_found_again(weights: Path, tmp_path: Path, capsys):
     rows = ts.open_run(tmp_path / "x").rows
     assert [row["method"] for row in rows] == methods
     assert all(row["training"]["denoiser rows"] > 0 for row in rows)
+    once = {row["method"]: row["training"]["denoiser rows"] for row in rows}
+    assert once["smc-learned"] > once["smc-amot"]
+    assert tokensteer("report", tmp_path / "x") == 0  # whatever each training kept an eye on
+    page = (tmp_path / "x" / "report.html").read_text()
+    for names in ("drakes", "drakes-kl", "smc-amot", "smc-learned"):
+        assert f"Training for {names} took" in page

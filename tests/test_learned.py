@@ -410,9 +410,11 @@ def test_what_was_learned_goes_beside_the_estimate() -> None:
 # ---- plans, checkpoints, refusals
 
 
-def small(checkpoint=None, rounds: int = 6, watch=None, **options):
+def small(checkpoint=None, rounds: int = 6, watch=None, num_steps: int | None = None, **options):
     torch.manual_seed(3)
-    steering = ts.Steering(B.model("mdm"), ts.Tilt(B.reward, B.kl, draws=2))
+    model = B.model("mdm")
+    model = model if num_steps is None else replace(model, steps=ts.uniform_steps(num_steps))
+    steering = ts.Steering(model, ts.Tilt(B.reward, B.kl, draws=2))
     settings = {"paths": 8, "updates": 2, "on_policy": 0.75, "replay": 2, "times": 2, "save_every": 1, "anneal": 0.5}
     return fit_proposal(
         steering,

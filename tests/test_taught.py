@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -63,12 +64,16 @@ def test_a_finished_proposal_is_taught_its_twist(tmp_path: Path, beside: bool) -
         assert (tmp_path / name).read_bytes() == (SHIPPED / name).read_bytes()
     task = digits.task(Setup(4, 4, weights=tmp_path))
     assert "smc-learned" in methods.usual(task, task.tilt)
-    tilt = learned.with_twist(task.tilt, methods.learned(task))
+    trained = methods.learned(task)
+    both = methods.recipe_of("smc-learned").trained(task).card  # what the two took together
+    assert both["denoiser rows"] == trained.card["denoiser rows"] + card["denoiser rows"]
+    assert both["history"] == card["history"]
+    tilt = learned.with_twist(task.tilt, trained)
     assert (tilt.ramp, tilt.chance is None) == ((task.tilt.ramp, False) if beside else (ts.constant_ramp, True))
     for other, goes in ((replace(task.tilt, kl=0.3), False), (replace(task.tilt, ramp=ts.end_ramp), not beside)):
         assert ("smc-learned" in methods.usual(task, other)) == goes
         assert "smc-amot" in methods.usual(task, other)
-    with pytest.raises(ValueError, match="learned at kl = 1: leave out --kl"):
+    with pytest.raises(ValueError, match=r"learned at kl = 1, and here it is 0\.3: give --kl 1"):
         methods.recipe_of("smc-learned").make(task, replace(task.tilt, kl=0.3), 2)
     with pytest.raises(FileNotFoundError, match="train digits --proposal --goal 5"):
         pixels_train.train_proposal(recipe, Training(tmp_path), 5, twist=True)
@@ -84,6 +89,7 @@ def test_mog_is_taught_a_twist_too(tmp_path: Path) -> None:
     assert (tmp_path / "mog-value.json").is_file()
     task = mog_trained.task(Setup(5, weights=tmp_path))
     assert "smc-learned" in methods.usual(task, task.tilt)
+    assert methods.learned(task).taught.card == methods.learned(task).card  # they were learned together, once
     result = methods.recipe_of("smc-learned").make(task, task.tilt, 8)(8, 2, generator=seeded())
     assert result.rows["proposal"] > 0
     with pytest.raises(ValueError, match="single goal"):
@@ -134,6 +140,18 @@ def test_values_come_back_from_their_files(config: ValueConfig, tmp_path: Path) 
         ValueConfig("tree", {})
 
 
+def test_what_is_shipped_reached_its_goals() -> None:
+    card = json.loads((SHIPPED / "mnist-proposal-4.json").read_text())
+    assert card["quality"]["prop-amot N=1"]["accuracy"]["mean"] >= 0.90
+    assert card["quality"]["smc-amot N=4"]["accuracy"]["mean"] >= 0.97
+    assert card["seconds"] <= 900
+    assert card["denoiser rows"] > 0
+    task = mog_trained.task(Setup())
+    result = methods.recipe_of("smc-learned").make(task, task.tilt, 2000)(2000, generator=seeded())
+    assert float(result.ess.min()) > 0.99 * 2000
+    assert result.pooled_log_z[0] == pytest.approx(-1.4522, abs=0.002)
+
+
 def test_the_report_shows_how_it_was_learned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     words = [
@@ -153,8 +171,10 @@ def test_the_report_shows_how_it_was_learned(tmp_path: Path, capsys: pytest.Capt
     assert main([*words, str(out)]) == 0
     assert main(["report", str(out), "--figures"]) == 0
     page = (out / "report.html").read_text()
-    assert "KL from the model" in page
-    assert "Training took" in page
+    for curve in ("Loss", "ESS/N of the proposal's paths", "Reward/kl of the proposal's paths", "KL from the model"):
+        assert escape(curve) in page
+    assert "Training for smc-amot took" in page
+    assert "smc-amot N=2 has paid off against smc-grad N=2 after" in page
     assert (out / "figures" / "digits-break-even.png").is_file()
     capsys.readouterr()
 

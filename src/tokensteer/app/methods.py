@@ -112,8 +112,11 @@ def _taught(task: Task, tilt: Tilt) -> Tilt:
         return with_twist(tilt, trained)  # which says how to get one
     if trained.value.config.beside and tilt.ramp is not task.tilt.ramp:
         raise ValueError(f"the twist of {task.name} was learned beside the task's own ramp: leave out --ramp")
-    if (kl := trained.card.get("kl", tilt.kl)) != tilt.kl:
-        raise ValueError(f"the twist of {task.name} was learned at kl = {kl:g}: leave out --kl, or use smc-amot")
+    if (kl := (trained.value_card or trained.card)["kl"]) != tilt.kl:
+        raise ValueError(
+            f"the twist of {task.name} was learned at kl = {kl:g}, and here it is {tilt.kl:g}: give --kl {kl:g}, or "
+            "use smc-amot"
+        )
     return with_twist(tilt, trained)
 
 
@@ -226,7 +229,7 @@ METHODS: dict[str, Recipe] = {
     "smc-learned": Recipe(
         "SMC with the learned proposal and the learned twist",
         lambda task, tilt, n: smc_amot(task.model, _taught(task, tilt), learned(task).denoiser),
-        trained=learned,
+        trained=lambda task: learned(task).taught,
     ),
     "particle-gibbs": Recipe(
         "SMC refined by three sweeps of particle Gibbs",

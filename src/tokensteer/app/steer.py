@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -124,6 +125,8 @@ def train(command: Train) -> int:
     part = "proposal*" if command.proposal else "value*" if command.twist else "*"
     some = f"{command.task}-{part}.json"
     cards = sorted(out.glob(some)) if out.is_dir() else []
+    if command.proposal or command.twist:  # what was stopped while it was being measured goes on
+        cards = [card for card in cards if "quality" in json.loads(card.read_text())]
     if cards and not command.force:
         raise ValueError(f"{out} holds finished weights, {cards[0].name}: give --out another folder, or --force")
     if command.proposal or command.twist:

@@ -88,19 +88,22 @@ def find(
             f"there is no {file.name} in the weights (there: {', '.join(known) or 'none'}): train it by "
             f"tokensteer train {task} --proposal{_towards(goal)} --out FOLDER, and give --weights FOLDER"
         )
-    value = cast("ValueNet", load(twist, device)) if twist.is_file() else None
-    card = json.loads(file.with_suffix(".json").read_text())
     net = load(file, device, folder / f"{task}-denoiser.safetensors")
-    return Trained(as_denoiser(net), value, card)
+    card = json.loads(file.with_suffix(".json").read_text())
+    if not twist.is_file():
+        return Trained(as_denoiser(net), None, card)
+    its = json.loads(twist.with_suffix(".json").read_text())
+    together = its["history"] == card["history"]
+    return Trained(as_denoiser(net), cast("ValueNet", load(twist, device)), card, None if together else its)
 
 
 def with_twist(tilt: Tilt, trained: Trained) -> Tilt:
-    """The same target led to by the learned twist, which is not told the time, or by that and the tilt's own."""
+    """The same target led to by the learned twist, or by that and the tilt's own."""
     if trained.value is None:
         raise ValueError(
             "no twist was learned with this proposal: use smc-amot, or teach it one by tokensteer train TASK --twist"
         )
-    twist = LearnedTwist(trained.value, ignores_time=True)
+    twist = LearnedTwist(trained.value, ignores_time=trained.value.ignores_time)
     return twist.beside(tilt) if trained.value.config.beside else twist.on(tilt)
 
 
@@ -136,9 +139,13 @@ def teach(
     for part, trained in zip(kept, (learned.net, learned.baseline), strict=False):
         without = course.frozen if part == "proposal" else ()
         save(cast("Net", trained), file_of(out, name, part, goal), torch.bfloat16, without)
+    if "value" not in kept:  # a twist of an older proposal would be taken for that of this one
+        for kind in (".safetensors", ".json"):
+            file_of(out, name, "value", goal).with_suffix(kind).unlink(missing_ok=True)
     card = _card(name, training, plan, course, learned, goal)
     cards = [file_of(out, name, part, goal).with_suffix(".json") for part in kept]
-    write_json(cards[0], card)
+    for file in cards:
+        write_json(file, card)
     say("measuring")
     card["quality"] = _measure(make(course.kl, 100), training, as_used or as_denoiser, goal, populations)
     for file in cards:
@@ -185,6 +192,7 @@ def teach_twist(
         "what": f"learned twist of the task {learner.name}, for its learned proposal",
         "command": f"tokensteer train {learner.name} --twist{_towards(goal)} {training.choices()}",
     }
+    write_json(stored.with_suffix(".json"), card)
     say("measuring")
     card["quality"] = _measure(make(course.kl, 100), training, as_denoiser, goal, populations)
     write_json(stored.with_suffix(".json"), card)

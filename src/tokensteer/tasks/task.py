@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +70,21 @@ class Setup:
 
 @dataclass(frozen=True)
 class Trained:
-    """A learned proposal, the learned log-twist value(x, t) that goes with it if there is one, and their card."""
+    """A learned proposal and its card, and the learned log-twist value(x, t) that goes with it, if there is one, with
+    a card of its own unless the two were learned together."""
 
     denoiser: Denoiser
     value: ValueNet | None
     card: Mapping[str, Any]
+    value_card: Mapping[str, Any] | None = None
+
+    @property
+    def taught(self) -> Trained:
+        """The same with one card for both: what they took together, and how the twist was learned."""
+        if self.value_card is None:
+            return self
+        took = {name: self.card[name] + self.value_card[name] for name in ("seconds", "denoiser rows")}
+        return replace(self, card={**self.value_card, **took})
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
@@ -31,6 +31,7 @@ from torch import Tensor
 
 from tokensteer.core.denoiser import Time
 from tokensteer.core.draws import NEVER
+from tokensteer.core.events import OneSite
 from tokensteer.core.measure import SiteMeasure
 from tokensteer.train.paths import Transitions
 
@@ -67,6 +68,11 @@ class Lesson:
             return 0.0
         total = torch.zeros((), device=self.moves.paths.x.device)
         for k, q in zip(steps, measures, strict=True):
+            if not q.factorises and not isinstance(q, OneSite):  # of a jump, too, the table has all of its mass
+                raise ValueError(
+                    "entropy and kl are sums over sites, and those of this kernel's moves hang together: leave both at "
+                    "0, or train with another kernel, such as Ancestral"
+                )
             log_q = q.dense().log_p
             log_p = self._base(k) if self.kl else torch.zeros_like(log_q)
             # What cannot happen counts for nothing, and its log is kept out of the graph.
@@ -85,12 +91,14 @@ class Lesson:
 
 class Objective(Protocol):
     """Gathers the gradients of a lesson and says what the loss was. `twists` says whether it wants the twists on the
-    way, `whole` whether it wants all steps."""
+    way, `whole` whether it wants all steps, `passes` how often it asks the proposal's network about a move."""
 
     @property
     def twists(self) -> bool: ...
     @property
     def whole(self) -> bool: ...
+    @property
+    def passes(self) -> int: ...
     def backward(self, lesson: Lesson, share: float) -> Tensor: ...
 
 
@@ -100,6 +108,7 @@ class StepVariance:
 
     twists: bool = True
     whole: bool = False
+    passes: int = field(default=1, init=False, repr=False)
 
     def backward(self, lesson: Lesson, share: float) -> Tensor:
         paths, total = lesson.moves.paths, torch.zeros((), device=lesson.moves.paths.x.device)
@@ -125,6 +134,7 @@ class Balance:
     ends: float = 0.0
     twists: bool = False
     whole: bool = True
+    passes: int = field(default=2, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.decay >= 0:
@@ -162,6 +172,7 @@ class Returns:
 
     twists: bool = False
     whole: bool = False
+    passes: int = field(default=0, init=False, repr=False)
 
     def backward(self, lesson: Lesson, share: float) -> Tensor:
         paths = lesson.moves.paths
@@ -182,6 +193,7 @@ class PathVariance:
 
     twists: bool = False
     whole: bool = True
+    passes: int = field(default=2, init=False, repr=False)
 
     def backward(self, lesson: Lesson, share: float) -> Tensor:
         paths = lesson.moves.paths

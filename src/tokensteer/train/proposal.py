@@ -32,9 +32,9 @@ class ProposalPlan:
     """How long, how fast, and from what.
 
     A round walks `paths`, a share `on_policy` of them with the proposal and the rest with the model (for `Returns`, up
-    to a random time), and makes
-    `updates` from them; `replay` earlier rounds are remembered, and an update takes one of them at random besides the
-    newest. An update looks at `times` random steps, all if None, of the `last` so many, and always at the very last.
+    to a random time), and makes `updates` from them; the `replay` sets of paths before these are remembered (a round
+    that mixes makes two), and an update takes one of them at random besides the newest. An update looks at `times`
+    random steps, all if None, of the `last` so many, and always at the very last.
     The reward grows to its full size over a share `anneal` of the run. The baseline learns `baseline_rate` times as
     fast as the network: it has to reach the size of log-weights.
     """
@@ -62,10 +62,12 @@ class ProposalPlan:
 
     def __post_init__(self) -> None:
         counts = (self.rounds, self.paths, self.updates, self.rows, self.report_every, self.save_every)
-        if min(*counts, self.times or 1, self.last or 1) < 1 or self.replay < 0:
+        if min(*counts, *(n for n in (self.times, self.last) if n is not None)) < 1 or self.replay < 0:
             raise ValueError(f"ProposalPlan: all counts must be at least 1, and replay at least 0, got {self}")
-        if not 0 <= self.on_policy <= 1 or not 0 <= self.anneal <= 1:
-            raise ValueError(f"ProposalPlan: on_policy and anneal are shares, from 0 to 1, got {self}")
+        if not 0 <= self.on_policy <= 1 or not 0 <= self.anneal <= 1 or not 0 <= self.average < 1:
+            raise ValueError(f"ProposalPlan: on_policy, anneal and average are shares, from 0 to 1, got {self}")
+        if not min(self.rate, self.baseline_rate, self.clip) > 0 or not min(self.entropy, self.kl) >= 0:
+            raise ValueError(f"ProposalPlan: rates and clip must be above 0, entropy and kl not below, got {self}")
 
     def amount(self, done: float) -> float:
         """How much of the reward counts when a share `done` of the run is over."""
@@ -74,8 +76,9 @@ class ProposalPlan:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a training stands: the loss, and of the newest paths of the proposal the effective sample size of their
-    weights as a share of all, the mean reward over kl, and KL(q | p) of whole paths."""
+    """Where a training stands: the loss, and of the newest paths of the proposal (of the model, if it walks them all)
+    the effective sample size of their weights as a share of all, the mean reward over kl, and KL(q | p) of whole
+    paths."""
 
     step: int
     done: float
@@ -123,7 +126,7 @@ def fit_proposal(
     student = _Student(steering, net, baseline, as_denoiser, plan, objective, generator)
     learning = Learning(
         nn.ModuleDict({"net": net.train(), "baseline": baseline.train()}),
-        asdict(plan) | {"objective": repr(objective)},
+        asdict(plan) | {"objective": repr(objective), **_asked(steering)},
         generator,
         plan.weight_decay,
         plan.clip,
@@ -133,6 +136,12 @@ def fit_proposal(
     study(student, learning, plan, checkpoint=checkpoint, watch=watch, together=together)
     best, judge = (part.eval().requires_grad_(False) for part in learning.average.module.children())
     return Learned(best, as_denoiser(best), judge, student.history, student.rows)
+
+
+def _asked(steering: Steering) -> dict[str, Any]:
+    """What can be told of the target without asking the reward: a checkpoint for another is not gone on from."""
+    kl = None if steering.twist is None else steering.twist.kl
+    return {"target's kl": kl, "steps": len(steering.steps), "template": list(steering.model.base.template.shape)}
 
 
 class _Student:
@@ -150,6 +159,12 @@ class _Student:
     ) -> None:
         if steering.twist is None:
             raise ValueError("a proposal learns from a reward, and the steering has none: give it a Tilt")
+        if objective.whole and (plan.times is not None or plan.last is not None):
+            raise ValueError(f"{type(objective).__name__} looks at whole paths: leave out times and last of the plan")
+        if getattr(steering.model.base.denoiser, "network", None) is net and any(
+            p.requires_grad for p in net.parameters()
+        ):
+            raise ValueError("this is the model's own network, and p would move with q: give a copy (copy.deepcopy)")
         self.plan, self.objective, self.baseline, self.generator = plan, objective, baseline, generator
         self.denoiser = as_denoiser(net)
         self.own = replace(steering, proposal=Amortised(self.denoiser))
@@ -202,11 +217,12 @@ class _Student:
         total, all_paths = torch.zeros((), device=self.own.model.device), sum(len(paths) for paths in batch)
         for paths in batch:
             steps = self._steps(paths.num_steps, generator, 0 if paths.since is None else int(paths.since))
-            self.rows += (2 if self.objective.whole else 1) * len(steps) * len(paths)
+            before = self._spent()
             moves = Transitions(self.own.model, self.denoiser, paths.scaled(amount))
             lesson = Lesson(moves, self.baseline, steps, self.plan.rows, self.plan.entropy, self.plan.kl)
             with _half(self.own.model.device):
                 total = total + self.objective.backward(lesson, len(paths) / all_paths) * (len(paths) / all_paths)
+            self.rows += self.objective.passes * len(steps) * len(paths) + self._spent() - before
         self.losses.append(total)
 
     def remember(self, batch: Sequence[Paths]) -> None:

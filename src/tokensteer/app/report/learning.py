@@ -11,6 +11,7 @@ from tokensteer.app.numbers import duration, short
 from tokensteer.app.report.charts import Line, line_chart
 from tokensteer.app.report.folder import Row
 from tokensteer.app.report.markup import element, text
+from tokensteer.app.report.words import listed
 
 CURVES = {
     "loss": "Loss",
@@ -23,36 +24,51 @@ BACKWARD = 2
 
 
 def charts(rows: Sequence[Row]) -> str:
-    """The curves of the training that the learned methods of a task share, if there are any."""
-    training = next((row.training for row in rows if row.training is not None), None)
-    if training is None:
-        return ""
+    """The curves of every training that methods of a task rest on, and when it has paid off."""
+    shared: list[tuple[Mapping[str, Any], list[str]]] = []
+    for row in rows:
+        if row.training is None:
+            continue
+        names = next((names for training, names in shared if training == row.training), None)
+        if names is None:
+            shared.append((row.training, [row.method]))
+        elif row.method not in names:
+            names.append(row.method)
+    paid = text("p", " ".join(_paid_off(rows)), 'class="note"') if shared else ""
+    return "".join(_curves(training, names) for training, names in shared) + paid
+
+
+def _curves(training: Mapping[str, Any], names: Sequence[str]) -> str:
     history: Sequence[Mapping[str, Any]] = training["history"]
     nothing = [math.nan] * len(history)
     drawn = [
-        line_chart(title, [Line("training", 1, [float(entry[name]) for entry in history], nothing)], _span(name))
+        line_chart(title, [Line("training", 1, [_known(entry.get(name)) for entry in history], nothing)], _span(name))
         for name, title in CURVES.items()
     ]
-    return _words(rows, training) + element("div", 'class="pair"', *drawn)
+    took = (
+        f"Training for {listed(names)} took {duration(float(training['seconds']))} on {training['device']} and "
+        f"{short(int(training['denoiser rows']))} rows of the denoiser's network."
+    )
+    return text("p", took, 'class="note"') + element("div", 'class="pair"', *drawn)
+
+
+def _known(value: float | None) -> float:
+    """Not every training keeps an eye on everything."""
+    return math.nan if value is None else float(value)
 
 
 def _span(name: str) -> tuple[float, float] | None:
     return (0.0, 1.0) if name == "ess" else None
 
 
-def _words(rows: Sequence[Row], training: Mapping[str, Any]) -> str:
-    took = (
-        f"Training took {duration(float(training['seconds']))} on {training['device']} and "
-        f"{short(int(training['denoiser rows']))} rows of the denoiser's network."
-    )
+def _paid_off(rows: Sequence[Row]) -> list[str]:
     costs = {cost.name: cost for cost in costs_of(rows)}
-    said = [
+    return [
         f"{learned.name} has paid off against {other.name} after {short(math.ceil(draws))} populations."
         for learned in costs.values()
         for other in costs.values()
         if learned.once and other.name.startswith("smc-grad") and (draws := break_even(learned, other)) is not None
     ]
-    return text("p", " ".join([took, *said]), 'class="note"')
 
 
 @dataclass(frozen=True)
