@@ -165,6 +165,27 @@ def test_products_share_rows_too() -> None:
     same(result, ts.smc(replace(path, model=ts.Product(plain, (1.3, 0.4))), 16, 4, generator=seeded()))
 
 
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize(("first", "second"), [("logits", "logits"), ("logits", "hidden"), ("hidden", "hidden")])
+def test_products_with_gradients_keep_what_each_model_said(first: str, second: str, every: int) -> None:
+    """The first network is differentiated with one-hots, the others are asked as always."""
+    tilt = ts.Tilt(B.reward, 1.0, estimator=ts.Exact())
+
+    def run(*kinds: str, **options: bool) -> ts.Result:
+        product = ts.Product([model_of(forms()[kind][1], "mdm", **options) for kind in kinds], (1.3, 0.4))
+        steering = ts.Steering(product, tilt, ts.Gradient(ts.Guided(), every=every))
+        return ts.smc(steering, 16, 4, generator=seeded())
+
+    same(run(first, second), run("plain", "plain", sharing=False))
+
+
+def test_rows_asked_for_are_computed_or_saved() -> None:
+    steering = ts.Steering(model_of(forms()["logits"][1]), ts.Tilt(B.reward, 1.0, estimator=ts.Exact()), ts.Gradient())
+    steering = replace(steering, model=replace(steering.model, steps=ts.uniform_steps(30)))
+    result = ts.smc(steering, 2, generator=seeded())
+    assert result.rows["denoiser"] + result.saved["denoiser"] == 2 * 30
+
+
 # ---- lazy twists
 
 
@@ -208,25 +229,31 @@ def test_lazy_twists_are_unbiased(potential: Any, ramp: Any) -> None:
 # ---- memory
 
 
+TOO_MUCH = torch.OutOfMemoryError("too much")
+ON_CPU = RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes.")
+
+
 @dataclass
 class Small:
     """A network that runs out of memory when it is given more than `most` rows."""
 
     net: Net
     most: int
+    error: Exception = TOO_MUCH
     sizes: list[int] = field(default_factory=list)
 
     def __call__(self, x: Tensor) -> Tensor:
         self.sizes.append(len(x))
         if len(x) > self.most:
-            raise torch.OutOfMemoryError("too much")
+            raise self.error
         return self.net(x)
 
 
+@pytest.mark.parametrize("error", [TOO_MUCH, ON_CPU])
 @pytest.mark.parametrize("proposal", [ts.FromModel(), ts.Gradient()])
-def test_running_out_of_memory_halves_the_chunk(proposal: ts.Proposal) -> None:
+def test_running_out_of_memory_halves_the_chunk(proposal: ts.Proposal, error: Exception) -> None:
     tilt = ts.Tilt(B.reward, B.kl, estimator=ts.Exact())
-    small = Small(Net().requires_grad_(False), 5)
+    small = Small(Net().requires_grad_(False), 5, error)
     model = model_of(ts.from_logits(small, 3, ignores_time=True))
     with pytest.warns(UserWarning, match="out of memory with .* rows at once: going on with fewer") as seen:
         result = ts.smc(ts.Steering(model, tilt, proposal), 16, 4, generator=seeded())
@@ -239,8 +266,13 @@ def test_running_out_of_memory_halves_the_chunk(proposal: ts.Proposal) -> None:
     roomy = model_of(ts.from_logits(Small(small.net, 1000), 3, ignores_time=True))
     same(result, ts.smc(ts.Steering(roomy, tilt, proposal), 16, 4, generator=seeded()))
     small.most = 0
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(RuntimeError, match=r"too much|not enough memory"):
         model.predict(torch.full((4, 3), 3), 1.0)
+    small.error = RuntimeError("shapes do not fit")  # any other error is told at once
+    small.sizes.clear()
+    with pytest.raises(RuntimeError, match="do not fit"):
+        model.predict(torch.full((4, 3), 3), 1.0)
+    assert len(small.sizes) == 1
 
 
 @pytest.mark.parametrize("proposal", [ts.FromModel(), ts.Gradient()])

@@ -64,9 +64,9 @@ class Chunks:
         while done < count or not answers:
             try:
                 answers.append(network(slice(done, done + size)))
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:
                 taken = min(size, count - done)
-                if taken <= 1:
+                if taken <= 1 or not _ran_out(error):
                     raise
                 size = self._halve(taken)
                 torch.cuda.empty_cache()
@@ -79,3 +79,8 @@ class Chunks:
             warnings.warn(f"out of memory with {size} rows at once: going on with fewer", stacklevel=2)
         self.most = size // 2
         return self.most
+
+
+def _ran_out(error: RuntimeError) -> bool:
+    """Whether it was memory that there was not enough of; on a CPU that is no error of its own kind."""
+    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)

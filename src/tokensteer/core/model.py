@@ -227,9 +227,9 @@ class Diffusion:
         row = torch.arange(len(new), device=x.device)
         return updated(x, new, row, (store,), before)
 
-    def laws(self, x: Tensor, t: Time, before: Prediction | None = None) -> Store:
+    def laws(self, x: Tensor, t: Time, before: Store | None = None) -> Store:
         """The network's answer for rows x (D, L), D·L laws, in a form that can be joined with what it said before."""
-        dense = before is not None and isinstance(before.stores[0], Logs)
+        dense = isinstance(before, Logs)
         structured = isinstance(self.denoiser, Structured) and self.kernel.mask_id != NO_MASK and not dense
 
         def ask(rows: slice) -> Store:
@@ -302,7 +302,9 @@ def predict_all(models: Sequence[Diffusion], x: Tensor, t: Time, before: Predict
     first, which = _told_apart(x[new], t, models)
     asked, stores = new[first], tuple[Store, ...]()
     if len(asked):
-        stores = tuple(model.laws(x[asked], t[asked] if isinstance(t, Tensor) else t, before) for model in models)
+        time = t[asked] if isinstance(t, Tensor) else t
+        kept = [None] * len(models) if before is None else before.stores
+        stores = tuple(model.laws(x[asked], time, store) for model, store in zip(models, kept, strict=True))
     for model in models:
         model.meter.count(len(asked), len(x))
     return updated(x, new, which, stores, before)

@@ -157,7 +157,9 @@ class Product:
     def differentiated(self, x: Tensor, t: Time, new: Tensor, store: Store, before: Prediction | None) -> Prediction:
         for model in self.models:
             model.meter.count(len(new), len(x))
-        others = (model.laws(x[new], t, before) for model in self.models[1:])
+        time = t[new] if isinstance(t, Tensor) else t
+        kept = [None] * len(self.models) if before is None else before.stores
+        others = (model.laws(x[new], time, s) for model, s in zip(self.models[1:], kept[1:], strict=True))
         row = torch.arange(len(new), device=x.device)
         return updated(x, new, row, (store, *others), before)
 

@@ -221,9 +221,9 @@ def pooled(log_z: Tensor) -> tuple[float, float]:
 class Result:
     """Weighted samples and what it took to get them.
 
-    samples (B, N, L), log_w and reward (B, N), log_z (B,); ess and mean_reward (T + 1, B), NaN at times when no
-    reward was asked for; ancestors (T + 1, B, N); `ramp` (T + 1, B), the lambdas that an adaptive ramp chose; `rows`
-    counts the network rows computed, `saved` those asked for that were known already.
+    samples (B, N, L), log_w and reward (B, N), log_z (B,); ess and mean_reward (T + 1, B), where no reward was asked
+    for that of the weights so far and NaN; ancestors (T + 1, B, N); `ramp` (T + 1, B), what an adaptive ramp chose;
+    `rows` counts the network rows computed, `saved` those asked for that were known already.
     `sample` draws from the target; `best` picks by reward and is no posterior draw.
     """
 

@@ -172,12 +172,16 @@ class Steering:
             keeps = None  # its gradient may be older than its state
         new = changed(x, _prediction(keeps))
         if keeps is not None and not len(new):
+            for model in self.model.networks:
+                model.meter.count(0, len(x))
             return keeps
         # A guess: what networks keep for their way back, or all there is with one-hots.
         copies = 2 if can_enter(self.model, self.twist) else 8 + 6 * self.twist.draws
         per_row = 4 * x.shape[1] * self.model.vocab_size * copies
         parts = self.model.base.chunks.run(lambda rows: self._differentiate(x, t, time, rows, generator), new, per_row)
         stores, estimates, slopes = zip(*parts, strict=True)
+        if isinstance(self.model, Diffusion) and can_enter(self.model, self.twist):  # elsewhere estimates are counted
+            self.twist.meter.count(self.twist.draws * len(new))
         store = joined(stores)
         prediction = self.model.differentiated(x, time, new, store, _prediction(keeps))
         reward = _renewed(None if keeps is None else keeps.reward, new, torch.cat(estimates))
@@ -193,7 +197,6 @@ class Steering:
         assert self.twist is not None
         model = self.model
         if isinstance(model, Diffusion) and can_enter(model, self.twist):
-            self.twist.meter.count(self.twist.draws * len(rows))
             movable = (x[rows] == model.kernel.mask_id) | any(model.kernel.remasks(step) for step in model.steps)
             return straight_through(model, self.twist, x[rows], t, movable, generator)
         with torch.enable_grad():

@@ -419,10 +419,12 @@ class Tilt:
 
     def exact(self, x0: Tensor) -> Tensor:
         """The reward of clean sequences, checked for shape."""
-        self.meter.count(len(x0))
         if torch.is_grad_enabled():  # whoever differentiates sees to the size of the whole
-            return self._rewards(x0)
-        return torch.cat(self.chunks.run(self._rewards, x0, 64 * x0[0].numel() if len(x0) else 1))
+            found = self._rewards(x0)
+        else:
+            found = torch.cat(self.chunks.run(self._rewards, x0, 64 * x0[0].numel() if len(x0) else 1))
+        self.meter.count(len(x0))  # once it is there: what ran out of memory is tried again
+        return found
 
     def _rewards(self, x0: Tensor) -> Tensor:
         return self.checked(self.reward(x0), len(x0))
