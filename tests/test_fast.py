@@ -16,6 +16,7 @@ from toys import Toy
 import tokensteer as ts
 from tokensteer.core.chunks import parse_memory
 from tokensteer.core.prediction import Prediction
+from tokensteer.core.tokens import Headed
 from tokensteer.testing import TableDenoiser, enumerate_steering, score
 
 B = Toy("B")
@@ -285,6 +286,25 @@ def test_a_memory_budget_changes_nothing_but_the_chunks(proposal: ts.Proposal) -
     assert net.calls > calls
     same(free, tight)
     assert tight.rows == free.rows
+
+
+def test_many_prompts_are_looked_at_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A steering is tried out before it runs, and that must not spell out all laws of all prompts at once."""
+    spelt = []
+    rows = Headed.rows
+
+    def watched(self: Headed, index: Tensor) -> Tensor:
+        spelt.append(len(index))
+        return rows(self, index)
+
+    monkeypatch.setattr(Headed, "rows", watched)
+    monkeypatch.setattr("tokensteer.core.tokens.WORKING", 8 * 4 * 3)  # the laws of one row
+    prompts = torch.tensor([[k % 3, 3, 3] for k in range(10)])
+    model = replace(model_of(forms()["hidden"][1]), template=prompts)
+    spelt.clear()
+    ts.Steering(model, ts.Tilt(B.reward, 1.0))
+    assert spelt
+    assert max(spelt) <= 3
 
 
 @pytest.mark.parametrize(("words", "size"), [("8GiB", 2**33), ("1.5 MB", 1_500_000), ("100", 100), (7, 7)])

@@ -21,7 +21,7 @@ from torch import Generator, Tensor
 from tokensteer.core.bent import bend, log_bend, outcomes
 from tokensteer.core.draws import NEVER, categorical, uniforms
 from tokensteer.core.listing import same_rows, support
-from tokensteer.core.tokens import Laws, Tokens, at_sites, dense_of, tokens_of
+from tokensteer.core.tokens import Laws, Tokens, at_sites, dense_of, row_by_row, tokens_of
 
 
 class Measure(Protocol):
@@ -278,8 +278,10 @@ class Reveal:
         stay = (self.log_stay > NEVER) | (other.log_stay == NEVER)
         move = (self.log_move > NEVER) | (other.log_move == NEVER)
         opens = self.masked & (other.log_move > NEVER)
-        tokens = (self.log_x0.at(opens) > NEVER) | (other.log_x0.at(opens) == NEVER)
-        return bool(stay.all() and move.all() and tokens.all())
+        return bool(stay.all() and move.all()) and all(
+            bool(((self.log_x0.at(few) > NEVER) | (other.log_x0.at(few) == NEVER)).all())
+            for few in row_by_row(opens, self.log_x0.vocab_size)
+        )
 
     def dense(self) -> Table:
         masked, log_x0 = self.masked.unsqueeze(-1), self.log_x0.dense()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -321,7 +321,7 @@ def check_denoiser(denoiser: Denoiser, model: Diffusion) -> Tensor:
     """What a denoiser says of the model's start, or an error with its mend; looked at half-way too."""
     x = model.start(model.populations, torch.Generator(model.device).manual_seed(0))[:1]
     answer = _answer(denoiser, x, model.steps[0].t, model)
-    half_open = halfway(x, answer, model.kernel.mask_id)
+    half_open = halfway(x, model.kernel.mask_id, lambda where: answer.argmax(-1)[where])
     _answer(denoiser, half_open, model.steps[len(model.steps) // 2].t, model)
     if isinstance(model.kernel, Ticking):
         _check_times(denoiser, half_open, answer.dtype)
@@ -347,10 +347,11 @@ def _check_times(denoiser: Denoiser, x: Tensor, dtype: torch.dtype) -> None:
         )
 
 
-def halfway(x: Tensor, log_x0: Tensor, mask_id: int) -> Tensor:
-    """x with its likeliest tokens at every other masked site."""
+def halfway(x: Tensor, mask_id: int, likeliest: Callable[[Tensor], Tensor]) -> Tensor:
+    """x with its likeliest tokens, which are asked for where they are wanted, at every other masked site."""
     every_other = torch.arange(x.shape[-1], device=x.device) % 2 == 0
-    return torch.where((x == mask_id) & every_other, log_x0.argmax(-1), x)
+    where = (x == mask_id) & every_other
+    return x.masked_scatter(where, likeliest(where))
 
 
 def _answer(denoiser: Denoiser, x: Tensor, t: float, model: Diffusion) -> Tensor:

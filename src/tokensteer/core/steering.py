@@ -65,8 +65,7 @@ class Steering:
         generator = torch.Generator(device=self.model.device).manual_seed(0)
         x = self.model.start(self.model.populations, generator)
         evaluation = self._probe_step(x, self.steps[0], generator)
-        log_x0 = self.model.clean(_known(evaluation)).dense()
-        open_half = halfway(x, log_x0, self.model.kernel.mask_id)
+        open_half = halfway(x, self.model.kernel.mask_id, self.model.clean(_known(evaluation)).likeliest)
         self._probe_step(open_half, self.steps[len(self.steps) // 2], generator)
         if self.twist is not None:
             # Two rows, so that a reward that sums over the batch is told from one that does not.

@@ -9,7 +9,7 @@ evaluated are the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol, Self
 
@@ -278,6 +278,10 @@ class Tokens:
         answer = torch.full(where.shape, NEVER, dtype=self.dtype, device=where.device)
         return answer.masked_scatter(where, self._by_parts(score, where))
 
+    def likeliest(self, where: Tensor) -> Tensor:
+        """The token of most mass at each of the sites `where`, (n,)."""
+        return self._by_parts(lambda laws: laws.argmax(-1), where)
+
     def _by_parts(self, score: Callable[[Tensor], Tensor], where: Tensor) -> Tensor:
         """A score of many laws, a few at a time."""
         few = max(1, WORKING // (8 * self.vocab_size))
@@ -293,6 +297,13 @@ class Tokens:
         """The laws changed, (k, V) -> (k, V)."""
         known = self.index >= 0
         return at_sites(known, change(self.at(known)))
+
+
+def row_by_row(where: Tensor, vocab_size: int) -> Iterator[Tensor]:
+    """The sites `where` (P, L) in groups of rows, as masks (P, L), whose laws can be spelt out at once."""
+    few = max(1, WORKING // (8 * vocab_size * where.shape[1]))
+    for rows in torch.split(torch.arange(len(where), device=where.device), few):
+        yield torch.zeros_like(where).index_copy(0, rows, where[rows])
 
 
 def _put(where: Tensor, sites: tuple[Tensor, ...] | None, values: Tensor) -> Tensor:
