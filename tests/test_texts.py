@@ -498,7 +498,7 @@ def test_a_proposal_is_learned_and_used(recipe, weights, tmp_path):
     assert not torch.equal(learned.blocks[0].qkv.weight, denoiser.blocks[0].qkv.weight)
     twisted = texts_train.train_proposal(recipe, Training(tmp_path / "twisted"), None, out, {}, twist=True)
     assert twisted["what"].startswith("learned twist")
-    words = ("compare", "text", "--methods", "smc-amot", "prop-amot", "smc-learned", *TINY)
+    words = ("compare", "text", "--methods", "smc-amot", "prop-amot", "smc-learned", "--kl", 1.0, *TINY)
     assert tokensteer(*words, "--weights", tmp_path / "twisted", "--out", tmp_path / "run") == 0
     rows = ts.open_run(tmp_path / "run").rows
     assert [row["method"] for row in rows] == ["smc-amot", "prop-amot", "smc-learned"]
