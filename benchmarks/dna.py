@@ -75,13 +75,13 @@ def real(cell: int = 0, groups: int = 3, size: int = 64) -> None:
     task, found = dna.task(Setup(goal=cell)), dna_data.data()
     reward, judge = (classifier(role, Setup()) for role in ("reward", "judge"))
     parts = (found.train, found.validation, found.test)
-    ids = torch.cat([part.ids[part.labels == cell] for part in parts]).long()
-    best = ids[in_parts(reward, ids)[:, cell].topk(int(dna_reference.SHARE * len(ids))).indices]
+    sites = dna_data.Sites(torch.cat([part.ids for part in parts]).long(), torch.cat([part.labels for part in parts]))
+    best = dna_reference.best_sites(sites, in_parts(reward, sites.ids)[:, cell], cell)
     order = torch.randperm(len(best), generator=torch.Generator().manual_seed(0))
     rows: list[dict[str, Any]] = []
     for group in best[order[: groups * size]].view(groups, size, 1, -1):
         alone = torch.zeros(size, 1, dtype=torch.float64)
-        result = Result(group, alone, None, torch.ones(1, size), None, torch.zeros(1, size, 1).long(), {}, None)
+        result = Result(group, alone, None, torch.ones(1, size), None, torch.zeros(1, size, 1).long(), {}, {})
         rows.append({"metrics": {name: (value.mean,) for name, value in task.metrics(result).items()}})
     names = PLACES_ANSWER | {"distinct 6-mers": 2, "novelty": 2, "MPRA": 2}
     table(f"{size} real sites", list(names), {"real": [metric(rows, name, places) for name, places in names.items()]})

@@ -105,19 +105,18 @@ class Recipe:
     shares: bool = True
 
 
-def _taught(task: Task, tilt: Tilt) -> Tilt:
+def _twisted(task: Task, tilt: Tilt) -> Tilt:
     """The tilt with the task's learned twist, or the error that they do not go together."""
     trained = learned(task)
-    if trained.value is None:
-        return with_twist(tilt, trained)  # which says how to get one
-    if trained.value.config.beside and tilt.ramp is not task.tilt.ramp:
+    twisted = with_twist(tilt, trained)
+    if trained.value is not None and trained.value.config.beside and tilt.ramp is not task.tilt.ramp:
         raise ValueError(f"the twist of {task.name} was learned beside the task's own ramp: leave out --ramp")
     if (kl := (trained.value_card or trained.card)["kl"]) != tilt.kl:
         raise ValueError(
             f"the twist of {task.name} was learned at kl = {kl:g}, and here it is {tilt.kl:g}: give --kl {kl:g}, or "
             "use smc-amot"
         )
-    return with_twist(tilt, trained)
+    return twisted
 
 
 def _clip(tilt: Tilt) -> float | None:
@@ -228,7 +227,7 @@ METHODS: dict[str, Recipe] = {
     ),
     "smc-learned": Recipe(
         "SMC with the learned proposal and the learned twist",
-        lambda task, tilt, n: smc_amot(task.model, _taught(task, tilt), learned(task).denoiser),
+        lambda task, tilt, n: smc_amot(task.model, _twisted(task, tilt), learned(task).denoiser),
         trained=lambda task: learned(task).taught,
     ),
     "particle-gibbs": Recipe(

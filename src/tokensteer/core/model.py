@@ -15,7 +15,7 @@ from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK, Interpolating, Kernel, MaskNoise, Ticking, noise_of
 from tokensteer.core.listing import distinct
 from tokensteer.core.measure import SiteMeasure
-from tokensteer.core.prediction import Prediction, changed, updated
+from tokensteer.core.prediction import Prediction, changed, kept_stores, updated
 from tokensteer.core.schedule import Step
 from tokensteer.core.tokens import Laws, Logs, Store, Tokens
 
@@ -303,8 +303,8 @@ def predict_all(models: Sequence[Diffusion], x: Tensor, t: Time, before: Predict
     asked, stores = new[first], tuple[Store, ...]()
     if len(asked):
         time = t[asked] if isinstance(t, Tensor) else t
-        kept = [None] * len(models) if before is None else before.stores
-        stores = tuple(model.laws(x[asked], time, store) for model, store in zip(models, kept, strict=True))
+        kept = zip(models, kept_stores(before, len(models)), strict=True)
+        stores = tuple(model.laws(x[asked], time, store) for model, store in kept)
     for model in models:
         model.meter.count(len(asked), len(x))
     return updated(x, new, which, stores, before)

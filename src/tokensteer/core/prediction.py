@@ -6,6 +6,7 @@ distinct state and the row of each particle; a step asks the networks about the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +35,11 @@ class Prediction:
 def _sites(row: Tensor, length: int) -> Tensor:
     """The laws of whole rows, (P, L)."""
     return row.unsqueeze(-1) * length + torch.arange(length, device=row.device)
+
+
+def kept_stores(before: Prediction | None, models: int) -> Sequence[Store | None]:
+    """What each of so many models has said, None if that is nothing."""
+    return [None] * models if before is None else before.stores
 
 
 def changed(x: Tensor, before: Prediction | None) -> Tensor:

@@ -25,7 +25,7 @@ from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK, Ancestral, Interpolating, Kernel, LowConfidence
 from tokensteer.core.measure import Reveal, SiteMeasure, Table
 from tokensteer.core.model import Diffusion, predict_all
-from tokensteer.core.prediction import Prediction, updated
+from tokensteer.core.prediction import Prediction, kept_stores, updated
 from tokensteer.core.schedule import Step
 from tokensteer.core.tokens import Laws, Store, Tokens, at_sites
 
@@ -158,8 +158,8 @@ class Product:
         for model in self.models:
             model.meter.count(len(new), len(x))
         time = t[new] if isinstance(t, Tensor) else t
-        kept = [None] * len(self.models) if before is None else before.stores
-        others = (model.laws(x[new], time, s) for model, s in zip(self.models[1:], kept[1:], strict=True))
+        _, *rest = zip(self.models, kept_stores(before, len(self.models)), strict=True)
+        others = (model.laws(x[new], time, said) for model, said in rest)
         row = torch.arange(len(new), device=x.device)
         return updated(x, new, row, (store, *others), before)
 

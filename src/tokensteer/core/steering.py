@@ -175,11 +175,12 @@ class Steering:
                 model.meter.count(0, len(x))
             return keeps
         # A guess: what networks keep for their way back, or all there is with one-hots.
-        copies = 2 if can_enter(self.model, self.twist) else 8 + 6 * self.twist.draws
+        entered = can_enter(self.model, self.twist)
+        copies = 2 if entered else 8 + 6 * self.twist.draws
         per_row = 4 * x.shape[1] * self.model.vocab_size * copies
         parts = self.model.base.chunks.run(lambda rows: self._differentiate(x, t, time, rows, generator), new, per_row)
         stores, estimates, slopes = zip(*parts, strict=True)
-        if isinstance(self.model, Diffusion) and can_enter(self.model, self.twist):  # elsewhere estimates are counted
+        if entered:  # otherwise estimates are counted as they are made
             self.twist.meter.count(self.twist.draws * len(new))
         store = joined(stores)
         prediction = self.model.differentiated(x, time, new, store, _prediction(keeps))
