@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,6 +50,8 @@ class Options:
     """SMC_base, from logits and from hidden states."""
     compiled: bool = False
     """Also with the network compiled by torch.compile."""
+    recorded: bool = False
+    """Also with the whole run recorded as a CUDA graph, and the forward pass too."""
     fine: bool = False
     """Also on a grid of as many steps as there are sites."""
     memory: str | None = None
@@ -78,6 +81,26 @@ def timed(run: Callable[[], Any], device: torch.device, repeats: int) -> tuple[f
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _reserved(device: torch.device) -> float:
+    """GiB that torch holds on to."""
+    if device.type != "cuda":
+        return 0.0
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device) / 2**30
+
+
+def _graph_of(run: Callable[[], Any]) -> Callable[[], None]:
+    """The same as a CUDA graph."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def _rows(sharing: bool) -> str:
+    return "distinct rows" if sharing else "all rows"
 
 
 def trivial_reward(x: Tensor) -> Tensor:
@@ -120,54 +143,66 @@ def bench(options: Options, console: Console) -> None:
         box=box.SIMPLE,
     )
 
-    def add(name: str, steering: ts.Steering, forward: tuple[float, float], memory: str | None = None) -> None:
-        results: list[ts.Result] = []
-
-        def run() -> None:
-            results.append(ts.smc(steering, options.particles, generator=generator, memory=memory))
-
-        took, peak = timed(run, device, options.repeats)
+    def add(name: str, steering: ts.Steering, forward: tuple[float, float], record: bool = False) -> None:
+        method, results, held = ts.Method(steering), list[ts.Result](), _reserved(device)
+        if record:
+            go = ts.recorded(method, options.particles, memory=options.memory)
+            held = _reserved(device) - held  # what a graph works in stays its own
+        else:
+            go = partial(method, options.particles, memory=options.memory)
+        took, peak = timed(lambda: results.append(go(generator=generator)), device, options.repeats)
         num_steps = len(steering.steps)
-        asked = options.particles * num_steps
         table.add_row(
-            name,
+            name + (", recorded" if record else ""),
             f"{took / num_steps:.2f}",
             f"{forward[0]:.2f}",
             f"{took / num_steps / forward[0]:.2f}",
-            f"{peak - forward[1]:.2f}",
-            f"{results[-1].rows['denoiser'] / asked:.2f}",
+            f"{(held if record else peak) - forward[1]:.2f}",
+            f"{results[-1].rows['denoiser'] / (options.particles * num_steps):.2f}",
         )
+
+    def path(denoiser: ts.Denoiser, sharing: bool = False, num_steps: int = options.num_steps) -> ts.Steering:
+        return ts.Steering(model(options, denoiser, num_steps, sharing, device), tilt)
 
     with torch.no_grad():
         eager = timed(lambda: net(x), device, options.repeats + 2)
-        logits = ts.from_logits(net, mask_id, ignores_time=True)
-        hidden = ts.from_hidden(net.body, net.head, mask_id, ignores_time=True)
-        for name, denoiser in (("logits", logits), ("hidden states", hidden)) if options.base else ():
+        forms = {
+            "logits": ts.from_logits(net, mask_id, ignores_time=True),
+            "hidden states": ts.from_hidden(net.body, net.head, mask_id, ignores_time=True),
+        }
+        for name, denoiser in forms.items() if options.base else ():
             for sharing in (False, True):
-                label = f"SMC_base, {name}, {'distinct rows' if sharing else 'all rows'}"
-                path = ts.Steering(model(options, denoiser, options.num_steps, sharing, device), tilt)
-                add(label, path, eager, options.memory)
+                add(f"SMC_base, {name}, {_rows(sharing)}", path(denoiser, sharing), eager)
         if options.fine:
             for sharing in (False, True):
-                path = ts.Steering(model(options, hidden, options.length, sharing, device), tilt)
-                add(f"as fine as its sites, {'distinct rows' if sharing else 'all rows'}", path, eager)
+                steering = path(forms["hidden states"], sharing, options.length)
+                add(f"as fine as its sites, {_rows(sharing)}", steering, eager)
+        if options.recorded and options.base:
+            forward = timed(_graph_of(lambda: net(x)), device, options.repeats + 2)[0], eager[1]
+            for name, denoiser in forms.items():
+                add(f"SMC_base, {name}", path(denoiser), forward, record=True)
         if options.compiled:
             for mode, graphs in (("compiled", None), ("compiled, CUDA graphs", "reduce-overhead")):
                 fast, body = torch.compile(net, mode=graphs), torch.compile(net.body, mode=graphs)
                 forward = timed(lambda fast=fast: fast(x), device, options.repeats + 2)
-                forms = {
+                compiled = {
                     "logits": ts.from_logits(lambda x, t, fast=fast: fast(x), mask_id),
                     "hidden states": ts.from_hidden(lambda x, t, body=body: body(x), net.head, mask_id),
                 }
-                for name, denoiser in forms.items():
-                    path = ts.Steering(model(options, denoiser, options.num_steps, False, device), tilt)
-                    add(f"{mode}, {name}", path, forward)
+                for name, denoiser in compiled.items():
+                    add(f"{mode}, {name}", path(denoiser), forward)
+                    if options.recorded and graphs is None:
+                        add(f"{mode}, {name}", path(denoiser), forward, record=True)
     if options.grad:
         soft = ts.Tilt(reward_net, 0.1, draws=options.draws, average=ts.mean, differentiable=True)
-        for every in (1, 2):
-            steps = model(options, hidden, options.num_steps, False, device)
-            path = ts.Steering(steps, soft, ts.Gradient(clip=3.0, every=every))
-            add(f"SMC_grad, gradient every {every}, {options.memory or 'no budget'}", path, eager, options.memory)
+        for label, proposal in {
+            "SMC_grad": ts.Gradient(clip=3.0),
+            "SMC_grad, every 2nd step": ts.Gradient(clip=3.0, every=2),
+            "SMC_grad, of one draw": ts.Gradient(clip=3.0, draws=1),
+        }.items():
+            steering = replace(path(forms["hidden states"]), twist=soft, proposal=proposal)
+            for record in (False, True) if options.recorded else (False,):
+                add(f"{label}, {options.memory or 'no budget'}", steering, eager, record)
     console.print(table)
 
 

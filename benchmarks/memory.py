@@ -34,8 +34,13 @@ def steer(kind: str, particles: int, memory: str) -> tuple[float, float]:
     tilt = ts.Tilt(lambda x: (x == 5).sum(-1).float(), draws=4)
     before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     ts.smc_base(model, tilt)(particles, generator=torch.Generator().manual_seed(0), memory=memory)
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return (used.ru_maxrss * 1024 - before) / 2**30, used.ru_utime
+    return (_peak() - before) / 2**30, resource.getrusage(resource.RUSAGE_SELF).ru_utime
+
+
+def _peak() -> int:
+    """Bytes this process has held at most. (`ru_maxrss` would count what its parent held when it was started.)"""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
 
 
 def main() -> None:

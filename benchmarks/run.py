@@ -133,12 +133,14 @@ def timed_networks(options: Options) -> tuple[Timed, Timed]:
 @dataclass(frozen=True)
 class Way:
     """One of our ways to run a method. `gumbel` takes the baseline's own gradient, through Gumbel-softmax draws and
-    one-hots; else it is straight through and behind the embeddings, taken at each `every`-th step."""
+    one-hots; else it is straight through and behind the embeddings, taken at each `every`-th step, of the estimate's
+    own draws or of so many others."""
 
     name: str
     gradient: bool
     gumbel: bool = False
     every: int = 1
+    draws: int | None = None
 
 
 BASE = Way("tokensteer", False)
@@ -148,6 +150,7 @@ WAYS = {
     True: (
         Way("Gumbel-softmax", True, gumbel=True),
         GRAD,
+        Way("of one draw", True, draws=1),
         Way("every 2nd step", True, every=2),
         Way("every 4th step", True, every=4),
     ),
@@ -168,7 +171,7 @@ def ours(options: Options, way: Way, denoiser: Timed, reward: Timed, populations
     model = ts.Diffusion(law, ts.Ancestral(mask_id), ts.uniform_steps(options.num_steps), canvas)
     estimator = ts.Relaxed(hard=True) if way.gumbel else ts.Sampled()
     tilt = ts.Tilt(reward, options.kl, draws=options.draws, average=ts.mean, estimator=estimator, differentiable=True)
-    proposal = ts.Gradient(every=way.every) if way.gradient else ts.FromModel()
+    proposal = ts.Gradient(every=way.every, draws=way.draws) if way.gradient else ts.FromModel()
     when = ts.all_of(ts.every(options.interval), ts.ess_below(0.5))
     method = ts.Method(ts.Steering(model, tilt, proposal), when=when)
     return lambda: method(options.particles, populations, generator=torch.Generator().manual_seed(options.seed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+import weakref
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from toys import Toy
 
 import tokensteer as ts
-from tokensteer.core.chunks import parse_memory
+from tokensteer.core.chunks import Chunks, parse_memory
 from tokensteer.core.prediction import Prediction
 from tokensteer.core.tokens import Headed
 from tokensteer.testing import TableDenoiser, enumerate_steering, score
@@ -115,6 +116,43 @@ def test_rows_are_computed_once(proposal: ts.Proposal) -> None:
     assert net.rows == expected
     assert expected < 8 * 3 * 6
     assert net.calls <= 6
+
+
+@pytest.mark.parametrize("estimator", [ts.Sampled(), ts.Sampled(seed=1)], ids=["fresh", "shared"])
+@pytest.mark.parametrize("every", [1, 2])
+def test_gradients_are_taken_once(every: int, estimator: ts.Estimator) -> None:
+    """Counted by hand: the pass back is for particles that have moved since theirs, and, if nothing about it is random,
+    for one of each kind; in between, the pass forward is for new states."""
+    net, denoiser = forms()["logits"]
+    steering = ts.Steering(
+        model_of(denoiser, num_steps=12),
+        ts.Tilt(B.reward, B.kl, estimator=estimator),
+        ts.Gradient(clip=2.0, every=every),
+    )
+    net.rows = 0
+    records = list(ts.sweep(steering, 8, 3, generator=seeded()))
+    expected, first = 0, 8 * torch.arange(3).unsqueeze(-1)
+    before = followed = torch.full((24, 3), -1)  # the state of the parent, and that of its last gradient
+    for step, record in enumerate(records[:-1]):
+        x, parents = record.x.flatten(0, 1), (record.ancestors + first).flatten()
+        before, followed = before[parents], followed[parents]
+        new = (x != before).any(-1)
+        if step % every == 0:
+            new |= (x != followed).any(-1)
+            followed = x
+        shares = step % every != 0 or not estimator.random
+        expected += len({tuple(row.tolist()) for row in x[new]}) if shares else int(new.sum())
+        before = x
+    assert net.rows == expected
+    assert expected < 8 * 3 * 12
+
+
+def test_estimates_that_still_hold_are_counted_as_saved() -> None:
+    model = model_of(forms()["logits"][1])
+    result = ts.smc(ts.Steering(model, ts.Tilt(B.reward, B.kl, draws=2)), 16, 4, when=ts.watching, generator=seeded())
+    assert result.saved["reward"] > 0
+    # Nothing counts at the start of a linear ramp, and the end is judged without draws.
+    assert result.rows["reward"] + result.saved["reward"] == 16 * 4 * (5 * 2 + 1)
 
 
 def test_result_counts_rows_computed_and_saved(tmp_path: Any) -> None:
@@ -307,6 +345,58 @@ def test_many_prompts_are_looked_at_a_few_at_a_time(monkeypatch: pytest.MonkeyPa
     assert max(spelt) <= 3
 
 
+def test_a_budget_ends_with_its_run() -> None:
+    steering = ts.Steering(model_of(forms()["logits"][1]), ts.Tilt(B.reward, B.kl))
+    ts.smc(steering, 4, memory="1MiB", generator=seeded())
+    assert steering.model.base.chunks.memory is None
+    assert steering.twist.chunks.memory is None
+
+
+def test_what_a_way_back_cannot_hold_a_way_forward_may() -> None:
+    """A chunk is learned for each use of a network: they are told by their guess of what a row takes."""
+    chunks = Chunks(memory=1000)
+
+    def scarce(part: slice) -> int:
+        if part.stop - part.start > 25:
+            raise torch.OutOfMemoryError
+        return part.stop - part.start
+
+    with pytest.warns(UserWarning, match="going on with fewer"):
+        chunks.stretches(scarce, 100, 10, torch.device("cpu"))
+    assert chunks.size(10, torch.device("cpu")) == 25
+    assert chunks.size(5, torch.device("cpu")) == 200
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A denoiser that knows how many of its answers are still held when it is asked again."""
+
+    denoiser: Any
+    ignores_time: bool
+    given: list[Any] = field(default_factory=list[Any])
+    held: list[int] = field(default_factory=list[int])
+
+    def __call__(self, x: Tensor, t: float) -> Tensor:
+        return self.denoiser(x, t)
+
+    def laws(self, x: Tensor, t: float) -> Any:
+        self.held.append(sum(answer() is not None for answer in self.given))
+        answer = self.denoiser.laws(x, t)
+        self.given.append(weakref.ref(answer))
+        return answer
+
+
+@pytest.mark.parametrize("progress", [False, True])
+def test_what_a_network_said_is_let_go_before_it_is_asked_again(progress: bool) -> None:
+    """At 64 × 1024 × 50,258 the logits of one step are 6 GiB: two steps' must not be there at once."""
+    watched = Watched(forms()["logits"][1], ignores_time=False)
+    steering = ts.Steering(model_of(watched, sharing=False), ts.Tilt(B.reward, B.kl))
+    watched.given.clear()
+    watched.held.clear()
+    ts.smc(steering, 8, generator=seeded(), progress=progress)
+    assert watched.held == [0] * 6
+
+
 @pytest.mark.parametrize(("words", "size"), [("8GiB", 2**33), ("1.5 MB", 1_500_000), ("100", 100), (7, 7)])
 def test_memory_is_read_as_people_write_it(words: str | int, size: int) -> None:
     assert parse_memory(words) == size
@@ -450,6 +540,32 @@ def test_gradients_may_be_older_than_the_state(kernel: str, embedded: bool) -> N
     assert seldom.rows["reward"] < often.rows["reward"]
     with pytest.raises(ValueError, match="every must be at least 1, got 0"):
         ts.Gradient(every=0)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("embedded", [True, False])
+@pytest.mark.parametrize("kernel", ["mdm", "remdm", "lowconf"])
+def test_gradients_may_have_draws_of_their_own(kernel: str, embedded: bool, every: int) -> None:
+    """Any q is right: the estimates are then made for themselves, and only where weights are looked at."""
+    path = entered("hidden", kernel)[not embedded]
+    alone = replace(path, proposal=ts.Gradient(clip=2.0, draws=1, every=every))
+    outcome = trial(alone, answer(path.model, path.twist), 8, when=ts.every(2))
+    assert outcome.unbiased, str(outcome)
+    many, few = (ts.smc(p, 8, 5, when=ts.every(4), generator=seeded()) for p in (path, alone))
+    assert few.rows["reward"] < many.rows["reward"]
+
+
+def test_draws_of_a_gradient_that_cannot_be() -> None:
+    path = entered("hidden", "mdm")[0]
+    with pytest.raises(ValueError, match="draws must be at least 1, got 0"):
+        ts.Gradient(draws=0)
+    with pytest.raises(ValueError, match="SoftInput draws none"):
+        replace(path, twist=replace(path.twist, estimator=ts.SoftInput()), proposal=ts.Gradient(draws=1))
+
+
+def test_as_many_draws_as_the_estimate_has_are_its_own() -> None:
+    path = entered("hidden", "mdm")[0]
+    same(*(ts.smc(replace(path, proposal=ts.Gradient(draws=m)), 8, 5, generator=seeded()) for m in (None, 3)))
 
 
 def test_the_ratio_of_a_base_proposal_is_computed_and_not_assumed() -> None:

@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from toys import CASES, GOLDEN, Following, Toy, case, multilinear, numbers
+from toys import CASES, FORMS, GOLDEN, Following, Toy, case, in_form, multilinear, numbers
 
 import tokensteer as ts
 from tokensteer.core import twist
 from tokensteer.core.listing import support
+from tokensteer.core.tokens import Headed, Logits, Logs
 from tokensteer.testing import Enumeration, TableDenoiser, enumerate_steering, score
 
 TOLERANCE = 1e-6
 SAMPLED = {name: c for name, c in CASES.items() if "sampler" in c}
+in_every_form = pytest.mark.parametrize("form", FORMS)  # the numbers are the same however the network gives its answer
 
 
 def close(ours: Tensor | float, golden: object) -> None:
@@ -64,19 +66,30 @@ def _log_visible(toy: Toy, joint: str) -> Tensor:
     return left.log()
 
 
+def test_forms_are_kept_as_they_are() -> None:
+    """Each form has a store of its own, so that the numbers below are those of three ways of keeping a law."""
+    for form, kind in zip(FORMS, (Logs, Logits, Headed), strict=True):
+        for model in (Toy("B", form=form).model("mdm"), Toy("B", form=form).model("remdm", "p2")):
+            (store,) = model.predict(model.start(1, None), 1.0).stores
+            assert type(store) is kind
+            assert store.dtype == torch.float64
+
+
+@in_every_form
 @pytest.mark.parametrize("name", ["A", "B"])
-def test_toys(name: str) -> None:
-    toy = Toy(name)
+def test_toys(name: str, form: str) -> None:
+    toy = Toy(name, form=form)
     for joint, mu in (("p1", "mu1"), ("p2", "mu2")):
         look = ts.Look(toy.states, toy.model("mdm", joint).predict(toy.states, 0.5).laws(), 0.5, toy.mask_id)
         close(look.clean_law()[..., :-1], toy.data[mu])
     close(toy.soft_reward, toy.data["rhat_lse"])
 
 
+@in_every_form
 @pytest.mark.parametrize("name", SAMPLED)
-def test_laws_of_every_step(name: str) -> None:
+def test_laws_of_every_step(name: str, form: str) -> None:
     c, out = SAMPLED[name], SAMPLED[name]["outputs"]
-    model, tilt = target_of(Toy(c["toy"]), c["sampler"], c["target"], c["a"], c["b"])
+    model, tilt = target_of(Toy(c["toy"], form=form), c["sampler"], c["target"], c["a"], c["b"])
     exact = enumerate_steering(ts.Steering(model, tilt))
     close(exact.log_z, out["logZ"])
     close(exact.target, out["terminal_target_clean"])
@@ -89,12 +102,13 @@ def test_laws_of_every_step(name: str) -> None:
         close(exact.log_value[num_steps - t], out["log_backward_value_S"][str(t)])
 
 
+@in_every_form
 @pytest.mark.parametrize(
     ("name", "proposal"), [(name, p) for name, c in SAMPLED.items() for p in c["outputs"]["trajectories"]]
 )
-def test_trajectories(name: str, proposal: str) -> None:
+def test_trajectories(name: str, proposal: str, form: str) -> None:
     c = SAMPLED[name]
-    toy = Toy(c["toy"])
+    toy = Toy(c["toy"], form=form)
     model, tilt = target_of(toy, c["sampler"], c["target"], c["a"], c["b"])
     for q in proposals_of(toy, c["target"], c["a"], c["b"])[proposal]:
         steering = ts.Steering(model, tilt, q)
@@ -113,8 +127,9 @@ def test_trajectories(name: str, proposal: str) -> None:
                 close(measure.dense().log_p[0].exp(), golden["q_tokens"][step.index])
 
 
-def test_low_confidence_in_the_order_of_q() -> None:
-    out, toy = case(13)["outputs"], Toy(case(13)["toy"])
+@in_every_form
+def test_low_confidence_in_the_order_of_q(form: str) -> None:
+    out, toy = case(13)["outputs"], Toy(case(13)["toy"], form=form)
     model, q = toy.model("lowconf"), toy.amortised(own_order=True)
     steering = ts.Steering(model, toy.tilt("lowconf"), q)
     exact = enumerate_steering(steering)
@@ -135,9 +150,10 @@ def test_low_confidence_in_the_order_of_q() -> None:
 CONVENTIONS = {"paper": ts.paper_powers, "noZ": ts.kernel_powers, "clean": ts.denoiser_powers}
 
 
+@in_every_form
 @pytest.mark.parametrize("name", case(14)["outputs"])
-def test_product_conventions(name: str) -> None:
-    out, toy = case(14)["outputs"][name], Toy(case(14)["toy"])
+def test_product_conventions(name: str, form: str) -> None:
+    out, toy = case(14)["outputs"][name], Toy(case(14)["toy"], form=form)
     model = toy.product("mdm", out["a"], out["b"], convention=CONVENTIONS[out["variant"]])
     exact = enumerate_steering(ts.Steering(model, proposal=ts.Optimal()))
     close(exact.log_z, out["logZ"])
@@ -153,9 +169,10 @@ def test_product_conventions(name: str) -> None:
                 close(measure.normalise().dense().log_p[0].exp(), out["optimal_q_tokens_from_0m"][t])
 
 
-def test_remasking_product_corrected() -> None:
+@in_every_form
+def test_remasking_product_corrected(form: str) -> None:
     c = case(15)
-    out, toy = c["outputs"], Toy(c["toy"])
+    out, toy = c["outputs"], Toy(c["toy"], form=form)
     model = toy.product("remdm", c["a"], c["b"])
     steering = ts.Steering(model, proposal=ts.Guided())
     exact = enumerate_steering(steering)
@@ -176,9 +193,10 @@ AVERAGES = {
 }
 
 
+@in_every_form
 @pytest.mark.parametrize("kind", case(16)["outputs"]["increments"])
-def test_estimate_from_given_draws(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    c, toy = case(16), Toy(case(16)["toy"])
+def test_estimate_from_given_draws(kind: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    c, toy = case(16), Toy(case(16)["toy"], form=form)
     num_steps = toy.num_steps("mdm")
     out, draws = c["outputs"]["increments"][kind], c["inputs"]["draws"]
 
@@ -199,9 +217,10 @@ def test_estimate_from_given_draws(kind: str, monkeypatch: pytest.MonkeyPatch) -
         close(ours_r[0], golden)
 
 
+@in_every_form
 @pytest.mark.parametrize("kind", case(16)["outputs"]["moments"])
-def test_moments_of_random_twists(kind: str) -> None:
-    out, toy = case(16)["outputs"]["moments"][kind], Toy(case(16)["toy"])
+def test_moments_of_random_twists(kind: str, form: str) -> None:
+    out, toy = case(16)["outputs"]["moments"][kind], Toy(case(16)["toy"], form=form)
     draws, average = int(kind[2]), AVERAGES[kind.split(",")[1]]
     model = toy.model("mdm")
     exact = enumerate_steering(ts.Steering(model, toy.tilt("mdm")))
@@ -260,9 +279,10 @@ class DifferentiableToy:
         return (b * x).sum((-1, -2)) + torch.einsum("plv,lkvw,lk,pkw->p", x, w, upper, x)
 
 
+@in_every_form
 @pytest.mark.parametrize("carry", ["soft", "where"])
 @pytest.mark.parametrize("index", range(len(case(18)["outputs"])))
-def test_gradients(index: int, carry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients(index: int, carry: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     toy, out = DifferentiableToy(), case(18)["outputs"][index][carry]
     ids = torch.tensor([case(18)["outputs"][index]["x"]])
     gumbel = torch.nn.functional.pad(numbers(toy.inputs["gumbel"]), (0, 1)).unsqueeze(1)
@@ -270,7 +290,7 @@ def test_gradients(index: int, carry: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(twist, "_gumbel", lambda look, draws, generator: gumbel[:, look.hidden])
     monkeypatch.setattr(twist, "draw_clean", lambda look, draws, generator, seed: given)
     x = toy.one_hots(ids).requires_grad_()
-    denoiser = ts.from_logits(toy.logits, toy.mask_id, ignores_time=True)
+    denoiser = in_form(ts.from_logits(toy.logits, toy.mask_id, ignores_time=True), toy.mask_id + 1, form)
 
     def estimate(tilt: ts.Tilt) -> tuple[Tensor, Tensor]:
         # A constant x in the carry-over is the `where` convention: the direct effect of a token is lost.
@@ -308,9 +328,10 @@ def survivor_law(exact: Enumeration) -> Tensor:
     return law
 
 
-def test_baselines() -> None:
+@in_every_form
+def test_baselines(form: str) -> None:
     c = case(20)
-    out, inputs, toy = c["outputs"], c["inputs"], Toy(c["toy"])
+    out, inputs, toy = c["outputs"], c["inputs"], Toy(c["toy"], form=form)
     model, tilt = toy.model("mdm"), toy.tilt("mdm", ramp=ts.constant_ramp)
     exact = enumerate_steering(ts.smc_base(model, tilt).steering)
     close(exact.target, out["tilted_target_clean"])
@@ -334,9 +355,10 @@ def test_baselines() -> None:
         close(best, law)
 
 
-def test_baselines_run_as_their_laws_say() -> None:
+@in_every_form
+def test_baselines_run_as_their_laws_say(form: str) -> None:
     """The samplers themselves, against the exact laws of the test above."""
-    toy = Toy(case(20)["toy"])
+    toy = Toy(case(20)["toy"], form=form)
     model, tilt = toy.model("mdm"), toy.tilt("mdm", ramp=ts.constant_ramp)
     generator, populations = torch.Generator().manual_seed(7), 20_000
     result = ts.svdd(model, tilt)(2, populations, generator=generator)
@@ -376,6 +398,9 @@ class Scripted:
     def move(self, x: Tensor, evaluation: ts.Evaluation, step: ts.Step, generator: object) -> tuple[Tensor, Tensor]:
         return x, self.log_increments[step.index]
 
+    def hand_down(self, evaluation: ts.Evaluation) -> ts.Evaluation:
+        return evaluation
+
     def limit(self, memory: int | None) -> None:
         pass
 
@@ -399,8 +424,9 @@ def test_bookkeeping(monkeypatch: pytest.MonkeyPatch) -> None:
         assert resample(log_w)[0][0].tolist() == out[resample.__name__]
 
 
-def test_schedule_edges() -> None:
-    out, toy = case(23)["outputs"], Toy(case(23)["toy"])
+@in_every_form
+def test_schedule_edges(form: str) -> None:
+    out, toy = case(23)["outputs"], Toy(case(23)["toy"], form=form)
     model = toy.model("mdm")
     assert isinstance(model.kernel, ts.Ancestral)
     num_steps = len(model.steps)
@@ -419,11 +445,12 @@ def test_schedule_edges() -> None:
     close(tokens(num_steps, [m, m], ts.Cap(0.0)), out["tokens_t3_from_mm_sigma0"])
 
 
+@in_every_form
 @pytest.mark.parametrize("name", case(24)["outputs"])
-def test_larger_toy(name: str) -> None:
+def test_larger_toy(name: str, form: str) -> None:
     c = case(24)
     sampler, target = name.split("/")
-    model, tilt = target_of(Toy(c["toy"]), sampler, target, c["a"], c["b"])
+    model, tilt = target_of(Toy(c["toy"], form=form), sampler, target, c["a"], c["b"])
     exact = enumerate_steering(ts.Steering(model, tilt))
     close(exact.log_z, c["outputs"][name]["logZ"])
     close(exact.target, c["outputs"][name]["terminal_target_clean"])

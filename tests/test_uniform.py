@@ -236,6 +236,51 @@ def test_prompts_stay_and_are_known() -> None:
     check(steering)
 
 
+def check_prompts(uniform: ts.Diffusion, populations: int = 2000) -> None:
+    """Every prompt keeps its tokens, and has the log Z that it has by itself."""
+    toy, prompts = Toy("B"), uniform.template
+    tilt = ts.Tilt(toy.reward, 1.0, estimator=ts.Exact())
+    truth = [enumerate_steering(ts.Steering(model(toy, canvas=prompt), tilt)).log_z for prompt in prompts]
+    everyone = len(prompts) * populations
+    steering = ts.Steering(uniform, tilt)
+    result = ts.smc(steering, 8, everyone, resample=ts.multinomial, when=ts.always, generator=seeded(1))
+    canvas = prompts.repeat_interleave(populations, 0).unsqueeze(1)
+    assert ((result.samples == canvas) | (canvas == ts.NO_MASK)).all()
+    ratio = (result.log_z.view(-1, populations) - torch.tensor(truth).unsqueeze(-1)).exp()
+    assert ((ratio.mean(-1) - 1).abs() < 4 * ratio.std(-1) / math.sqrt(populations)).all()
+
+
+def test_many_prompts_stay_and_are_known() -> None:
+    """Rows may be any particles of any population: what is fixed is read off x, and where is the same for all."""
+    toy, free = Toy("B"), ts.NO_MASK
+    prompts = torch.tensor([[free, 2, free], [free, 0, free], [free, 1, free]])
+    uniform = model(toy, canvas=prompts)
+    x = torch.tensor([[0, 1, 2], [2, 0, 1], [1, 1, 1], [2, 2, 0]])
+    log_x0 = uniform.clean(uniform.predict(x, 0.5)).dense()
+    hot = torch.nn.functional.one_hot(x, toy.tokens).double()
+    assert torch.equal(log_x0[:, 1], hot[:, 1].log())
+    assert (log_x0[:, [0, 2]] > -math.inf).all()
+    assert torch.equal(uniform.relaxed(hot, 0.5), log_x0)
+    check_prompts(uniform)
+    # The estimates are those that each prompt has by itself.
+    tilt = ts.Tilt(toy.reward, 1.0, estimator=ts.Exact())
+    starts = uniform.start(6, seeded(2))
+    both = ts.Steering(uniform, tilt).evaluate(starts, 0.5, None).reward
+    alone = [ts.Steering(model(toy, canvas=prompt), tilt) for prompt in prompts]
+    each = [path.evaluate(rows, 0.5, None).reward for path, rows in zip(alone, starts.split(2), strict=True)]
+    assert torch.allclose(both, torch.cat(each), atol=1e-12)
+
+
+def test_of_prompts_at_different_places_what_they_share_is_known() -> None:
+    """Whose row it is is not told, so no more can be; the weights are right all the same."""
+    toy, free = Toy("B"), ts.NO_MASK
+    prompts = torch.tensor([[0, 2, free], [1, free, free]])
+    uniform, x = model(toy, canvas=prompts), torch.tensor([[0, 2, 1], [1, 2, 1]])
+    possible = uniform.clean(uniform.predict(x, 0.5)).dense() > -math.inf
+    assert possible.sum(-1).tolist() == [[1, 3, 3]] * 2
+    check_prompts(uniform)
+
+
 def test_an_exact_denoiser_in_many_steps_finds_the_data() -> None:
     toy = Toy("A")
     gaps = []

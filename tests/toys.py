@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import tokensteer as ts
 from tokensteer.testing import TableDenoiser, all_sequences
@@ -71,10 +71,37 @@ def multilinear(table: Tensor, vocab_size: int, length: int):
     return value
 
 
+FORMS = ("logs", "logits", "hidden")
+
+
+def in_form(denoiser: ts.Denoiser, vocab_size: int, form: str) -> ts.Denoiser:
+    """A denoiser of double precision that ignores time, in one of the `FORMS` that networks come in; the mask is last.
+
+    Its logs are logits once they are shifted, and the mask gets one too: laws must be normalised, and the mask
+    forbidden, by the library. Hidden states are the logits turned, so that there is something for the head to do.
+    """
+    if form == "logs":
+        return denoiser
+    last = torch.arange(vocab_size) == vocab_size - 1
+
+    def logits(x: Tensor) -> Tensor:
+        # exp(-1e4) is 0 too, and leaves no NaN in a matrix product.
+        return denoiser(x, 0.0).clamp(min=-1e4).masked_fill(last, 1.0) + 0.5
+
+    if form == "logits":
+        return ts.from_logits(logits, vocab_size - 1, ignores_time=True)
+    noise = torch.randn(vocab_size, vocab_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    turn = torch.linalg.qr(noise).Q
+    head = nn.Linear(vocab_size, vocab_size, bias=False, dtype=torch.float64).requires_grad_(False)
+    head.weight.copy_(turn)
+    return ts.from_hidden(lambda x: logits(x) @ turn, head, vocab_size - 1, ignores_time=True)
+
+
 @dataclass(frozen=True)
 class Toy:
     name: str
     dtype: torch.dtype = torch.float64
+    form: str = "logs"
 
     @property
     def data(self) -> dict[str, Any]:
@@ -134,7 +161,7 @@ class Toy:
 
     def model(self, sampler: str, joint: str = "p1") -> ts.Diffusion:
         return ts.Diffusion(
-            TableDenoiser(self.joint(joint)),
+            in_form(TableDenoiser(self.joint(joint)), self.tokens + 1, self.form),
             self.kernels[sampler],
             ts.uniform_steps(self.num_steps(sampler)),
             ts.template(self.length, self.mask_id),
@@ -157,7 +184,8 @@ class Toy:
         return ts.Tilt(self.reward, self.kl, **options)
 
     def amortised(self, **options: Any) -> ts.Amortised:
-        return ts.Amortised(StateTable(numbers(self.data["muq"]).to(self.dtype)), **options)
+        table = StateTable(numbers(self.data["muq"]).to(self.dtype))
+        return ts.Amortised(in_form(table, self.tokens + 1, self.form), **options)
 
 
 @dataclass(frozen=True)

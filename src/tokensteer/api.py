@@ -52,6 +52,7 @@ from tokensteer.core.pilot import adapted_ramp
 from tokensteer.core.planner import Plan, plan
 from tokensteer.core.product import Product, denoiser_powers, guided, kernel_powers, paper_powers
 from tokensteer.core.proposal import Amortised, Enumerated, FromModel, Gradient, Guided, Optimal, OtherHead, Proposal
+from tokensteer.core.replay import Recorded, recorded
 from tokensteer.core.resample import (
     all_of,
     always,
@@ -170,6 +171,7 @@ __all__ = [
     "Ranked",
     "RankedReveal",
     "Record",
+    "Recorded",
     "Relaxed",
     "ResampleFirst",
     "Rescale",
@@ -251,6 +253,7 @@ __all__ = [
     "product",
     "prop_amot",
     "prop_grad",
+    "recorded",
     "remdm_loop",
     "residual",
     "reversed_rate",

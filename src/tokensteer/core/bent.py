@@ -9,15 +9,14 @@ them out together with the logits where it is read: in a fused kernel on a GPU, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from tokensteer.core.fused import HALF, Bend, Weighed, draw_from_logits, entries_of, fuses, weigh
-from tokensteer.core.tokens import WORKING, Headed, KeptLaws, Law, Logits, Tokens
+from tokensteer.core.fused import HALF, Bend, Weighed, entries_of, fuses, weigh
+from tokensteer.core.tokens import WORKING, Headed, KeptLaws, Law, Logits, Tokens, draw_by_parts, score_by_parts
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,7 @@ class Slopes(KeptLaws):
     expected: Tensor
     mask_id: int
     by_law: ClassVar[tuple[str, ...]] = ("drawn", "entered", "expected")
+    normalised: ClassVar[bool] = False
 
     @property
     def vocab_size(self) -> int:
@@ -69,7 +69,7 @@ class Slopes(KeptLaws):
         return values.to(self.dtype)
 
     def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        return _draw(self.rows, self.vocab_size, index, u)
+        return draw_by_parts(self.rows, self.vocab_size, index, u)
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ class Bends:
     here: Tensor
     clip: float
     masked_only: bool = False
+    normalised: ClassVar[bool] = False
 
     @property
     def vocab_size(self) -> int:
@@ -101,7 +102,7 @@ class Bends:
         return (g - self.here[index]).mul_(self.scale[index]).clamp_(-self.clip, self.clip)
 
     def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        return _draw(self.rows, self.vocab_size, index, u)
+        return draw_by_parts(self.rows, self.vocab_size, index, u)
 
     def at(self, index: Tensor) -> Bend | None:
         """As the kernels want it, for the lines `index` (k,), any where it is -1; None if it is not for them."""
@@ -124,6 +125,7 @@ class Bent:
     bends: Bends
     line: Tensor
     weighed: Weighed | None
+    normalised: ClassVar[bool] = True
 
     @property
     def vocab_size(self) -> int:
@@ -145,7 +147,7 @@ class Bent:
     def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         if self.weighed is not None:
             return self.weighed.draw(index, u)
-        return _draw(self._spelt, self.vocab_size, index, u)
+        return draw_by_parts(self._spelt, self.vocab_size, index, u)
 
     def log_bend(self, index: Tensor, tokens: Tensor) -> Tensor:
         """By how much tokens (k,) are likelier than under mu, as a log; anything where the index is -1."""
@@ -155,7 +157,7 @@ class Bent:
         """log sum_v mu(v) · exp(h(v)), (k,); anything where the index is -1."""
         if self.weighed is not None:
             return self.weighed.gain[index].to(self.dtype)
-        return _by_parts(lambda part: self._spelt(part).logsumexp(-1), self.vocab_size, index, self.dtype)
+        return score_by_parts(lambda part: self._spelt(part).logsumexp(-1), self.vocab_size, index).to(self.dtype)
 
 
 def bent(law: Logits | Headed, site: Tensor, h: Bends, line: Tensor) -> Bent:
@@ -207,26 +209,3 @@ def log_bend(q: Tokens, p: Tokens, y: Tensor, where: Tensor) -> Tensor | None:
 def _lines(where: Tensor) -> Tensor:
     """The lines of a store that has one for each site, (P, L), -1 where there is none."""
     return torch.where(where, torch.arange(where.numel(), device=where.device).view_as(where), -1)
-
-
-def _by_parts(score: Callable[[Tensor], Tensor], vocab_size: int, index: Tensor, dtype: torch.dtype) -> Tensor:
-    """A score of laws (k,), a few at a time; 0 where the index is -1."""
-    asked = (index >= 0).nonzero().squeeze(-1)
-    parts = [score(index[part]) for part in torch.split(asked, _few(vocab_size))]
-    return torch.zeros(len(index), dtype=dtype, device=index.device).index_copy(0, asked, torch.cat(parts).to(dtype))
-
-
-def _draw(rows: Callable[[Tensor], Tensor], vocab_size: int, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens (k, M) and their log-probabilities, from laws spelt out a few at a time."""
-    few = _few(vocab_size)
-    parts = [
-        draw_from_logits(
-            rows(part.clamp(min=0)), torch.where(part < 0, -1, torch.arange(len(part)).to(part)), some, None
-        )
-        for part, some in zip(torch.split(index, few), torch.split(u, few), strict=True)
-    ]
-    return torch.cat([tokens for tokens, _ in parts]), torch.cat([log_p for _, log_p in parts])
-
-
-def _few(vocab_size: int) -> int:
-    return max(1, WORKING // (16 * vocab_size))

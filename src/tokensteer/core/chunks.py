@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -39,16 +39,16 @@ def parse_memory(memory: str | int) -> int:
 @dataclass
 class Chunks:
     """The budget of one network: `memory` in bytes, None until it is known what the device has free; `most` rows at
-    once, learned by running out of memory."""
+    once, learned by running out of memory, for each use of the network: they differ in what a row takes."""
 
     memory: int | None = None
-    most: int | None = None
+    most: dict[int, int] = field(default_factory=dict[int, int])
 
     def size(self, row_bytes: int, device: torch.device) -> int:
         if self.memory is None:  # asked once: it takes a while
             self.memory = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else ON_CPU
         rows = max(1, self.memory // max(1, row_bytes))
-        return rows if self.most is None else min(rows, self.most)
+        return min(rows, self.most.get(row_bytes, rows))
 
     def run(self, network: Callable[[Tensor], Answer], rows: Tensor, row_bytes: int) -> list[Answer]:
         """network(rows[part]) for all parts of the rows (n, ...), at least one."""
@@ -68,17 +68,17 @@ class Chunks:
                 taken = min(size, count - done)
                 if taken <= 1 or not _ran_out(error):
                     raise
-                size = self._halve(taken)
+                size = self._halve(taken, row_bytes)
                 torch.cuda.empty_cache()
             else:
                 done += size
         return answers
 
-    def _halve(self, size: int) -> int:
-        if self.most is None:
+    def _halve(self, size: int, row_bytes: int) -> int:
+        if not self.most:
             warnings.warn(f"out of memory with {size} rows at once: going on with fewer", stacklevel=2)
-        self.most = size // 2
-        return self.most
+        self.most[row_bytes] = size // 2
+        return size // 2
 
 
 def _ran_out(error: RuntimeError) -> bool:

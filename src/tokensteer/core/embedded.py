@@ -21,6 +21,7 @@ from tokensteer.core.denoiser import FromHidden, FromLogits
 from tokensteer.core.fused import softmax_slope
 from tokensteer.core.kernel import NO_MASK
 from tokensteer.core.model import Diffusion, Model
+from tokensteer.core.recording import recording
 from tokensteer.core.tokens import Store, Tokens
 from tokensteer.core.twist import Look, Sampled, Tilt, draw_clean
 
@@ -120,12 +121,14 @@ class _Sites:
 
     def __init__(self, where: Tensor) -> None:
         self.where = where.flatten()
-        if where.is_cuda:
+        if where.is_cuda and not recording():
             self.count = self.where.sum().to("cpu", non_blocking=True)
             self.known = torch.cuda.current_stream(where.device).record_event()
 
     def __call__(self) -> Tensor:
         if not self.where.is_cuda:
             return self.where.nonzero().squeeze(-1)
+        if recording():  # the host will not be there to count them
+            return torch.arange(len(self.where), device=self.where.device)
         self.known.synchronize()
         return self.where.byte().argsort(descending=True, stable=True)[: int(self.count)]

@@ -366,7 +366,8 @@ def softmax_slope(logits: Tensor, worth: Tensor, vocab_size: int, mask: int) -> 
                 )
         return logits, means
     inside = logits[:, :vocab_size]
-    mu = inside.to(_exact(logits.dtype)).index_fill(1, torch.tensor(mask, device=logits.device), NEVER).softmax(-1)
+    masked = torch.arange(vocab_size, device=logits.device) == mask
+    mu = inside.to(_exact(logits.dtype)).masked_fill(masked, NEVER).softmax(-1)
     worth = worth[:, :vocab_size].to(mu.dtype)
     means = (mu * worth).sum(-1)
     inside.copy_(mu.mul_(worth - means.unsqueeze(-1)))

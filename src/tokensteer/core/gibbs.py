@@ -67,6 +67,9 @@ class Pinned:
     def populations(self) -> int:
         return self.path.populations
 
+    def hand_down(self, evaluation: Evaluation) -> Evaluation:
+        return self.path.hand_down(evaluation)
+
     def spent(self) -> Mapping[str, tuple[int, int]]:
         return self.path.spent()
 

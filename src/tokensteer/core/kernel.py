@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
@@ -260,6 +260,7 @@ class Interpolating:
     prior: tuple[float, ...]
     schedule: Schedule = field(default_factory=Linear)
     mask_id: int = field(default=NO_MASK, init=False)
+    _laws: dict[Any, Tensor] = field(default_factory=dict[Any, Tensor], init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if min(self.prior) < 0 or abs(sum(self.prior) - 1.0) > 1e-6:
@@ -268,8 +269,11 @@ class Interpolating:
             )
 
     def law(self, like: Tensor) -> Tensor:
-        """v as a tensor, (V,)."""
-        return torch.tensor(self.prior, dtype=like.dtype, device=like.device)
+        """v as a tensor, (V,), made once: it is wanted several times a step, and takes a while to bring to a GPU."""
+        kind = like.dtype, like.device
+        if kind not in self._laws:
+            self._laws[kind] = torch.tensor(self.prior, dtype=like.dtype, device=like.device)
+        return self._laws[kind]
 
     def begin(self, canvas: Tensor, generator: Generator | None) -> Tensor:
         u = uniforms(tuple(canvas.shape), canvas, generator)

@@ -11,14 +11,15 @@ probabilities that `log_prob` reads.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.bent import bend, log_bend, outcomes
+from tokensteer.core.derived import normal
 from tokensteer.core.draws import NEVER, categorical, uniforms
 from tokensteer.core.listing import same_rows, support
 from tokensteer.core.tokens import Laws, Tokens, at_sites, dense_of, row_by_row, tokens_of
@@ -164,6 +165,11 @@ class Reveal:
 
     def token_mass(self) -> Tensor:
         """log sum_v exp(log_x0[v]) at masked sites, 0 elsewhere: (P, L)."""
+        return self._token_mass
+
+    @cached_property
+    def _token_mass(self) -> Tensor:
+        # Kept, for it may take the whole vocabulary, and who normalises a measure most often wants its total too.
         return self.log_x0.mass(self.masked)
 
     def sample(self, generator: Generator | None) -> Tensor:
@@ -225,17 +231,8 @@ class Reveal:
         """Make the token law at masked sites sum to one; its old mass goes into `log_move`, or is dropped."""
         if self.log_x0.normalised:
             return self
-        masked = self.masked
-        log_x0 = self.log_x0.at(masked)
-        mass = log_x0.logsumexp(-1, keepdim=True)
-        # Where no token is possible any law will do, for p gives no mass to what it draws.
-        tokens = torch.arange(log_x0.shape[-1], device=log_x0.device) != self.mask_id
-        anything = torch.where(tokens, -math.log(max(1, len(tokens) - 1)), NEVER).to(log_x0.dtype)
-        normal = torch.where(mass == NEVER, anything, log_x0 - mass.masked_fill(mass == NEVER, 0.0))
-        log_move = self.log_move
-        if carry_mass:
-            log_move = log_move + torch.zeros_like(log_move).masked_scatter(masked, mass)
-        return replace(self, log_x0=at_sites(masked, normal), log_move=log_move)
+        log_move = self.log_move + self.token_mass() if carry_mass else self.log_move
+        return replace(self, log_x0=normal(self.log_x0, self.masked, self.mask_id), log_move=log_move)
 
     def _normalise_outcomes(self) -> Reveal:
         total = torch.logaddexp(self.log_stay, self.log_move)

@@ -15,7 +15,7 @@ from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK, Interpolating, Kernel, MaskNoise, Ticking, noise_of
 from tokensteer.core.listing import distinct
 from tokensteer.core.measure import SiteMeasure
-from tokensteer.core.prediction import Prediction, changed, kept_stores, updated
+from tokensteer.core.prediction import News, Prediction, changed, each_apart, kept_stores, updated
 from tokensteer.core.schedule import Step
 from tokensteer.core.tokens import Laws, Logs, Store, Tokens
 
@@ -81,8 +81,8 @@ class Model(Protocol):
         """log p(x_0 | x_t), (P, L, V), from one-hots x (P, L, V), differentiable in them."""
         ...
 
-    def differentiated(self, x: Tensor, t: Time, new: Tensor, store: Store, before: Prediction | None) -> Prediction:
-        """The prediction at x where the first network has just said `store` of the particles `new` (n,)."""
+    def differentiated(self, x: Tensor, t: Time, news: News, store: Store, before: Prediction | None) -> Prediction:
+        """The prediction at x where the first network has just said `store` of the particles that were asked about."""
         ...
 
     def clean(self, prediction: Prediction) -> Tokens:
@@ -157,6 +157,7 @@ class Diffusion:
     chunks: Chunks = field(default_factory=Chunks, init=False, repr=False, compare=False)
     vocab_size: int = field(init=False)
     dtype: torch.dtype = field(init=False)
+    _prompt: Tensor | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         is_tensor = isinstance(self.template, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -168,6 +169,11 @@ class Diffusion:
             raise ValueError("steps must run down to t = 0 without a gap: use uniform_steps(n) or cosine_steps(n)")
         if isinstance(self.kernel, Interpolating) and int(self.template.max()) >= len(self.kernel.prior):
             raise ValueError(f"the template holds ids outside the prior, which is over {len(self.kernel.prior)} tokens")
+        # Without a mask a prompt is told by its place. Rows may be any particles, so that is where all templates are
+        # fixed, (L, 1): what only some of them fix is pinned as they move, and not known to estimates.
+        fixed = (self.template != NO_MASK).view(-1, self.template.shape[-1]).all(0).unsqueeze(-1)
+        if self.kernel.mask_id == NO_MASK and fixed.any():
+            object.__setattr__(self, "_prompt", fixed)
         answer = check_denoiser(self.denoiser, self)
         if not (self.template == self.kernel.mask_id).any():
             raise ValueError(
@@ -222,10 +228,9 @@ class Diffusion:
     def predict(self, x: Tensor, t: Time, before: Prediction | None = None) -> Prediction:
         return predict_all((self,), x, t, before if self.ignores_time else None)
 
-    def differentiated(self, x: Tensor, t: Time, new: Tensor, store: Store, before: Prediction | None) -> Prediction:
-        self.meter.count(len(new), len(x))
-        row = torch.arange(len(new), device=x.device)
-        return updated(x, new, row, (store,), before)
+    def differentiated(self, x: Tensor, t: Time, news: News, store: Store, before: Prediction | None) -> Prediction:
+        self.meter.count(len(news.asked), len(x))
+        return updated(x, news, (store,), before)
 
     def laws(self, x: Tensor, t: Time, before: Store | None = None) -> Store:
         """The network's answer for rows x (D, L), D·L laws, in a form that can be joined with what it said before."""
@@ -265,11 +270,10 @@ class Diffusion:
     def _known(self, ids: Tensor, log_x0: Tensor, t: Time) -> Tensor:
         """The network's answer made to agree with what x shows, where no mask tells what is known."""
         log_x0 = noise_of(self.kernel).believe(ids, log_x0, t)
-        fixed = self.template != NO_MASK
-        if self.kernel.mask_id != NO_MASK or self.template.dim() > 1 or not fixed.any():
+        if self._prompt is None:
             return log_x0
         known = torch.full_like(log_x0, NEVER).scatter(-1, ids.unsqueeze(-1), 0.0)
-        return torch.where(fixed.unsqueeze(-1), known, log_x0)  # without a mask, a prompt is told by its place
+        return torch.where(self._prompt, known, log_x0)
 
     def clean(self, prediction: Prediction) -> Tokens:
         return prediction.laws()
@@ -298,23 +302,24 @@ def predict_all(models: Sequence[Diffusion], x: Tensor, t: Time, before: Predict
         for model in models:
             model.meter.count(len(x), len(x))
         return Prediction(x, torch.arange(len(x), device=x.device), tuple(model.laws(x, t) for model in models))
-    new = changed(x, before)
-    first, which = _told_apart(x[new], t, models)
-    asked, stores = new[first], tuple[Store, ...]()
+    news = told_apart(x, changed(x, before), t, models)
+    asked, stores = news.asked, tuple[Store, ...]()
     if len(asked):
         time = t[asked] if isinstance(t, Tensor) else t
         kept = zip(models, kept_stores(before, len(models)), strict=True)
         stores = tuple(model.laws(x[asked], time, store) for model, store in kept)
     for model in models:
         model.meter.count(len(asked), len(x))
-    return updated(x, new, which, stores, before)
+    return updated(x, news, stores, before)
 
 
-def _told_apart(x: Tensor, t: Time, models: Sequence[Diffusion]) -> tuple[Tensor, Tensor]:
-    """One particle of each kind that the networks tell apart, and of which kind each particle is."""
+def told_apart(x: Tensor, new: Tensor, t: Time, models: Sequence[Diffusion]) -> News:
+    """Of the particles that are new, one of each kind that the networks tell apart."""
     clocks = isinstance(t, Tensor) and not all(model.ignores_time for model in models)
-    each = torch.arange(len(x), device=x.device)
-    return (each, each) if clocks or not len(x) or not models[0].shares else distinct(x)
+    if clocks or not len(new) or not models[0].shares:
+        return each_apart(new)
+    first, which = distinct(x[new])
+    return News(new, new[first], which)
 
 
 def check_denoiser(denoiser: Denoiser, model: Diffusion) -> Tensor:

@@ -268,7 +268,8 @@ class ConfidenceRemask:
     The softmax runs over open sites and sigma is that of `base`; masked sites open as without remasking, so the
     marginals are not kept. psi^l is the probability that the token had when it was opened, carried with the particle
     (a prompt's tokens are never masked). With `carried=False` it is mu^l(x^l | x_t), which needs no memory, but a
-    denoiser that has a say at open sites: one that copies its input there finds all equally sure. `sites` are the
+    denoiser that has a say at open sites: one that copies its input there finds all equally sure. Nothing then tells
+    fixed sites from others, so that a prompt, or padding, takes its share of sigma in vain. `sites` are the
     log-probabilities of remasking (P, L), shared by p and q.
     """
 

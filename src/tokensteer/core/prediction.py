@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,15 +43,33 @@ def kept_stores(before: Prediction | None, models: int) -> Sequence[Store | None
     return [None] * models if before is None else before.stores
 
 
-def changed(x: Tensor, before: Prediction | None) -> Tensor:
-    """The particles about which `before` says nothing, (n,)."""
-    if before is None:
-        return torch.arange(len(x), device=x.device)
-    return (x != before.x).any(-1).nonzero().squeeze(-1)
+class News(NamedTuple):
+    """The particles `new` (n,) of which nothing is known, one of each kind of them, `asked` (k,), and the kind of each,
+    `which` (n,)."""
+
+    new: Tensor
+    asked: Tensor
+    which: Tensor
 
 
-def updated(x: Tensor, new: Tensor, which: Tensor, stores: tuple[Store, ...], before: Prediction | None) -> Prediction:
-    """`before` with fresh answers for the particles `new` (n,): rows `which` (n,) of the stores."""
+def changed(x: Tensor, *before: Prediction | None) -> Tensor:
+    """The particles about which one of `before` says nothing, (n,)."""
+    new = torch.zeros_like(x[:, 0], dtype=torch.bool)
+    for prediction in before:
+        if prediction is None:
+            return torch.arange(len(x), device=x.device)
+        new = new | (x != prediction.x).any(-1)
+    return new.nonzero().squeeze(-1)
+
+
+def each_apart(new: Tensor) -> News:
+    """Particles that have nothing in common."""
+    return News(new, new, torch.arange(len(new), device=new.device))
+
+
+def updated(x: Tensor, news: News, stores: tuple[Store, ...], before: Prediction | None) -> Prediction:
+    """`before` with fresh answers of the stores, whose rows are those `asked`, for what is new."""
+    new, _, which = news
     if before is None or len(new) == len(x):
         return Prediction(x, which, stores)
     if not len(new):

@@ -21,13 +21,14 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.denoiser import Time
+from tokensteer.core.derived import Powers, product_of_powers
 from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK, Ancestral, Interpolating, Kernel, LowConfidence
 from tokensteer.core.measure import Reveal, SiteMeasure, Table
 from tokensteer.core.model import Diffusion, predict_all
-from tokensteer.core.prediction import Prediction, kept_stores, updated
+from tokensteer.core.prediction import News, Prediction, kept_stores, updated
 from tokensteer.core.schedule import Step
-from tokensteer.core.tokens import Laws, Store, Tokens, at_sites
+from tokensteer.core.tokens import Laws, Store, Tokens
 
 Convention = Callable[[Reveal, float, float], Reveal]
 
@@ -154,14 +155,13 @@ class Product:
     def ignores_time(self) -> bool:
         return all(model.ignores_time for model in self.models)
 
-    def differentiated(self, x: Tensor, t: Time, new: Tensor, store: Store, before: Prediction | None) -> Prediction:
+    def differentiated(self, x: Tensor, t: Time, news: News, store: Store, before: Prediction | None) -> Prediction:
         for model in self.models:
-            model.meter.count(len(new), len(x))
-        time = t[new] if isinstance(t, Tensor) else t
+            model.meter.count(len(news.asked), len(x))
+        time = t[news.asked] if isinstance(t, Tensor) else t
         _, *rest = zip(self.models, kept_stores(before, len(self.models)), strict=True)
-        others = (model.laws(x[new], time, said) for model, said in rest)
-        row = torch.arange(len(new), device=x.device)
-        return updated(x, new, row, (store, *others), before)
+        others = (model.laws(x[news.asked], time, said) for model, said in rest)
+        return updated(x, news, (store, *others), before)
 
     def relaxed(self, x: Tensor, t: Time) -> Tensor:
         return self.models[0].relaxed(x, t)
@@ -172,14 +172,10 @@ class Product:
     def combined(self, prediction: Prediction) -> Tokens:
         mask_id = self.kernel.mask_id
         read = torch.ones_like(prediction.x, dtype=torch.bool) if mask_id == NO_MASK else prediction.x == mask_id
-        laws = torch.stack([prediction.laws(k).at(read) for k in range(len(self.models))])
-        return at_sites(read, self._powers(laws))
-
-    def _powers(self, logs: Tensor) -> Tensor:
-        """log prod_k m_k^a_k of measures (K, ...), where no mass of a model with a positive power stays no mass."""
-        powers = torch.tensor(self.powers, dtype=logs.dtype, device=logs.device).view(-1, *(1,) * (logs.dim() - 1))
-        forbidden = ((logs == NEVER) & (powers > 0)).any(0)
-        return torch.where(powers == 0, 0.0, powers * logs).sum(0).masked_fill(forbidden, NEVER)
+        # All models have their laws in the same places; one of power 0 has no say and is not read.
+        counted = [k for k, power in enumerate(self.powers) if power]
+        laws = Powers(tuple(prediction.stores[k] for k in counted), tuple(self.powers[k] for k in counted))
+        return Tokens(laws, torch.where(read, prediction.laws().index, -1))
 
     def log_start(self, x: Tensor) -> Tensor:
         return self.models[0].log_start(x)
@@ -196,8 +192,8 @@ class Product:
         if not isinstance(measure, Table):
             return self.models[0].pin(measure, len(x))
         # Without a mask, opening is not apart from choosing a token: kernels are raised, and their pace is taken back.
-        kernels = [m.step_with(x, prediction.laws(k), step, sites).dense() for k, m in enumerate(self.models)]
-        log_p = self._powers(torch.stack([kernel.log_p for kernel in kernels]))
+        kernels = (m.step_with(x, prediction.laws(k), step, sites).dense() for k, m in enumerate(self.models))
+        log_p = product_of_powers((kernel.log_p for kernel in kernels), self.powers)
         if self.convention is denoiser_powers and isinstance(self.kernel, Interpolating):
             too_much = (sum(self.powers) - 1.0) * self.kernel.log_pace(x, step, log_p)
             log_p = torch.where(log_p == NEVER, NEVER, log_p - too_much)
@@ -211,9 +207,9 @@ class Product:
         prediction = predict_all(
             self.models, common, step.t, prediction
         )  # the same time, so what has not changed still holds
-        log_c = _opened(self.transition(common, prediction, step, sites)).token_mass()
+        log_c = _opened(self.transition(common, prediction, step, sites)).log_x0.mass(remasked)
         log_p = self.transition(x, prediction, step, sites).log_prob(y)
-        return log_p - torch.where(remasked, log_c, 0.0).sum(-1)
+        return log_p - log_c.sum(-1)
 
 
 def _opened(measure: SiteMeasure) -> Reveal:

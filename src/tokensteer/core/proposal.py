@@ -116,19 +116,24 @@ class Gradient:
     """q^l(w) ∝ base^l(w) · exp(kappa · g^l[w]) with g the gradient of r_hat at x_t and kappa = ramp(s)/kl.
 
     The mask entry is tilted too, so that q does not depend on an offset of g; `tokens_only` leaves alone which sites
-    open. `clip` bounds |kappa · (g^l[w] - g^l[x_t])|. The gradient is the dearest part of a step: with `every` = k it
-    is taken at each k-th step and followed until the next, which is right for any k and a little less sharp.
+    open. `clip` bounds |kappa · (g^l[w] - g^l[x_t])|. The gradient is the dearest part of a step. With `every` = k it
+    is taken at each k-th step and followed until the next; with `draws` = m it is that of an estimate of its own from m
+    clean sequences, and the tilt's own draws are made only where weights are looked at. Both are right for any number,
+    and a little less sharp.
     """
 
     base: SiteProposal = field(default_factory=FromModel)
     clip: float | None = None
     tokens_only: bool = False
     every: int = 1
+    draws: int | None = None
     needs_gradient: bool = field(default=True, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ValueError(f"Gradient.every must be at least 1, got {self.every}: 1 takes the gradient at each step")
+        if self.draws is not None and self.draws < 1:
+            raise ValueError(f"Gradient.draws must be at least 1, got {self.draws}: None takes the tilt's own draws")
 
     @property
     def meters(self) -> tuple[Meter, ...]:

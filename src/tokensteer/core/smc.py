@@ -23,6 +23,7 @@ from torch import Generator, Tensor
 
 from tokensteer.core.chunks import parse_memory
 from tokensteer.core.draws import inverse_cdf, uniforms
+from tokensteer.core.recording import recording
 from tokensteer.core.resample import Resampler, Trigger, ess, ess_below, log_mean_weight, looks, systematic, weights
 from tokensteer.core.schedule import Step
 
@@ -88,6 +89,11 @@ class FeynmanKac(Protocol):
 
     def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> tuple[Tensor, Tensor]:
         """x_s and log p(x_s | x_t) - log q(x_s | x_t)."""
+        ...
+
+    def hand_down(self, evaluation: Evaluation) -> Evaluation:
+        """What is wanted of an evaluation when its children are evaluated. The rest is let go before they are, so that
+        what networks said of particles and of their parents need not be in memory at once."""
         ...
 
     def spent(self) -> Mapping[str, tuple[int, int]]:
@@ -162,11 +168,13 @@ def sweep(
         change = log_ratio.double() - evaluation.log_twist.double()
         # A dead particle stays dead: its own twist may be -inf, and the difference is then without meaning.
         pending = torch.where(log_w == -math.inf, log_w, log_w + change.view(shape))
-        parent = replace(evaluation, pending=pending)
-        evaluation_s = path.evaluate(x_s, step.s, generator, parent, weighed=looked_at[step.index + 1])
-        log_w = torch.where(pending == -math.inf, pending, pending + evaluation_s.log_twist.double().view(shape))
-        watch.add(log_w, step, evaluation_s.log_twist, log_ratio, last=step.s == 0)
-        x, evaluation = x_s, evaluation_s
+        parent = path.hand_down(replace(evaluation, pending=pending))
+        del evaluation
+        evaluation = path.evaluate(x_s, step.s, generator, parent, weighed=looked_at[step.index + 1])
+        del parent
+        log_w = torch.where(pending == -math.inf, pending, pending + evaluation.log_twist.double().view(shape))
+        watch.add(log_w, step, evaluation.log_twist, log_ratio, last=step.s == 0)
+        x = x_s
         increment = (change + evaluation.log_twist.double()).view(shape)
         yield Record(step, x.view(*shape, -1), log_w, increment, ancestors, evaluation)
 
@@ -179,6 +187,8 @@ class _Watch:
     seen: list[tuple[Tensor, Step | None, Tensor, Tensor]] = field(default_factory=list[Any])
 
     def add(self, log_w: Tensor, step: Step | None, log_twist: Tensor, log_ratio: Tensor, last: bool = False) -> None:
+        if recording():  # a recorded run is looked at when it has been replayed
+            return
         self.seen.append((log_w, step, log_twist, log_ratio))
         if not last and len(self.seen) < self.patience:
             return
@@ -347,7 +357,10 @@ def smc(
     before = path.spent()
     path.limit(None if memory is None else parse_memory(memory))
     records = sweep(path, num_particles, populations, resample=resample, when=when, generator=generator)
-    result = summarise(_bar(records, len(path.steps) + 1) if progress else records, generator)
+    try:
+        result = summarise(_bar(records, len(path.steps) + 1) if progress else records, generator)
+    finally:
+        path.limit(None)
     return with_rows(result, before, path.spent())
 
 
@@ -364,25 +377,26 @@ def summarise(records: Iterable[Record], generator: Generator | None = None) -> 
     ancestors: list[Tensor] = []
     rewards: list[Tensor | None] = []
     ramps: list[Tensor | None] = []
-    last: Record | None = None
+    x: Tensor | None = None
     for record in records:  # they are kept for later, and not looked at: there are many, and each look takes a while
-        last = record
+        x = record.x
         log_w.append(record.log_w)
         ancestors.append(record.ancestors)
         rewards.append(record.evaluation.reward)
         ramps.append(record.evaluation.ramp)
-    assert last is not None, "a sweep yields at least its start"
-    reward = last.evaluation.reward
+        del record  # what networks said is let go before they are asked again
+    assert x is not None, "a sweep yields at least its start"
+    reward = rewards[-1]
     return Result(
-        samples=last.x,
-        log_w=last.log_w,
-        reward=None if reward is None else reward.view_as(last.log_w),
+        samples=x,
+        log_w=log_w[-1],
+        reward=None if reward is None else reward.view_as(log_w[-1]),
         ess=ess(torch.stack(log_w)),
-        mean_reward=None if reward is None else _stacked(rewards, last.log_w, math.nan).mean(-1),
+        mean_reward=None if reward is None else _stacked(rewards, log_w[-1], math.nan).mean(-1),
         ancestors=torch.stack(ancestors),
         rows={},
         generator=generator,
-        ramp=None if last.evaluation.ramp is None else _stacked(ramps, last.log_w, 0.0)[..., 0],
+        ramp=None if ramps[-1] is None else _stacked(ramps, log_w[-1], 0.0)[..., 0],
     )
 
 
@@ -403,3 +417,4 @@ def _bar(records: Iterator[Record], total: int) -> Iterator[Record]:
                 note += f"  reward {float(record.evaluation.reward.mean()):.3f}"
             bar.update(task, advance=1, note=note)
             yield record
+            del record

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -17,10 +18,11 @@ from tokensteer.core.denoiser import Denoiser, Time, Timeless
 from tokensteer.core.embedded import can_enter, straight_through
 from tokensteer.core.kernel import Remembering
 from tokensteer.core.measure import Measure, Reveal, SiteMeasure, Table, draw
-from tokensteer.core.model import Diffusion, Model, clock, halfway
-from tokensteer.core.prediction import Prediction, changed, updated
+from tokensteer.core.model import Diffusion, Model, clock, halfway, told_apart
+from tokensteer.core.prediction import Prediction, changed, each_apart, updated
 from tokensteer.core.product import Product, guided
 from tokensteer.core.proposal import Amortised, FromModel, Gradient, Guided, Optimal, Proposal, own_network
+from tokensteer.core.recording import recording
 from tokensteer.core.resample import (
     Resampler,
     Trigger,
@@ -35,7 +37,7 @@ from tokensteer.core.resample import (
     systematic,
 )
 from tokensteer.core.schedule import Step, end_ramp
-from tokensteer.core.smc import Evaluation, Result, smc
+from tokensteer.core.smc import Evaluation, Result, Rows, smc
 from tokensteer.core.tokens import Logs, Store, joined
 from tokensteer.core.twist import Look, Potential, Tilt, difference
 
@@ -51,6 +53,7 @@ class Steering:
     twist: Tilt | None = None
     proposal: Proposal = field(default_factory=FromModel)
     _own: Diffusion | None = field(default=None, init=False, repr=False, compare=False)
+    _followed: Tilt | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.proposal.needs_gradient and self.twist is None:
@@ -58,7 +61,20 @@ class Steering:
         own = own_network(self.proposal)
         if own is not None:  # it is asked as the model is: about distinct states, and about those that are new
             object.__setattr__(self, "_own", replace(self.model.base, denoiser=own.denoiser))
+        object.__setattr__(self, "_followed", self._to_follow())
         self._probe()
+
+    def _to_follow(self) -> Tilt | None:
+        """The tilt whose gradient is taken: that of the target, perhaps with draws of its own."""
+        draws = self.proposal.draws if isinstance(self.proposal, Gradient) else None
+        if self.twist is None or draws is None or draws == self.twist.draws:
+            return self.twist
+        if not self.twist.drawn:
+            raise ValueError(
+                f"Gradient.draws counts clean sequences, and {type(self.twist.estimator).__name__} draws none: leave "
+                "it out, or use Sampled()"
+            )
+        return self.twist.with_draws(draws)
 
     def _probe(self) -> None:
         """Two steps, from the start and half-way: shapes fit, and q gives mass wherever p does."""
@@ -110,10 +126,15 @@ class Steering:
         with torch.no_grad():
             memory = self._remember(x, generator, parent)
             time = clock(self.model, memory, t)
+            fresh = None
             if self._differentiates(t, parent):
-                known = self._follow(x, t, time, generator, parent)
+                prediction, gradient, fresh = self._follow(x, t, time, generator, parent)
             else:
-                known = self._look(x, t, time, generator, parent, weighed)
+                prediction = self.model.predict(x, time, _prediction(parent))
+                gradient = None if parent is None else parent.gradient
+            look = Look(x, self.model.clean(prediction), t, self.model.kernel.mask_id)
+            reward = self._estimated(look, fresh, generator, parent, weighed)
+            known = Evaluation(torch.zeros_like(x[:, 0], dtype=self.model.dtype), prediction, reward, gradient)
             known = replace(known, chance=self._chance(x, known, t, parent, weighed))
             return replace(self._weigh(known, t, parent), memory=memory, proposed=self._propose_tokens(x, time, parent))
 
@@ -128,81 +149,97 @@ class Steering:
             return self.proposal.needs_gradient
         return next(step.index for step in self.steps if step.t == t) % self.proposal.every == 0
 
-    def _look(
+    def _estimated(
         self,
-        x: Tensor,
-        t: float,
-        time: Time,
+        look: Look,
+        fresh: Fresh | None,
         generator: Generator | None,
         parent: Evaluation | None,
         weighed: bool,
-    ) -> Evaluation:
-        """The prediction and, where it is needed, the estimate of the reward; no log-twist yet."""
-        prediction = self.model.predict(x, time, _prediction(parent))
-        nothing = torch.zeros_like(x[:, 0], dtype=self.model.dtype)
-        gradient = None if parent is None else parent.gradient
-        if self.twist is None or self.twist.rests(t, parent, weighed):
-            return Evaluation(nothing, prediction, gradient=gradient)
+    ) -> Tensor | None:
+        """The estimate of the reward, (P,): those just made, those of the parent that still hold, and new ones for the
+        rest. None where there is a rest and nobody will look."""
+        if self.twist is None:
+            return None
+        if fresh is not None and len(fresh.rows) == len(look.x):
+            return fresh.estimates
         keeps = self._keeps(parent)
-        look = Look(x, self.model.clean(prediction), t, self.model.kernel.mask_id)
-        if keeps is None or keeps.reward is None:
-            return Evaluation(nothing, prediction, self.twist.estimate(look, generator), gradient)
-        new, reward = changed(x, _prediction(keeps)), keeps.reward
-        if len(new):
-            reward = _renewed(reward, new, self.twist.estimate(look.take(new), generator))
-        return Evaluation(nothing, prediction, reward, gradient)
+        missing = changed(look.x, _prediction(keeps))
+        if fresh is not None:
+            missing = missing[~torch.isin(missing, fresh.rows)]
+        if len(missing) and self.twist.rests(look.t, parent, weighed):
+            return None
+        if len(missing) == len(look.x):
+            return self.twist.estimate(look, generator)
+        reward = look.zeros(len(look.x)) if keeps is None or keeps.reward is None else keeps.reward
+        if fresh is not None:
+            reward = _renewed(reward, *fresh)
+        if len(missing):
+            reward = _renewed(reward, missing, self.twist.estimate(look.take(missing), generator))
+        held = len(reward) - len(missing) - (0 if fresh is None else len(fresh.rows))
+        self.twist.meter.count(0, held * (self.twist.draws if self.twist.drawn else 1))
+        return reward
 
     def _keeps(self, parent: Evaluation | None) -> Evaluation | None:
-        """The parent, if what was estimated of it holds for a child in the same state. A potential that gathers
-        estimates wants them with fresh noise: the same noise, gathered again and again, would not average out."""
-        if self.twist is None or parent is None or parent.reward is None:
-            return None
-        estimator = self.twist.estimator
-        timeless = isinstance(estimator, Timeless) and estimator.ignores_time and self.model.ignores_time
-        return parent if timeless and (self.twist.potential is difference or not estimator.random) else None
+        """The parent, if what was estimated of it holds for a child in the same state."""
+        return parent if parent is not None and parent.reward is not None and self._timeless and self._lasting else None
+
+    @property
+    def _timeless(self) -> bool:
+        """Whether networks and estimates say the same of a state at any time."""
+        estimator = None if self.twist is None else self.twist.estimator
+        return isinstance(estimator, Timeless) and estimator.ignores_time and self.model.ignores_time
+
+    @property
+    def _lasting(self) -> bool:
+        """Whether an estimate may be used again. A potential that gathers them wants them with fresh noise: the same
+        noise, gathered again and again, would not average out."""
+        assert self.twist is not None
+        return self.twist.potential is difference or not self.twist.estimator.random
 
     def _follow(
         self, x: Tensor, t: float, time: Time, generator: Generator | None, parent: Evaluation | None
-    ) -> Evaluation:
-        """One pass forward and one back for the particles that have changed: prediction, estimate and its gradient."""
-        assert self.twist is not None, "only a reward is followed"
-        keeps = self._keeps(parent)
-        if keeps is not None and isinstance(self.proposal, Gradient) and self.proposal.every > 1:
-            keeps = None  # its gradient may be older than its state
-        new = changed(x, _prediction(keeps))
-        if keeps is not None and not len(new):
+    ) -> tuple[Prediction, Prediction, Fresh | None]:
+        """One pass forward and one back for the particles that have moved since the last: the prediction, the gradient,
+        and the estimates that came with it, if it is theirs."""
+        twist, own = self._followed, self._followed is not self.twist
+        assert twist is not None, "only a reward is followed"
+        before = slopes = None
+        if parent is not None and self._timeless and (own or self._lasting):
+            before, slopes = _prediction(parent), _rows(parent.gradient)
+        new = changed(x, before, slopes)
+        if before is not None and slopes is not None and not len(new):
             for model in self.model.networks:
                 model.meter.count(0, len(x))
-            return keeps
+            return before, slopes, None
+        # Twins share their gradient only if it is not random: independent noise averages out, shared noise does not.
+        news = each_apart(new) if twist.estimator.random else told_apart(x, new, time, self.model.networks)
         # A guess: what networks keep for their way back, or all there is with one-hots.
-        entered = can_enter(self.model, self.twist)
-        copies = 2 if entered else 8 + 6 * self.twist.draws
+        entered = can_enter(self.model, twist)
+        copies = 2 if entered else 8 + 6 * twist.draws
         per_row = 4 * x.shape[1] * self.model.vocab_size * copies
-        parts = self.model.base.chunks.run(lambda rows: self._differentiate(x, t, time, rows, generator), new, per_row)
-        stores, estimates, slopes = zip(*parts, strict=True)
+        parts = self.model.base.chunks.run(
+            lambda rows: self._differentiate(twist, x, t, time, rows, generator), news.asked, per_row
+        )
+        stores, estimates, gradients = zip(*parts, strict=True)
         if entered:  # otherwise estimates are counted as they are made
-            self.twist.meter.count(self.twist.draws * len(new))
-        store = joined(stores)
-        prediction = self.model.differentiated(x, time, new, store, _prediction(keeps))
-        reward = _renewed(None if keeps is None else keeps.reward, new, torch.cat(estimates))
-        before = keeps.gradient if keeps is not None and isinstance(keeps.gradient, Prediction) else None
-        row = torch.arange(len(new), device=x.device)
-        gradient = updated(x, new, row, (joined(slopes),), before)
-        return Evaluation(torch.zeros_like(reward), prediction, reward, gradient)
+            twist.meter.count(twist.draws * len(news.asked))
+        prediction = self.model.differentiated(x, time, news, joined(stores), before)
+        gradient = updated(x, news, (joined(gradients),), slopes)
+        return prediction, gradient, None if own else Fresh(new, torch.cat(estimates)[news.which])
 
     def _differentiate(
-        self, x: Tensor, t: float, time: Time, rows: Tensor, generator: Generator | None
+        self, twist: Tilt, x: Tensor, t: float, time: Time, rows: Tensor, generator: Generator | None
     ) -> tuple[Store, Tensor, Store]:
         """The prediction, the estimate of the reward and its gradient in x_t, for some of the particles."""
-        assert self.twist is not None
         model = self.model
-        if isinstance(model, Diffusion) and can_enter(model, self.twist):
+        if isinstance(model, Diffusion) and can_enter(model, twist):
             movable = (x[rows] == model.kernel.mask_id) | any(model.kernel.remasks(step) for step in model.steps)
-            return straight_through(model, self.twist, x[rows], t, movable, generator)
+            return straight_through(model, twist, x[rows], t, movable, generator)
         with torch.enable_grad():
             seen = one_hot(x[rows], self.model.vocab_size).to(self.model.dtype).requires_grad_()
             log_x0 = self.model.relaxed(seen, time[rows] if isinstance(time, Tensor) else time)
-            estimate = self.twist.estimate(Look(seen, log_x0, t, self.model.kernel.mask_id), generator)
+            estimate = twist.estimate(Look(seen, log_x0, t, self.model.kernel.mask_id), generator)
             slopes = Logs(_gradient(estimate, seen).flatten(0, 1))
             return Logs(log_x0.detach().flatten(0, 1)), estimate.detach(), slopes
 
@@ -244,7 +281,7 @@ class Steering:
 
     def _judge(self, x: Tensor) -> Evaluation:
         """The end: the reward itself, whatever the potentials before it."""
-        if (x == self.model.kernel.mask_id).any():
+        if not recording() and (x == self.model.kernel.mask_id).any():
             raise ValueError("masked sites are left at t = 0: let the kernel open all sites by its last step")
         if self.twist is None:
             return Evaluation(torch.zeros_like(x[:, 0], dtype=self.model.dtype))
@@ -282,6 +319,17 @@ class Steering:
         y, log_q = draw(q, generator)
         return y, self.log_ratio(y, x, evaluation, step, q, log_q)
 
+    def hand_down(self, evaluation: Evaluation) -> Evaluation:
+        """Without what networks said, where they are asked anew whatever they said: it may be large."""
+        remembers = isinstance(self.model.kernel, Remembering)
+        older = isinstance(self.proposal, Gradient) and self.proposal.every > 1
+        return replace(
+            evaluation,
+            prediction=evaluation.prediction if self.model.ignores_time or remembers else None,
+            gradient=evaluation.gradient if self._timeless or older else None,
+            proposed=evaluation.proposed if self._own is not None and self._own.ignores_time else None,
+        )
+
     def limit(self, memory: int | None) -> None:
         own = () if self._own is None else (self._own,)
         networks = (*self.model.networks, *own, *(() if self.twist is None else (self.twist,)))
@@ -297,9 +345,19 @@ class Steering:
         return {name: (sum(m.rows for m in of), sum(m.saved for m in of)) for name, of in meters.items() if of}
 
 
-def _prediction(evaluation: Evaluation | None) -> Prediction | None:
-    known = None if evaluation is None else evaluation.prediction
+class Fresh(NamedTuple):
+    """Estimates of the reward that were just made, (n,), and of which particles, (n,)."""
+
+    rows: Tensor
+    estimates: Tensor
+
+
+def _rows(known: Rows | None) -> Prediction | None:
     return known if isinstance(known, Prediction) else None
+
+
+def _prediction(evaluation: Evaluation | None) -> Prediction | None:
+    return None if evaluation is None else _rows(evaluation.prediction)
 
 
 def _known(evaluation: Evaluation) -> Prediction:
@@ -308,9 +366,9 @@ def _known(evaluation: Evaluation) -> Prediction:
     return prediction
 
 
-def _renewed(values: Tensor | None, new: Tensor, fresh: Tensor) -> Tensor:
+def _renewed(values: Tensor, new: Tensor, fresh: Tensor) -> Tensor:
     """values (P,) with fresh ones for the particles `new`."""
-    return fresh if values is None else values.index_copy(0, new, fresh.to(values.dtype))
+    return values.index_copy(0, new, fresh.to(values.dtype))
 
 
 def _gradient(estimate: Tensor, x: Tensor) -> Tensor:

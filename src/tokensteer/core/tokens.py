@@ -24,12 +24,16 @@ from tokensteer.core.fused import (
     log_prob_from_head,
     log_prob_from_logits,
 )
+from tokensteer.core.recording import recording
 
 WORKING = 2**28  # bytes of laws spelt out at once
 
 
 class Law(Protocol):
     """K laws over the vocabulary as logs, perhaps unnormalised. An index of -1 asks for nothing and gets 0."""
+
+    normalised: ClassVar[bool]
+    """Whether the laws sum to one by themselves, whatever they are."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -109,6 +113,7 @@ class Logs(KeptLaws):
 
     values: Tensor
     by_law: ClassVar[tuple[str, ...]] = ("values",)
+    normalised: ClassVar[bool] = False
 
     @property
     def vocab_size(self) -> int:
@@ -135,6 +140,7 @@ class Logits(KeptLaws):
     values: Tensor
     mask_id: int
     by_law: ClassVar[tuple[str, ...]] = ("values",)
+    normalised: ClassVar[bool] = True
 
     @property
     def vocab_size(self) -> int:
@@ -162,6 +168,7 @@ class Headed(KeptLaws):
     head: nn.Linear
     mask_id: int
     by_law: ClassVar[tuple[str, ...]] = ("states",)
+    normalised: ClassVar[bool] = True
 
     @property
     def vocab_size(self) -> int:
@@ -238,8 +245,7 @@ class Tokens:
 
     @property
     def normalised(self) -> bool:
-        """Whether the laws sum to one by themselves, whatever they are."""
-        return not isinstance(self.store, Logs)
+        return self.store.normalised
 
     def draw(
         self, where: Tensor, draws: int, generator: Generator | None, shared: Tensor | None = None
@@ -267,29 +273,36 @@ class Tokens:
         return self.index[sites], sites
 
     def mass(self, where: Tensor) -> Tensor:
-        """log sum_v of the laws at the sites `where`, 0 elsewhere, (P, L): softmaxes have none to speak of."""
-        answer = torch.zeros(where.shape, dtype=self.dtype, device=where.device)
+        """log sum_v of the laws at the sites `where`, 0 elsewhere, (P, L)."""
         if self.normalised:
-            return answer
-        return answer.masked_scatter(where, self._by_parts(lambda law: law.logsumexp(-1), where))
+            return torch.zeros(where.shape, dtype=self.dtype, device=where.device)
+        return self._scored(lambda law: law.logsumexp(-1), where, 0.0)
 
     def each(self, score: Callable[[Tensor], Tensor], where: Tensor) -> Tensor:
         """A score of the laws (k, V) -> (k,) at the sites `where`, -inf elsewhere, (P, L)."""
-        answer = torch.full(where.shape, NEVER, dtype=self.dtype, device=where.device)
-        return answer.masked_scatter(where, self._by_parts(score, where))
+        return self._scored(score, where, NEVER)
+
+    def _scored(self, score: Callable[[Tensor], Tensor], where: Tensor, elsewhere: float) -> Tensor:
+        if recording():  # the host cannot count the sites, so that all are looked at
+            scored = self._by_parts(score, self.index.clamp(min=0).flatten()).view(where.shape)
+            return torch.where(where, scored, elsewhere)
+        answer = torch.full(where.shape, elsewhere, dtype=self.dtype, device=where.device)
+        return answer.masked_scatter(where, self._by_parts(score, self.index[where]))
 
     def likeliest(self, where: Tensor) -> Tensor:
         """The token of most mass at each of the sites `where`, (n,)."""
-        return self._by_parts(lambda laws: laws.argmax(-1), where)
+        return self._by_parts(lambda laws: laws.argmax(-1), self.index[where])
 
-    def _by_parts(self, score: Callable[[Tensor], Tensor], where: Tensor) -> Tensor:
+    def _by_parts(self, score: Callable[[Tensor], Tensor], index: Tensor) -> Tensor:
         """A score of many laws, a few at a time."""
-        few = max(1, WORKING // (8 * self.vocab_size))
-        return torch.cat([score(self.store.rows(part)) for part in torch.split(self.index[where], few)])
+        return torch.cat([score(self.store.rows(part)) for part in torch.split(index, _few(self.vocab_size))])
 
     def dense(self) -> Tensor:
         """All laws, (P, L, V), 0 where there is none: for small vocabularies and processes without a mask."""
         known = self.index >= 0
+        if recording():  # as above
+            laws = self.store.rows(self.index.clamp(min=0).flatten()).view(*self.index.shape, self.vocab_size)
+            return torch.where(known.unsqueeze(-1), laws, 0)
         answer = torch.zeros(*self.index.shape, self.vocab_size, dtype=self.dtype, device=self.device)
         return answer.index_put(known.nonzero(as_tuple=True), self.at(known))
 
@@ -297,6 +310,43 @@ class Tokens:
         """The laws changed, (k, V) -> (k, V)."""
         known = self.index >= 0
         return at_sites(known, change(self.at(known)))
+
+
+def draw_by_parts(rows: Callable[[Tensor], Tensor], vocab_size: int, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """`Law.draw` from laws spelt out by rows(index), (k, V), a few at a time and those alone that are asked for."""
+
+    def draw(asked: Tensor) -> tuple[Tensor, Tensor]:
+        laws = rows(index[asked].clamp(min=0))
+        return draw_from_logits(laws, torch.arange(len(laws), device=laws.device), u[asked], None)
+
+    asked = _asked_for(index)
+    drawn = zip(*map(draw, torch.split(asked, _few(vocab_size))), strict=True)
+    tokens, log_p = (_spread(index, asked, torch.cat(parts)) for parts in drawn)
+    return tokens, log_p
+
+
+def score_by_parts(score: Callable[[Tensor], Tensor], vocab_size: int, index: Tensor) -> Tensor:
+    """A score of laws by their index, (k,) -> (k,), a few at a time; 0 where the index is -1."""
+    asked = _asked_for(index)
+    parts = [score(index[part].clamp(min=0)) for part in torch.split(asked, _few(vocab_size))]
+    return _spread(index, asked, torch.cat(parts))
+
+
+def _asked_for(index: Tensor) -> Tensor:
+    """The places of an index (k,) that ask for a law, (n,); all while a run is recorded, for the host cannot count."""
+    return torch.arange(len(index), device=index.device) if recording() else (index >= 0).nonzero().squeeze(-1)
+
+
+def _spread(index: Tensor, asked: Tensor, values: Tensor) -> Tensor:
+    """Values (n, ...) for the places `asked` (n,) of an index (k,), 0 at those that ask for nothing, (k, ...)."""
+    if len(asked) == len(index):
+        return torch.where((index >= 0).view(-1, *(1,) * (values.dim() - 1)), values, 0)
+    return values.new_zeros(len(index), *values.shape[1:]).index_copy(0, asked, values)
+
+
+def _few(vocab_size: int) -> int:
+    """How many laws are spelt out at once."""
+    return max(1, WORKING // (16 * vocab_size))
 
 
 def row_by_row(where: Tensor, vocab_size: int) -> Iterator[Tensor]:

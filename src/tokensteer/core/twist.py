@@ -359,6 +359,13 @@ class Tilt:
                 "differentiable=True if it can take them, or use Sampled()"
             )
 
+    def with_draws(self, draws: int) -> Tilt:
+        """The same tilt with another number of draws, its rows counted and cut with those of this one."""
+        other = replace(self, draws=draws)
+        object.__setattr__(other, "meter", self.meter)
+        object.__setattr__(other, "chunks", self.chunks)
+        return other
+
     def _check(self, ramp: Ramp) -> None:
         if not callable(ramp):
             raise ValueError(f"Tilt.ramp must be a function of t, got {ramp!r}; try linear_ramp")

@@ -1,0 +1,102 @@
+"""The benchmarks: the baseline is right, and found out where it is not; memory stays small; tables appear."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).parents[1]
+if not (ROOT / "benchmarks").is_dir():
+    pytest.skip("benchmarks do not come with the source distribution", allow_module_level=True)
+
+
+def output(*command: str) -> str:
+    """What a benchmark prints, run as its page says, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# ---- the baseline
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """benchmarks.run, which is found from the root; what its package sets for its own processes is taken back."""
+    monkeypatch.syspath_prepend(ROOT)
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    with torch.random.fork_rng(devices=[]):
+        yield import_module("benchmarks.run")
+
+
+def checked(run: Any, runs: int) -> bool:
+    return run.check(run.Console(file=io.StringIO(), width=120), runs)
+
+
+def test_the_baseline_is_right(run: Any) -> None:
+    assert checked(run, 60)
+
+
+def test_a_baseline_without_p_over_q_is_found_out(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    move = run.Dense.move
+
+    def unweighted(*where: Any) -> tuple[Tensor, Tensor]:
+        y, log_ratio = move(*where)
+        return y, torch.zeros_like(log_ratio)
+
+    monkeypatch.setattr(run.Dense, "move", unweighted)
+    assert not checked(run, 40)
+
+
+# ---- memory
+
+
+@pytest.mark.usefixtures("run")
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read as Linux tells it")
+def test_logits_over_a_large_vocabulary_are_never_all_there() -> None:
+    """Beyond the network, less than a half of what all logits would take, with a budget of less than that."""
+    memory = import_module("benchmarks.memory")
+    particles = 6
+    whole = particles * memory.LENGTH * memory.VOCAB * 4 / 2**30
+    assert whole > 1
+    kind = "from_hidden"
+    printed = output("benchmarks.memory", "--kind", kind, "--particles", f"{particles}", "--memory", "256MiB")
+    found = re.fullmatch(rf"{kind} +([\d.]+) GiB above what there was before, \d+ CPU seconds\n", printed)
+    assert found, f"cannot read the peak from {printed!r}"
+    peak = float(found[1])
+    assert 0 < peak < whole / 2, f"{peak} GiB of {whole:.2f}"
+
+
+# ---- the tables
+
+# Seconds four times, the share outside, rows twice, ratios twice, and the ESS of our own.
+ROW = re.compile(r" +\S.*?( +\d+\.\d\d){4} +-?\d+% +([\d,]+) +([\d,]+)( +\d+\.\d\d){2}( +\d\.\d\d)? *")
+
+
+def test_benchmarks_run_to_the_end(run: Any) -> None:
+    sizes = {"particles": 4, "length": 8, "num-steps": 4, "vocab": 32, "draws": 2, "interval": 2, "dense-steps": 2}
+    options = [word for name, size in sizes.items() for word in (f"--{name}", f"{size}")]
+    printed = output("benchmarks.run", "--no-growth", *options)
+    tables = re.split("SMC_(?=base:|grad:)", printed)[1:]
+    assert [made[:4] for made in tables] == ["base", "grad"]
+    for made, ways in zip(tables, (len(run.WAYS[gradient]) for gradient in (False, True)), strict=True):
+        assert "N=4, L=8, T=4, V=32, M=2, every 2" in made
+        rows = [row for line in made.splitlines() if (row := ROW.fullmatch(line))]
+        assert len(rows) == ways + 2, f"cannot read the rows of {made}"  # ours, and the baseline twice
+        assert [row[5] is not None for row in rows] == [True] * ways + [False] * 2
+        for row in rows:
+            asked, judged = (int(row[k].replace(",", "")) for k in (2, 3))
+            assert 0 < asked <= 4 * 4
+            assert judged > 0

@@ -1,0 +1,189 @@
+"""A whole run as a CUDA graph: the same run, number for number, and no word of the host on the way."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tokensteer as ts
+
+MASK, LENGTH = 6, 5
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+class Net(nn.Module):
+    """A small random network that can be entered behind its embedding: logits, or one number for each sequence."""
+
+    def __init__(self, outputs: int, seed: int = 0, width: int = 16) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.table = nn.Parameter(torch.randn(MASK + 1, width))
+            self.mix = nn.Linear(width * LENGTH, width * LENGTH)
+            self.head = nn.Linear(width, outputs)
+
+    @property
+    def embedding(self) -> Tensor:
+        return self.table
+
+    def of_embeddings(self, embedded: Tensor) -> Tensor:
+        said = self.head(self.mix(embedded.flatten(1)).view_as(embedded).tanh())
+        return said.sum((-1, -2)) if self.head.out_features == 1 else said
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.of_embeddings(self.table[x])
+
+
+PLAIN = {
+    "kernel": ts.Ancestral(MASK),
+    "steps": ts.uniform_steps(8),
+    "canvas": ts.template(LENGTH, MASK, [2], at=[1]),
+    "proposal": ts.FromModel(),
+    "sharing": False,
+}
+
+
+def method(device: str = "cuda", other: float | None = None, **options: Any) -> ts.Method:
+    """A model of random networks, guided away from another one if `other` is how far."""
+    parts = {**PLAIN, **options}
+    models = [
+        ts.Diffusion(
+            ts.from_logits(Net(MASK + 1, seed).to(device).requires_grad_(False), MASK, ignores_time=True),
+            parts["kernel"],
+            parts["steps"],
+            parts["canvas"].to(device),
+            parts["sharing"],
+        )
+        for seed in (0, 1)
+    ]
+    tilt = ts.Tilt(Net(1).to(device).requires_grad_(False), 0.5, draws=3, differentiable=True)
+    model = models[0] if other is None else ts.guided(models[0], models[1], other)
+    return ts.Method(ts.Steering(model, tilt, parts["proposal"]))
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator("cuda").manual_seed(seed)
+
+
+RUNS = {
+    "base": {},
+    "remasking": {"kernel": ts.Ancestral(MASK, sigma=ts.Cap(0.2))},
+    "confident": {"kernel": ts.LowConfidence(MASK)},
+    "ranked": {"kernel": ts.Ranked(MASK, confidence=ts.negative_entropy)},
+    "maskgit": {"kernel": ts.MaskGIT(MASK)},
+    "first hitting": {"kernel": ts.FirstHitting(MASK), "steps": ts.uniform_steps(LENGTH - 1)},
+    "guided": {"other": 1.5, "proposal": ts.Guided()},
+    "optimal": {"other": 1.5, "proposal": ts.Optimal()},
+    "uniform": {"kernel": ts.uniform_noise(MASK + 1), "canvas": ts.template(LENGTH, ts.NO_MASK, [2], at=[1])},
+    "gradient": {"proposal": ts.Gradient(clip=2.0)},
+    "one draw": {"proposal": ts.Gradient(clip=2.0, draws=1)},
+    "now and then": {"proposal": ts.Gradient(clip=2.0, every=3)},
+}
+
+
+@gpu
+@pytest.mark.parametrize("name", RUNS)
+def test_replayed_runs_are_the_runs_of_the_method(name: str) -> None:
+    plain = method(**RUNS[name])
+    again = ts.recorded(plain, 8, 4)
+    for seed in (1, 2, 1):
+        here, there = seeded(seed), seeded(seed)
+        ours, theirs = again(generator=here), plain(8, 4, generator=there)
+        assert torch.equal(ours.samples, theirs.samples)
+        assert torch.equal(ours.ancestors, theirs.ancestors)
+        assert torch.allclose(ours.log_w, theirs.log_w, atol=1e-5)
+        assert torch.allclose(ours.ess, theirs.ess, rtol=1e-3)
+        assert dict(ours.rows) == dict(theirs.rows)
+        assert torch.equal(here.get_state(), there.get_state())  # and what follows is drawn from the same noise
+        assert torch.equal(ours.sample(3), theirs.sample(3))
+
+
+@gpu
+def test_results_outlive_the_next_replay() -> None:
+    again = ts.recorded(method(), 8)
+    first = again(generator=seeded(1))
+    kept = first.samples.clone()
+    assert not torch.equal(again(generator=seeded(2)).samples, kept)
+    assert torch.equal(first.samples, kept)
+
+
+@gpu
+def test_noise_of_its_own_goes_on() -> None:
+    again = ts.recorded(method(), 8)
+    assert not torch.equal(again().samples, again().samples)
+
+
+@gpu
+def test_networks_may_learn_in_between() -> None:
+    plain = method()
+    again = ts.recorded(plain, 8)
+    before = again(generator=seeded(1))
+    plain.steering.model.base.denoiser.network.head.weight.data.mul_(3.0)
+    after, right = again(generator=seeded(1)), plain(8, generator=seeded(1))
+    assert torch.equal(after.samples, right.samples)
+    assert not torch.equal(after.samples, before.samples)
+
+
+@gpu
+def test_what_goes_wrong_is_said_after_the_replay() -> None:
+    """The host cannot look at weights while it is not there; it runs the same run again to say what is wrong."""
+    plain = method()
+    again = ts.recorded(plain, 8)
+    again(generator=seeded(1))
+    plain.steering.twist.reward.head.bias.data.fill_(math.nan)
+    with pytest.raises(FloatingPointError, match="Culprit: the reward"):
+        again(generator=seeded(1))
+
+
+@gpu
+def test_a_run_that_makes_the_host_look_is_not_recorded() -> None:
+    plain = method()
+
+    def counted(x: Tensor) -> Tensor:
+        return (x == 1).sum(-1).float() * int(x.sum() > 0)
+
+    looking = replace(plain, steering=ts.Steering(plain.steering.model, ts.Tilt(counted)))
+    with pytest.raises(ValueError, match="the host looks at the device"):
+        ts.recorded(looking, 8)
+    assert plain(8, generator=seeded(1)).log_w.isfinite().all()  # and nothing is broken by the attempt
+    with pytest.raises(ValueError, match="sharing=False"):
+        ts.recorded(method(sharing=True), 8)
+
+
+@gpu
+@pytest.mark.parametrize("name", ["base", "remasking"])
+def test_no_step_makes_the_host_wait(name: str) -> None:
+    """From the start to the step before the end: nothing on the way is looked at, eager or recorded."""
+    plain = method(**RUNS[name])
+    plain(8, generator=seeded(1))  # kernels are made, and memory is asked for
+    records = ts.sweep(plain.steering, 8, generator=seeded(1))
+    next(records)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(len(plain.steering.steps) - 1):
+            next(records)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@gpu
+def test_sharing_is_the_same_law_there() -> None:
+    """Rows that are found equal on a GPU: the same estimates as without, number for number, where none is random."""
+    runs = []
+    for sharing in (True, False):
+        plain = method(sharing=sharing)
+        path = ts.Steering(plain.steering.model, replace(plain.steering.twist, estimator=ts.Sampled(seed=0)))
+        runs.append(ts.smc(path, 8, 4, generator=seeded(3)))
+    assert torch.equal(runs[0].samples, runs[1].samples)
+    assert torch.allclose(runs[0].log_w, runs[1].log_w, atol=1e-5)
+    assert runs[0].rows["denoiser"] < runs[1].rows["denoiser"]
+
+
+def test_only_a_gpu_records() -> None:
+    with pytest.raises(ValueError, match="only a run on a GPU can be recorded, and the model is on cpu"):
+        ts.recorded(method("cpu"), 8)
