@@ -37,9 +37,10 @@ by a clock that also counts their rows; "outside" is the share of the CPU second
 or backward. The dense runs cost the same at every step, so only their first steps are run and scaled up to all T; the
 table says how many. Resampling is considered every --interval steps and done where ESS < N/2, in all of them.
 
-  python -m benchmarks.run                  # the sizes of the goals, about seven minutes
+  python -m benchmarks.run                  # the sizes of the goals, about twelve minutes
   python -m benchmarks.run --methods base   # one method only
   python -m benchmarks.run --quick          # small sizes, under a minute
+  python -m benchmarks.run --seeds 20 --methods base  # only: rows and ESS of our runs over seeds
   python -m benchmarks.run --check          # only: is the dense baseline right? log Z against enumeration
   python -m benchmarks.run --profile --num-steps 25   # only: where our step spends its time"""
 
@@ -72,6 +73,8 @@ class Options:
     """Small sizes: N=8, L=32, T=32, V=256, resampling every 8 steps, one repeat."""
     growth: bool = True
     """Also measure how the cost grows with N, L, V, B and M, at quick sizes and T=8; left out by --quick."""
+    seeds: int = 0
+    """Only our own runs, with so many seeds: the mean of their rows and ESS, with its standard error, and leave."""
     check: bool = False
     """Only hold the dense baseline's log Z against enumeration on a toy, and leave."""
     profile: bool = False
@@ -263,6 +266,33 @@ def compare(options: Options, gradient: bool, console: Console) -> None:
     console.print(costs)
 
 
+def spread(options: Options, gradient: bool, console: Console) -> None:
+    """Rows and ESS of our runs over seeds: what one run says of them is mostly luck."""
+    found = table(
+        f"{'SMC_grad' if gradient else 'SMC_base'} over {options.seeds} seeds: mean ± standard error",
+        "",
+        "denoiser rows / N·T",
+        "reward rows / M·N·T",
+        "ESS/N",
+        "CPU s",
+    )
+    asked = options.particles * options.num_steps
+    for way in WAYS[gradient]:
+        costs = [measure_ours(replace(options, seed=seed), way) for seed in range(options.seeds)]
+        columns = (
+            [cost.denoiser_rows / asked for cost in costs],
+            [cost.reward_rows / (options.draws * asked) for cost in costs],
+            [cost.ess or 0.0 for cost in costs],
+            [cost.cpu for cost in costs],
+        )
+        found.add_row(way.name, *(_mean(torch.tensor(column, dtype=torch.float64)) for column in columns))
+    console.print(found)
+
+
+def _mean(values: Tensor) -> str:
+    return f"{float(values.mean()):.3f} ± {float(values.std()) / math.sqrt(len(values)):.3f}"
+
+
 GROWTH: dict[str, tuple[int, ...]] = {
     "N": (4, 8, 16, 32),
     "L": (16, 32, 64, 128),
@@ -287,13 +317,17 @@ def sized(options: Options, axis: str, size: int) -> Options:
 
 
 def grow(options: Options, axis: str, console: Console) -> list[tuple[float, float]]:
-    """Our cost as one size grows. The exponent is the slope of log CPU over log size at the large end: 1 is linear."""
+    """Our cost as one size grows, the best of three runs. The exponent is the slope of log CPU over log size at the
+    large end: 1 is linear."""
     small = replace(quick_sizes(options), num_steps=8, interval=4)
     costs = table(f"SMC_base and SMC_grad as {axis} grows", axis, "base CPU s", "outside", "grad CPU s", "outside")
     points: list[tuple[float, float]] = []
     for size in GROWTH[axis]:
         chosen, populations = sized(small, axis, size), size if axis == "B" else 1
-        base, grad = (measure_ours(chosen, way, populations) for way in (BASE, GRAD))
+        base, grad = (
+            min((measure_ours(chosen, way, populations) for _ in range(3)), key=lambda cost: cost.cpu)
+            for way in (BASE, GRAD)
+        )
         costs.add_row(f"{size}", f"{base.cpu:.3f}", f"{base.outside:.0%}", f"{grad.cpu:.3f}", f"{grad.outside:.0%}")
         points.append((base.cpu, grad.cpu))
     ratio = math.log(GROWTH[axis][-1] / GROWTH[axis][-2])
@@ -441,6 +475,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(machine(), highlight=False)
     if options.check:
         raise SystemExit(0 if check(console) else 1)
+    if options.seeds:
+        for method in options.methods:
+            spread(quick_sizes(options) if options.quick else options, method == "grad", console)
+        return
     if options.profile:
         sizes = quick_sizes(options) if options.quick else options
         for method in options.methods:

@@ -12,7 +12,7 @@ from test_fast import KERNELS, Entered, Logit, seeded
 from torch import Tensor, nn
 
 import tokensteer as ts
-from tokensteer.core.derived import Normal, Powers
+from tokensteer.core.derived import Normal, Powers, normal
 from tokensteer.core.measure import Reveal
 from tokensteer.core.tokens import Headed, Law, Logits, Logs, Tokens
 
@@ -157,8 +157,9 @@ def test_few_are_spelt_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pair(form: str, kernel: str = "mdm", num_steps: int = 6) -> tuple[ts.Diffusion, ts.Diffusion]:
-    """Two random networks, in one form or one in each. They are gentle: the weights of sharp ones that are corrected
-    for remasking have tails that no z-score can judge."""
+    """Two random networks, in one form, one in each, or with one head for both. They are gentle: the weights of sharp
+    ones that are corrected for remasking have tails that no z-score can judge."""
+    heads: list[nn.Linear] = []
 
     def denoiser(kind: str, seed: int) -> ts.Denoiser:
         net = (Logit if kind == "logits" else Entered)(4).requires_grad_(False)
@@ -166,9 +167,10 @@ def pair(form: str, kernel: str = "mdm", num_steps: int = 6) -> tuple[ts.Diffusi
         net.head.weight.copy_(noise(*net.head.weight.shape, seed=seed + 1) / 2)
         if kind == "logits":
             return ts.from_logits(net, 3, ignores_time=True)
-        return ts.from_hidden(net, net.head, 3, ignores_time=True)
+        heads.append(net.head)
+        return ts.from_hidden(net, heads[0 if form == "one head" else -1], 3, ignores_time=True)
 
-    kinds = ("hidden", "logits") if form == "mixed" else (form, form)
+    kinds = {"mixed": ("hidden", "logits"), "one head": ("hidden", "hidden")}.get(form, (form, form))
     first, second = (
         ts.Diffusion(denoiser(kind, seed), KERNELS[kernel], ts.uniform_steps(num_steps), ts.template(3, 3))
         for seed, kind in enumerate(kinds)
@@ -186,7 +188,32 @@ def test_products_of_networks_are_unbiased(form: str, kernel: str, proposal: ts.
     assert outcome.unbiased, str(outcome)
 
 
-@pytest.mark.parametrize("form", ["logits", "hidden"])
+@pytest.mark.parametrize("kernel", ["mdm", "remdm", "lowconf"])
+@pytest.mark.parametrize("proposal", [ts.Guided(), ts.Optimal()], ids=["guided", "optimal"])
+def test_guidance_with_one_head_is_unbiased(kernel: str, proposal: ts.Proposal) -> None:
+    model = ts.guided(*pair("one head", kernel), 1.5)
+    outcome = trial(ts.Steering(model, None, proposal), answer(model), 8, 4096)
+    assert outcome.unbiased, str(outcome)
+
+
+def test_a_product_with_one_head_is_that_head_on_the_states_added_up() -> None:
+    first, second = headed(1), headed(2)
+    second = Headed(second.states, first.head, MASK)
+    product, index = Powers((first, second), (1.5, -0.5)), torch.arange(LAWS).view(2, 3)
+    where = torch.tensor([[True, True, False], [True, False, True]])
+    ours, theirs = normal(Tokens(product, index), where, MASK), Tokens(Normal(product, MASK), index)
+    assert isinstance(ours.store, Headed)
+    close(ours.at(where), theirs.at(where))
+    assert (ours.index[~where] == -1).all()
+    for other in (  # powers that do not add up to one, another head, another form
+        Powers((first, second), (1.5, 0.5)),
+        Powers((first, headed(2)), (1.5, -0.5)),
+        Powers((first, logits(2)), (1.5, -0.5)),
+    ):
+        assert isinstance(normal(Tokens(other, index), where, MASK).store, Normal)
+
+
+@pytest.mark.parametrize("form", ["logits", "hidden", "one head"])
 @pytest.mark.parametrize("tokens_only", [False, True])
 def test_gradients_on_top_of_guidance_are_unbiased(form: str, tokens_only: bool) -> None:
     model = ts.guided(*pair(form), 1.5)

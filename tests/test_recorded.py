@@ -75,7 +75,6 @@ RUNS = {
     "remasking": {"kernel": ts.Ancestral(MASK, sigma=ts.Cap(0.2))},
     "confident": {"kernel": ts.LowConfidence(MASK)},
     "ranked": {"kernel": ts.Ranked(MASK, confidence=ts.negative_entropy)},
-    "maskgit": {"kernel": ts.MaskGIT(MASK)},
     "first hitting": {"kernel": ts.FirstHitting(MASK), "steps": ts.uniform_steps(LENGTH - 1)},
     "guided": {"other": 1.5, "proposal": ts.Guided()},
     "optimal": {"other": 1.5, "proposal": ts.Optimal()},
@@ -113,6 +112,12 @@ def test_results_outlive_the_next_replay() -> None:
 
 
 @gpu
+def test_a_generator_of_another_device_is_refused() -> None:
+    with pytest.raises(ValueError, match="the generator is on cpu and the model on cuda"):
+        ts.recorded(method(), 8)(generator=torch.Generator())
+
+
+@gpu
 def test_noise_of_its_own_goes_on() -> None:
     again = ts.recorded(method(), 8)
     assert not torch.equal(again().samples, again().samples)
@@ -140,19 +145,23 @@ def test_what_goes_wrong_is_said_after_the_replay() -> None:
         again(generator=seeded(1))
 
 
+def counted(x: Tensor) -> Tensor:
+    """A reward that makes the host look."""
+    return (x == 1).sum(-1).float() * int(x.sum() > 0)
+
+
+LOOKING = {"reward": {"reward": counted, "differentiable": False}, "estimate": {"estimator": ts.Exact()}}
+
+
 @gpu
-def test_a_run_that_makes_the_host_look_is_not_recorded() -> None:
-    plain = method()
-
-    def counted(x: Tensor) -> Tensor:
-        return (x == 1).sum(-1).float() * int(x.sum() > 0)
-
-    looking = replace(plain, steering=ts.Steering(plain.steering.model, ts.Tilt(counted)))
-    with pytest.raises(ValueError, match="the host looks at the device"):
+@pytest.mark.parametrize("name", [*LOOKING, "maskgit", "sharing"])
+def test_a_run_that_makes_the_host_look_is_not_recorded(name: str) -> None:
+    plain = method(kernel=ts.MaskGIT(MASK) if name == "maskgit" else ts.Ancestral(MASK), sharing=name == "sharing")
+    path = plain.steering
+    looking = replace(plain, steering=replace(path, twist=replace(path.twist, **LOOKING.get(name, {}))))
+    with pytest.raises(ValueError, match="sharing=False" if name == "sharing" else "the host looks at the device"):
         ts.recorded(looking, 8)
-    assert plain(8, generator=seeded(1)).log_w.isfinite().all()  # and nothing is broken by the attempt
-    with pytest.raises(ValueError, match="sharing=False"):
-        ts.recorded(method(sharing=True), 8)
+    assert looking(8, generator=seeded(1)).log_w.isfinite().all()  # and nothing is broken by the attempt
 
 
 @gpu

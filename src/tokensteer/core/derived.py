@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import ClassVar
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tokensteer.core.draws import NEVER
-from tokensteer.core.tokens import Law, Tokens, draw_by_parts, score_by_parts
+from tokensteer.core.tokens import Headed, Law, Tokens, draw_by_parts, score_by_parts
 
 
 def product_of_powers(log_measures: Iterable[Tensor], powers: Sequence[float]) -> Tensor:
@@ -101,4 +101,20 @@ class Normal:
 
 def normal(laws: Tokens, where: Tensor, mask_id: int) -> Tokens:
     """Laws that sum to one, at the sites `where` (P, L) alone."""
-    return Tokens(Normal(laws.store, mask_id), torch.where(where, laws.index, -1))
+    store = (_of_one_head(laws.store) if isinstance(laws.store, Powers) else None) or Normal(laws.store, mask_id)
+    return Tokens(store, torch.where(where, laws.index, -1))
+
+
+def _of_one_head(product: Powers) -> Headed | None:
+    """A product of softmaxes of one head, its powers adding up to one, is the softmax of that head on the states so
+    added: guidance between two readings of one network costs no more than either, and what is drawn is drawn by the
+    same kernels."""
+    first, *others = product.laws
+    if not isinstance(first, Headed) or abs(sum(product.powers) - 1.0) > 1e-9:
+        return None
+    states = product.powers[0] * first.states
+    for law, power in zip(others, product.powers[1:], strict=True):
+        if not isinstance(law, Headed) or law.head is not first.head or law.mask_id != first.mask_id:
+            return None
+        states = states + power * law.states
+    return replace(first, states=states)

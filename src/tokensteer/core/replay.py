@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.chunks import parse_memory
-from tokensteer.core.smc import Result, summarise, sweep, with_rows
+from tokensteer.core.smc import Result, check_generator, summarise, sweep, with_rows
 from tokensteer.core.steering import Method
 
 
@@ -32,13 +32,13 @@ class Recorded:
 
     def __call__(self, *, generator: Generator | None = None) -> Result:
         """The method's result with this generator, or with noise of its own that goes on from run to run."""
+        check_generator(generator, self._noise.device)
         state = (self._noise if generator is None else generator).get_state()
         self._noise.set_state(state)
         self._graph.replay()
-        result = replace(self._result, generator=self._noise if generator is None else generator)
-        result = replace(
-            result, **{f.name: v.clone() for f in fields(result) if isinstance(v := getattr(result, f.name), Tensor)}
-        )
+        found = {f.name: getattr(self._result, f.name) for f in fields(self._result)}
+        own = {name: value.clone() for name, value in found.items() if isinstance(value, Tensor)}
+        result = replace(self._result, **own, generator=self._noise if generator is None else generator)
         if generator is not None:
             generator.set_state(self._noise.get_state())
         if self._failed(result):  # the host could not look while it ran: let it run again, and say what went wrong
@@ -55,8 +55,8 @@ class Recorded:
 def recorded(method: Method, num_particles: int, populations: int = 1, *, memory: str | int | None = None) -> Recorded:
     """Record a run of a method on a GPU, after one run to warm up. Call what comes back for a `Result`.
 
-    A run can be recorded if the host need not look at the device on the way: with `sharing=False`, the default there,
-    and without products, lists of candidates and orders that read whole laws.
+    A run can be recorded if nothing on the way makes the host look at the device: no sharing of rows, which is the
+    default there, no list of candidates or completions (`Enumerated`, `Exact`), no MaskGIT, and no reward that looks.
     """
     steering = method.steering
     device = steering.model.device

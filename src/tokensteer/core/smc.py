@@ -139,11 +139,7 @@ def sweep(
             f"population for each template, populations={path.populations} or a multiple of it"
         )
     x = path.start(populations * num_particles, generator)
-    if generator is not None and generator.device.type != x.device.type:
-        raise ValueError(
-            f"the generator is on {generator.device} and the model on {x.device}: make it with "
-            f"torch.Generator(device={str(x.device)!r})"
-        )
+    check_generator(generator, x.device)
     shape = (populations, num_particles)
     here = torch.arange(num_particles, device=x.device).expand(shape)
     first_row = num_particles * torch.arange(populations, device=x.device).unsqueeze(-1)
@@ -177,6 +173,14 @@ def sweep(
         x = x_s
         increment = (change + evaluation.log_twist.double()).view(shape)
         yield Record(step, x.view(*shape, -1), log_w, increment, ancestors, evaluation)
+
+
+def check_generator(generator: Generator | None, device: torch.device) -> None:
+    if generator is not None and generator.device.type != device.type:
+        raise ValueError(
+            f"the generator is on {generator.device} and the model on {device}: make it with "
+            f"torch.Generator(device={str(device)!r})"
+        )
 
 
 @dataclass
