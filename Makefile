@@ -22,6 +22,12 @@ slow: $(READY) ## run the long statistical tests
 
 bench: $(READY) ## measure the cost of steering against a dense baseline (minutes)
 	@$(BIN)/python -m benchmarks.run
+	@$(BIN)/python -m benchmarks.memory
+	@if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
+		$(BIN)/python -m benchmarks.kernels; \
+		$(BIN)/python -m benchmarks.gpu --grad --compiled --recorded --memory 4GiB; \
+		$(BIN)/python -m benchmarks.gpu --grad --compiled --recorded --memory 4GiB --particles 16 --length 1024; \
+	fi
 
 lint: $(READY) ## check style, formatting, types and layers
 	$(BIN)/ruff check

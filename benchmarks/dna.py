@@ -17,7 +17,7 @@ import torch
 
 from tokensteer.app.methods import METHODS
 from tokensteer.app.runs import open_run
-from tokensteer.core.smc import Result
+from tokensteer.core.result import Result
 from tokensteer.tasks import dna, dna_data, dna_reference
 from tokensteer.tasks.dna_model import classifier
 from tokensteer.tasks.metrics import in_parts

@@ -187,6 +187,9 @@ def bench(options: Options, console: Console) -> None:
             for mode, graphs in (("compiled", None), ("compiled, CUDA graphs", "reduce-overhead")):
                 fast, body = torch.compile(net, mode=graphs), torch.compile(net.body, mode=graphs)
                 forward = timed(lambda fast=fast: fast(x), device, options.repeats + 2)
+                graphed = forward
+                if options.recorded and graphs is None:
+                    graphed = timed(_graph_of(lambda fast=fast: fast(x)), device, options.repeats + 2)[0], forward[1]
                 compiled = {
                     "logits": ts.from_logits(lambda x, t, fast=fast: fast(x), mask_id),
                     "hidden states": ts.from_hidden(lambda x, t, body=body: body(x), net.head, mask_id),
@@ -194,7 +197,7 @@ def bench(options: Options, console: Console) -> None:
                 for name, denoiser in compiled.items():
                     add(f"{mode}, {name}", path(denoiser), forward)
                     if options.recorded and graphs is None:
-                        add(f"{mode}, {name}", path(denoiser), forward, record=True)
+                        add(f"{mode}, {name}", path(denoiser), graphed, record=True)
     if options.grad:
         soft = ts.Tilt(reward_net, 0.1, draws=options.draws, average=ts.mean, differentiable=True)
         for label, proposal in {

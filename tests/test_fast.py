@@ -397,6 +397,37 @@ def test_what_a_network_said_is_let_go_before_it_is_asked_again(progress: bool) 
     assert watched.held == [0] * 6
 
 
+def watched_run(path: ts.Steering, when: Any, sharing: bool) -> list[ts.Record]:
+    path = replace(path, model=replace(path.model, sharing=sharing))
+    return list(ts.sweep(path, 2, generator=seeded(4), when=when))
+
+
+@pytest.mark.parametrize(
+    "proposal", [ts.FromModel(), ts.Gradient(clip=1.0), ts.Gradient(clip=1.0, every=3)], ids=["base", "grad", "every 3"]
+)
+@pytest.mark.parametrize("kind", ["total", "maximum", "adaptive", "difference"])
+def test_what_rests_does_so_whoever_has_moved(kind: str, proposal: ts.Proposal) -> None:
+    """Two particles on a fine grid: at most steps nobody moves, and all estimates are known. They must not count where
+    none is wanted: weights and ramps are those of a run that keeps nothing, number for number."""
+    options = {
+        "adaptive": {"ramp": ts.Adaptive(0.9)},
+        "total": {"potential": ts.total},
+        "maximum": {"potential": ts.maximum},
+    }
+    tilt = ts.Tilt(B.reward, 1.0, estimator=ts.Exact(), **options.get(kind, {}))
+    if kind in ("total", "maximum"):  # as in Feynman-Kac steering, the reward counts at some steps only
+        tilt = replace(tilt, ramp=lambda t: float(round(30 * t) % 5 == 0 and t < 1))
+    path = ts.Steering(model_of(forms()["logits"][1], num_steps=30), tilt, proposal)
+    kept, anew = (watched_run(path, ts.every(10), sharing) for sharing in (True, False))
+    assert any(torch.equal(a.x, b.x) for a, b in itertools.pairwise(kept[12:]))
+    for ours, theirs in zip(kept, anew, strict=True):
+        assert torch.equal(ours.x, theirs.x)
+        assert torch.allclose(ours.log_w, theirs.log_w, atol=1e-9)
+        ramps = [record.evaluation.ramp for record in (ours, theirs)]
+        assert torch.allclose(*ramps, atol=1e-9) if ramps[0] is not None else ramps[1] is None
+    assert (kept[-2].evaluation.ramp is not None) == (kind == "adaptive")
+
+
 @pytest.mark.parametrize(("words", "size"), [("8GiB", 2**33), ("1.5 MB", 1_500_000), ("100", 100), (7, 7)])
 def test_memory_is_read_as_people_write_it(words: str | int, size: int) -> None:
     assert parse_memory(words) == size
@@ -557,10 +588,12 @@ def test_gradients_may_have_draws_of_their_own(kernel: str, embedded: bool, ever
 
 def test_draws_of_a_gradient_that_cannot_be() -> None:
     path = entered("hidden", "mdm")[0]
-    with pytest.raises(ValueError, match="draws must be at least 1, got 0"):
-        ts.Gradient(draws=0)
-    with pytest.raises(ValueError, match="SoftInput draws none"):
-        replace(path, twist=replace(path.twist, estimator=ts.SoftInput()), proposal=ts.Gradient(draws=1))
+    for draws in (0, 1.5, "2", True):
+        with pytest.raises(ValueError, match="draws must be a whole number from 1, got"):
+            ts.Gradient(draws=draws)
+    for draws in (1, path.twist.draws):
+        with pytest.raises(ValueError, match="SoftInput draws none"):
+            replace(path, twist=replace(path.twist, estimator=ts.SoftInput()), proposal=ts.Gradient(draws=draws))
 
 
 def test_as_many_draws_as_the_estimate_has_are_its_own() -> None:

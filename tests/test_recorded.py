@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -45,25 +45,27 @@ PLAIN = {
     "canvas": ts.template(LENGTH, MASK, [2], at=[1]),
     "proposal": ts.FromModel(),
     "sharing": False,
+    "form": "logits",
+    "tilt": {},
+    "when": ts.ess_below(0.5),
 }
 
 
 def method(device: str = "cuda", other: float | None = None, **options: Any) -> ts.Method:
     """A model of random networks, guided away from another one if `other` is how far."""
     parts = {**PLAIN, **options}
-    models = [
-        ts.Diffusion(
-            ts.from_logits(Net(MASK + 1, seed).to(device).requires_grad_(False), MASK, ignores_time=True),
-            parts["kernel"],
-            parts["steps"],
-            parts["canvas"].to(device),
-            parts["sharing"],
-        )
-        for seed in (0, 1)
-    ]
-    tilt = ts.Tilt(Net(1).to(device).requires_grad_(False), 0.5, draws=3, differentiable=True)
+    nets = [Net(MASK + 1, seed).to(device).requires_grad_(False) for seed in (0, 1, 2)]
+    if parts["form"] == "hidden":
+        laws = [ts.from_hidden(lambda x, net=net: net.table[x], net.head, MASK, ignores_time=True) for net in nets]
+    else:
+        laws = [ts.from_logits(net, MASK, ignores_time=True) for net in nets]
+    canvas = parts["canvas"].to(device)
+    models = [ts.Diffusion(law, parts["kernel"], parts["steps"], canvas, parts["sharing"]) for law in laws[:2]]
+    reward = Net(1).to(device).requires_grad_(False)
+    tilt = ts.Tilt(reward, 0.5, **{"draws": 3, "differentiable": True, **parts["tilt"]})
     model = models[0] if other is None else ts.guided(models[0], models[1], other)
-    return ts.Method(ts.Steering(model, tilt, parts["proposal"]))
+    proposal = ts.Amortised(laws[2]) if parts["proposal"] == "learned" else parts["proposal"]
+    return ts.Method(ts.Steering(model, tilt, proposal), when=parts["when"])
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -72,6 +74,13 @@ def seeded(seed: int) -> torch.Generator:
 
 RUNS = {
     "base": {},
+    "hidden": {"form": "hidden"},
+    "rarely": {"when": ts.all_of(ts.every(3), ts.ess_below(0.9))},
+    "shared noise": {"tilt": {"estimator": ts.Sampled(seed=1)}},
+    "adaptive": {"tilt": {"ramp": ts.Adaptive(0.9)}},
+    "total": {"tilt": {"potential": ts.total}},
+    "prompts": {"canvas": torch.stack([ts.template(LENGTH, MASK, [k]) for k in (0, 1)])},
+    "learned": {"proposal": "learned"},
     "remasking": {"kernel": ts.Ancestral(MASK, sigma=ts.Cap(0.2))},
     "confident": {"kernel": ts.LowConfidence(MASK)},
     "ranked": {"kernel": ts.Ranked(MASK, confidence=ts.negative_entropy)},
@@ -106,9 +115,10 @@ def test_replayed_runs_are_the_runs_of_the_method(name: str) -> None:
 def test_results_outlive_the_next_replay() -> None:
     again = ts.recorded(method(), 8)
     first = again(generator=seeded(1))
-    kept = first.samples.clone()
-    assert not torch.equal(again(generator=seeded(2)).samples, kept)
-    assert torch.equal(first.samples, kept)
+    kept = {f.name: v.clone() for f in fields(first) if isinstance(v := getattr(first, f.name), Tensor)}
+    assert not torch.equal(again(generator=seeded(2)).samples, kept["samples"])
+    for name, value in kept.items():
+        torch.testing.assert_close(getattr(first, name), value, rtol=0, atol=0, equal_nan=True)
 
 
 @gpu
@@ -121,6 +131,7 @@ def test_a_generator_of_another_device_is_refused() -> None:
 def test_noise_of_its_own_goes_on() -> None:
     again = ts.recorded(method(), 8)
     assert not torch.equal(again().samples, again().samples)
+    assert not torch.equal(ts.recorded(method(), 8)().samples, ts.recorded(method(), 8)().samples)
 
 
 @gpu
@@ -167,7 +178,7 @@ def test_a_run_that_makes_the_host_look_is_not_recorded(name: str) -> None:
 @gpu
 @pytest.mark.parametrize("name", ["base", "remasking"])
 def test_no_step_makes_the_host_wait(name: str) -> None:
-    """From the start to the step before the end: nothing on the way is looked at, eager or recorded."""
+    """From the start to the step before the end, unrecorded: nothing on the way is looked at."""
     plain = method(**RUNS[name])
     plain(8, generator=seeded(1))  # kernels are made, and memory is asked for
     records = ts.sweep(plain.steering, 8, generator=seeded(1))
@@ -191,6 +202,11 @@ def test_sharing_is_the_same_law_there() -> None:
     assert torch.equal(runs[0].samples, runs[1].samples)
     assert torch.allclose(runs[0].log_w, runs[1].log_w, atol=1e-5)
     assert runs[0].rows["denoiser"] < runs[1].rows["denoiser"]
+
+
+def test_only_a_method_is_recorded() -> None:
+    with pytest.raises(TypeError, match=r"wrap a steering as Method\(steering\)"):
+        ts.recorded(method("cpu").steering, 8)  # pyright: ignore[reportArgumentType]
 
 
 def test_only_a_gpu_records() -> None:

@@ -34,6 +34,22 @@ from tokensteer.core.kernel import (
 )
 from tokensteer.core.maskgit import MaskGIT, MaskGITExtended, RankedReveal
 from tokensteer.core.measure import Listed, Measure, Reveal, Table
+from tokensteer.core.methods import (
+    Method,
+    best_of_n,
+    cfg,
+    fk_steering,
+    greedy_svdd,
+    nested_svdd,
+    pretrained,
+    product,
+    prop_amot,
+    prop_grad,
+    smc_amot,
+    smc_base,
+    smc_grad,
+    svdd,
+)
 from tokensteer.core.model import Diffusion, Model, padded, template
 from tokensteer.core.orders import (
     Blocks,
@@ -72,6 +88,7 @@ from tokensteer.core.resample import (
     systematic,
     watching,
 )
+from tokensteer.core.result import Result
 from tokensteer.core.schedule import (
     Cosine,
     Geometric,
@@ -88,25 +105,9 @@ from tokensteer.core.schedule import (
     linear_ramp,
     uniform_steps,
 )
-from tokensteer.core.smc import Evaluation, FeynmanKac, Record, Result, smc, sweep
+from tokensteer.core.smc import Evaluation, FeynmanKac, Record, smc, sweep
 from tokensteer.core.splitgibbs import SplitGibbs
-from tokensteer.core.steering import (
-    Method,
-    Steering,
-    best_of_n,
-    cfg,
-    fk_steering,
-    greedy_svdd,
-    nested_svdd,
-    pretrained,
-    product,
-    prop_amot,
-    prop_grad,
-    smc_amot,
-    smc_base,
-    smc_grad,
-    svdd,
-)
+from tokensteer.core.steering import Steering
 from tokensteer.core.tokens import Tokens, tokens_of
 from tokensteer.core.twist import (
     Exact,

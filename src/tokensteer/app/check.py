@@ -14,10 +14,11 @@ from typing import Any, Protocol, runtime_checkable
 from tokensteer.app.names import unknown
 from tokensteer.app.options import Check
 from tokensteer.core.kernel import NO_MASK, Ancestral, Kernel
+from tokensteer.core.methods import Method
 from tokensteer.core.model import Diffusion, template
 from tokensteer.core.product import Product
 from tokensteer.core.schedule import uniform_steps
-from tokensteer.core.steering import Method, Steering
+from tokensteer.core.steering import Steering
 from tokensteer.core.twist import Tilt
 from tokensteer.testing import assert_denoiser, assert_kernel, assert_proposal, assert_reward
 

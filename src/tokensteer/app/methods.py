@@ -11,15 +11,8 @@ from torch import Tensor
 
 from tokensteer.app.names import choose, unknown
 from tokensteer.core.adaptive import Adaptive
-from tokensteer.core.model import Diffusion
-from tokensteer.core.proposal import Enumerated
-from tokensteer.core.resample import Trigger, always, ess_below, every, multinomial, never, watching
-from tokensteer.core.schedule import Ramp, clipped_ramp, constant_ramp, end_ramp, exponential_ramp, linear_ramp
-from tokensteer.core.smc import Result
-from tokensteer.core.splitgibbs import SplitGibbs
-from tokensteer.core.steering import (
+from tokensteer.core.methods import (
     Method,
-    Steering,
     best_of_n,
     cfg,
     fk_steering,
@@ -33,6 +26,13 @@ from tokensteer.core.steering import (
     smc_grad,
     svdd,
 )
+from tokensteer.core.model import Diffusion
+from tokensteer.core.proposal import Enumerated
+from tokensteer.core.resample import Trigger, always, ess_below, every, multinomial, never, watching
+from tokensteer.core.result import Result
+from tokensteer.core.schedule import Ramp, clipped_ramp, constant_ramp, end_ramp, exponential_ramp, linear_ramp
+from tokensteer.core.splitgibbs import SplitGibbs
+from tokensteer.core.steering import Steering
 from tokensteer.core.twist import Potential, Sampled, Tilt, difference, maximum, total
 from tokensteer.tasks.learned import with_twist
 from tokensteer.tasks.task import Task, Trained

@@ -27,8 +27,9 @@ from tokensteer.app.progress import Watch
 from tokensteer.app.runs import FORMAT, PICTURE, Writer
 from tokensteer.core.chunks import parse_memory
 from tokensteer.core.gibbs import particle_gibbs
-from tokensteer.core.smc import Record, Result, summarise, sweep, with_rows
-from tokensteer.core.steering import Method
+from tokensteer.core.methods import Method
+from tokensteer.core.result import Result, with_rows
+from tokensteer.core.smc import Record, summarise, sweep
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.metrics import Measured
 from tokensteer.tasks.task import SHIPPED, Failure, Setup, Task, Trained

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tokensteer.core.smc import Result
+    from tokensteer.core.result import Result
 
 FORMAT = 1
 CONFIG, RESULTS, ROWS, REPORT, FIGURES = "config.json", "results.json", "rows", "report.html", "figures"
@@ -37,7 +37,7 @@ class Run:
         """What `ts.smc` gave for a row: samples, log-weights, ESS and reward at every step, ancestors."""
         from safetensors import SafetensorError
 
-        from tokensteer.core.smc import Result
+        from tokensteer.core.result import Result
 
         file = self.folder / self.rows[index]["file"]
         if not file.is_file():

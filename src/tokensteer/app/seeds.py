@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tokensteer.core.smc import pooled
+from tokensteer.core.result import pooled
 from tokensteer.tasks.metrics import Measured, measured
 
 Row = Mapping[str, Any]

@@ -15,6 +15,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from tokensteer.core.recording import recording
+
 Answer = TypeVar("Answer")
 
 UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -66,7 +68,7 @@ class Chunks:
                 answers.append(network(slice(done, done + size)))
             except RuntimeError as error:
                 taken = min(size, count - done)
-                if taken <= 1 or not _ran_out(error):
+                if taken <= 1 or recording() or not _ran_out(error):
                     raise
                 size = self._halve(taken, row_bytes)
                 torch.cuda.empty_cache()

@@ -107,10 +107,10 @@ def normal(laws: Tokens, where: Tensor, mask_id: int) -> Tokens:
 
 def _of_one_head(product: Powers) -> Headed | None:
     """A product of softmaxes of one head, its powers adding up to one, is the softmax of that head on the states so
-    added: guidance between two readings of one network costs no more than either, and what is drawn is drawn by the
-    same kernels."""
+    added: guidance between two readings of one network costs no more than either. Sums in half precision would be
+    another law, though one near to it."""
     first, *others = product.laws
-    if not isinstance(first, Headed) or abs(sum(product.powers) - 1.0) > 1e-9:
+    if not isinstance(first, Headed) or first.states.dtype != first.dtype or abs(sum(product.powers) - 1.0) > 1e-9:
         return None
     states = product.powers[0] * first.states
     for law, power in zip(others, product.powers[1:], strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import torch
 from torch import Generator, Tensor
@@ -18,7 +17,6 @@ def uniforms(shape: tuple[int, ...], like: Tensor, generator: Generator | None) 
     return 1.0 - torch.rand(shape, generator=generator, device=like.device, dtype=torch.float64)
 
 
-@lru_cache(maxsize=16)
 def shared_uniforms(seed: int, draws: int, length: int, device: torch.device) -> Tensor:
     """Uniforms on (0, 1] that a seed stands for, (draws, length), in double precision. Those of a site are a Latin
     hypercube: one in each of as many equal parts as there are draws, so that they cover its law evenly."""

@@ -23,7 +23,7 @@ from tokensteer.core.kernel import NO_MASK
 from tokensteer.core.model import Diffusion, Model
 from tokensteer.core.recording import recording
 from tokensteer.core.tokens import Store, Tokens
-from tokensteer.core.twist import Look, Sampled, Tilt, draw_clean
+from tokensteer.core.twist import Look, Sampled, Tilt
 
 SPELT = 2**29  # bytes of logits, and of what words are worth, spelt out at once
 
@@ -68,7 +68,7 @@ def straight_through(
     store = denoiser.kept(answer.detach())
     index = torch.arange(x.numel(), device=x.device).view_as(x)
     assert isinstance(tilt.estimator, Sampled)
-    x0 = draw_clean(Look(x, Tokens(store, index), t, mask_id), tilt.draws, generator, tilt.estimator.seed)
+    x0 = tilt.estimator.clean(tilt, Look(x, Tokens(store, index), t, mask_id), generator)
     estimate, drawn = _slope_of_drawn(tilt, reward, x0, store.dtype)
     rewarded = reward.embedding.detach()
     through, expected = _through_law(denoiser, answer.detach().flatten(0, 1), drawn, rewarded, sites(), x.flatten())

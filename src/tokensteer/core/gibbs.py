@@ -21,8 +21,9 @@ from torch import Generator, Tensor
 from tokensteer.core.draws import inverse_cdf, uniforms
 from tokensteer.core.measure import Measure
 from tokensteer.core.resample import Resampler, Trigger, always, multinomial, weights
+from tokensteer.core.result import Result, with_rows
 from tokensteer.core.schedule import Step
-from tokensteer.core.smc import Evaluation, FeynmanKac, Record, Result, summarise, sweep, with_rows
+from tokensteer.core.smc import Evaluation, FeynmanKac, Record, summarise, sweep
 
 
 class Proposing(FeynmanKac, Protocol):

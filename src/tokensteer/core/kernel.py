@@ -272,7 +272,8 @@ class Interpolating:
         """v as a tensor, (V,), made once: it is wanted several times a step, and takes a while to bring to a GPU."""
         kind = like.dtype, like.device
         if kind not in self._laws:
-            self._laws[kind] = torch.tensor(self.prior, dtype=like.dtype, device=like.device)
+            with torch.inference_mode(False):  # others may want to differentiate
+                self._laws[kind] = torch.tensor(self.prior, dtype=like.dtype, device=like.device)
         return self._laws[kind]
 
     def begin(self, canvas: Tensor, generator: Generator | None) -> Tensor:

@@ -25,10 +25,11 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.adaptive import Adaptive
+from tokensteer.core.methods import Method
 from tokensteer.core.resample import Resampler, Trigger, ess_below, every, systematic
+from tokensteer.core.result import Result, pooled
 from tokensteer.core.schedule import Ramp, constant_ramp, linear_ramp
-from tokensteer.core.smc import Result, pooled
-from tokensteer.core.steering import Method, Steering
+from tokensteer.core.steering import Steering
 
 FEWEST = 8
 """Populations of a pilot: fewer say too little about their spread."""

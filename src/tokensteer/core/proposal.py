@@ -118,8 +118,8 @@ class Gradient:
     The mask entry is tilted too, so that q does not depend on an offset of g; `tokens_only` leaves alone which sites
     open. `clip` bounds |kappa · (g^l[w] - g^l[x_t])|. The gradient is the dearest part of a step. With `every` = k it
     is taken at each k-th step and followed until the next; with `draws` = m it is that of an estimate of its own from m
-    clean sequences, and the tilt's own draws are made only where weights are looked at. Both are right for any number,
-    and a little less sharp.
+    clean sequences, if the tilt has another number of them, and the tilt's are drawn only where weights are looked at.
+    Both are right for any number, and a little less sharp.
     """
 
     base: SiteProposal = field(default_factory=FromModel)
@@ -132,8 +132,8 @@ class Gradient:
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ValueError(f"Gradient.every must be at least 1, got {self.every}: 1 takes the gradient at each step")
-        if self.draws is not None and self.draws < 1:
-            raise ValueError(f"Gradient.draws must be at least 1, got {self.draws}: None takes the tilt's own draws")
+        if self.draws is not None and (type(self.draws) is not int or self.draws < 1):
+            raise ValueError(f"Gradient.draws must be a whole number from 1, got {self.draws}; None for the tilt's own")
 
     @property
     def meters(self) -> tuple[Meter, ...]:

@@ -3,20 +3,22 @@
 A step of a run is a network and some hundred small operations, each of which the host has to launch. Where networks are
 small, or compiled, the device waits for the host. A recorded run is launched as a whole, so that only the device's own
 time is left. It is the same run: what is drawn comes from the same generator, and the same seed gives the same samples.
-Networks may change their weights in between, but not their shape.
+Networks may learn in between, if their weights stay where they are, as optimisers and `load_state_dict` leave them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.chunks import parse_memory
-from tokensteer.core.smc import Result, check_generator, summarise, sweep, with_rows
-from tokensteer.core.steering import Method
+from tokensteer.core.methods import Method
+from tokensteer.core.result import Result, with_rows
+from tokensteer.core.smc import check_generator, summarise, sweep
 
 
 @dataclass(frozen=True)
@@ -32,20 +34,27 @@ class Recorded:
 
     def __call__(self, *, generator: Generator | None = None) -> Result:
         """The method's result with this generator, or with noise of its own that goes on from run to run."""
-        check_generator(generator, self._noise.device)
+        device = self._noise.device
+        check_generator(generator, device)
         state = (self._noise if generator is None else generator).get_state()
         self._noise.set_state(state)
-        self._graph.replay()
-        found = {f.name: getattr(self._result, f.name) for f in fields(self._result)}
-        own = {name: value.clone() for name, value in found.items() if isinstance(value, Tensor)}
-        result = replace(self._result, **own, generator=self._noise if generator is None else generator)
+        with torch.cuda.device(device):
+            self._graph.replay()
+        result = self._own_copy(self._noise if generator is None else generator)
         if generator is not None:
             generator.set_state(self._noise.get_state())
         if self._failed(result):  # the host could not look while it ran: let it run again, and say what went wrong
-            again = torch.Generator(self._noise.device)
+            again = torch.Generator(device)
             again.set_state(state)
             self.method(self.num_particles, self.populations, generator=again)
+            raise FloatingPointError("a recorded run has weights that are no numbers, or masks that were left over")
         return result
+
+    def _own_copy(self, generator: Generator) -> Result:
+        found = {f.name: getattr(self._result, f.name) for f in fields(self._result)}
+        tensors = {name: value.clone() for name, value in found.items() if isinstance(value, Tensor)}
+        rows, saved = dict(self._result.rows), dict(self._result.saved)
+        return replace(self._result, **tensors, rows=rows, saved=saved, generator=generator)
 
     def _failed(self, result: Result) -> bool:
         log_w, mask_id = result.log_w, self.method.steering.model.kernel.mask_id
@@ -58,6 +67,8 @@ def recorded(method: Method, num_particles: int, populations: int = 1, *, memory
     A run can be recorded if nothing on the way makes the host look at the device: no sharing of rows, which is the
     default there, no list of candidates or completions (`Enumerated`, `Exact`), no MaskGIT, and no reward that looks.
     """
+    if not isinstance(method, Method):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"recorded takes a Method, got {type(method).__name__}: wrap a steering as Method(steering)")
     steering = method.steering
     device = steering.model.device
     if device.type != "cuda":
@@ -67,30 +78,43 @@ def recorded(method: Method, num_particles: int, populations: int = 1, *, memory
             "finding equal rows makes the host look at the device, so that the run cannot be recorded: make the model "
             "with sharing=False"
         )
-    noise, graph = torch.Generator(device).manual_seed(torch.initial_seed()), torch.cuda.CUDAGraph()
+    noise = torch.Generator(device).manual_seed(int(torch.randint(2**63 - 1, ())))
 
     def run() -> Result:
-        records = sweep(
-            steering, num_particles, populations, resample=method.resample, when=method.when, generator=noise
+        return summarise(
+            sweep(steering, num_particles, populations, resample=method.resample, when=method.when, generator=noise)
         )
-        return summarise(records)
 
     steering.limit(None if memory is None else parse_memory(memory))
-    aside = torch.cuda.Stream(device)
-    aside.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(aside):
-        run()
-    torch.cuda.current_stream(device).wait_stream(aside)
-    before = steering.spent()
-    graph.register_generator_state(noise)  # pyright: ignore[reportUnknownMemberType]
     try:
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            result = run()
-    except RuntimeError as error:
-        raise ValueError(
-            "the run cannot be recorded, since the host looks at the device on the way: the first to do so is named "
-            "above. Call the method itself"
-        ) from error
+        with torch.cuda.device(device):
+            _aside(run)  # kernels are made, and memory is asked for
+            before, graph = steering.spent(), torch.cuda.CUDAGraph()
+            graph.register_generator_state(noise)  # pyright: ignore[reportUnknownMemberType]
+            result = _captured(run, graph)
     finally:
         steering.limit(None)
     return Recorded(method, num_particles, populations, graph, noise, with_rows(result, before, steering.spent()))
+
+
+def _aside(run: Callable[[], Result]) -> None:
+    """Run on a stream of its own, as what is about to be captured should have been."""
+    here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+    aside.wait_stream(here)
+    with torch.cuda.stream(aside):
+        run()
+    here.wait_stream(aside)
+
+
+def _captured(run: Callable[[], Result], graph: torch.cuda.CUDAGraph) -> Result:
+    try:
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
+            return run()
+    except torch.OutOfMemoryError as error:
+        error.add_note("A recorded run keeps what it works in: give it fewer particles, or a smaller `memory`")
+        raise
+    except RuntimeError as error:
+        raise ValueError(
+            "the run cannot be recorded: most likely the host looks at the device on the way, and the first place "
+            "where it does is named above. Call the method itself"
+        ) from error

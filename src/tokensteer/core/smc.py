@@ -14,17 +14,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import torch
-from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Generator, Tensor
 
 from tokensteer.core.chunks import parse_memory
-from tokensteer.core.draws import inverse_cdf, uniforms
 from tokensteer.core.recording import recording
-from tokensteer.core.resample import Resampler, Trigger, ess, ess_below, log_mean_weight, looks, systematic, weights
+from tokensteer.core.resample import Resampler, Trigger, ess, ess_below, log_mean_weight, looks, systematic
+from tokensteer.core.result import Result, with_rows
 from tokensteer.core.schedule import Step
 
 
@@ -220,129 +218,6 @@ def _blame(log_w: Tensor, step: Step | None, log_twist: Tensor, log_ratio: Tenso
     )
 
 
-def pooled(log_z: Tensor) -> tuple[float, float]:
-    """The log of the mean of exp(log_z) over independent estimates (B,), with its standard error (delta method).
-
-    The mean of exp(log_z) is unbiased and that of log_z is too low. Where weights have heavy tails both the mean and
-    its error come from the estimates that happened, and miss those that are rare and large.
-    """
-    mean = float(log_mean_weight(log_z))
-    ratio = (log_z - mean).exp()
-    return mean, float(ratio.std() / math.sqrt(len(ratio))) if len(ratio) > 1 else math.nan
-
-
-@dataclass(frozen=True)
-class Result:
-    """Weighted samples and what it took to get them.
-
-    samples (B, N, L), log_w and reward (B, N), log_z (B,); ess and mean_reward (T + 1, B), where no reward was asked
-    for that of the weights so far and NaN; ancestors (T + 1, B, N); `ramp` (T + 1, B), what an adaptive ramp chose;
-    `rows` counts the network rows computed, `saved` those asked for that were known already.
-    `sample` draws from the target; `best` picks by reward and is no posterior draw.
-    """
-
-    samples: Tensor
-    log_w: Tensor
-    reward: Tensor | None
-    ess: Tensor
-    mean_reward: Tensor | None
-    ancestors: Tensor
-    rows: Mapping[str, int]
-    saved: Mapping[str, int] = field(default_factory=dict[str, int])
-    generator: Generator | None = None
-    ramp: Tensor | None = None
-
-    @property
-    def log_z(self) -> Tensor:
-        """Estimates of the log-normaliser, one per population; exp of each is unbiased."""
-        return log_mean_weight(self.log_w)
-
-    @property
-    def pooled_log_z(self) -> tuple[float, float]:
-        """The log of the mean of exp(log_z) over populations, with its standard error (delta method)."""
-        return pooled(self.log_z)
-
-    @property
-    def weights(self) -> Tensor:
-        """Weights normalised within each population, (B, N)."""
-        return weights(self.log_w)
-
-    def sample(self, count: int = 1) -> Tensor:
-        """`count` draws from the target for each population, (B, count, L)."""
-        if (self.log_w.amax(-1) == -math.inf).any():
-            raise ValueError(
-                "a population has died: all its particles broke a hard constraint, so there is nothing to draw from. "
-                "Use more particles, resample earlier, or soften the constraint"
-            )
-        u = uniforms((len(self.log_w), count), self.log_w, self.generator)
-        return self._pick(inverse_cdf(self.weights, u))
-
-    def best(self) -> Tensor:
-        """The particle of highest reward of each population, (B, L); highest weight where there is no reward."""
-        score = self.log_w if self.reward is None else self._counted_reward(self.reward)
-        return self._pick(score.argmax(-1, keepdim=True)).squeeze(1)
-
-    def _counted_reward(self, reward: Tensor) -> Tensor:
-        """The reward, -inf for particles of no weight: they are no samples of the target."""
-        return torch.where(self.log_w == -math.inf, -math.inf, reward)
-
-    def _pick(self, index: Tensor) -> Tensor:
-        return self.samples.gather(1, index.unsqueeze(-1).expand(-1, -1, self.samples.shape[-1]))
-
-    def _rows_of(self, name: str) -> str:
-        saved = self.saved.get(name, 0)
-        return f"{self.rows[name]:,} {name}" + (f" ({saved:,} saved)" if saved else "")
-
-    def lineages(self) -> Tensor:
-        """Index at every time of the ancestor of each final particle, (T + 1, B, N)."""
-        line = [torch.arange(self.log_w.shape[1], device=self.log_w.device).expand(self.log_w.shape)]
-        for ancestors in self.ancestors.flip(0)[:-1]:
-            line.append(ancestors.gather(-1, line[-1]))
-        return torch.stack(line[::-1])
-
-    def save(self, file: str | Path) -> None:
-        """Write all but the generator to one safetensors file; `Result.load` reads it back."""
-        named = {f.name: getattr(self, f.name) for f in fields(self)}
-        tensors = {name: value.contiguous() for name, value in named.items() if isinstance(value, Tensor)}
-        counts = {"rows": self.rows, "saved": self.saved}
-        counted = {f"{of}.{name}": torch.tensor(n) for of, rows in counts.items() for name, n in rows.items()}
-        save_file({**tensors, **counted}, str(file))
-
-    @classmethod
-    def load(cls, file: str | Path) -> Result:
-        stored = load_file(str(file))
-        missing = {"samples", "log_w", "ess", "ancestors"} - stored.keys()
-        if missing:
-            raise ValueError(f"{file} is no saved Result: it lacks {', '.join(sorted(missing))}")
-        return cls(
-            samples=stored["samples"],
-            log_w=stored["log_w"],
-            reward=stored.get("reward"),
-            ess=stored["ess"],
-            mean_reward=stored.get("mean_reward"),
-            ancestors=stored["ancestors"],
-            rows={name.removeprefix("rows."): int(n) for name, n in stored.items() if name.startswith("rows.")},
-            saved={name.removeprefix("saved."): int(n) for name, n in stored.items() if name.startswith("saved.")},
-            ramp=stored.get("ramp"),
-        )
-
-    def __repr__(self) -> str:
-        populations, particles, length = self.samples.shape
-        log_z, error = self.pooled_log_z
-        lines = [
-            f"Result: {populations} × {particles} particles of {length} tokens, {len(self.ess) - 1} steps",
-            f"  log Z    {log_z:.4f} ± {error:.4f}" if populations > 1 else f"  log Z    {log_z:.4f}",
-            f"  ESS/N    {float(self.ess[-1].mean()) / particles:.3f} at the end, "
-            f"{float(self.ess.min()) / particles:.3f} at worst",
-        ]
-        if self.reward is not None:
-            counted = torch.where(self.weights > 0, self.reward, 0.0)
-            posterior, best = (self.weights * counted).sum(-1).mean(), self._counted_reward(self.reward).max()
-            lines.append(f"  reward   {float(posterior):.4f} weighted mean, {float(best):.4f} best")
-        lines.append("  rows     " + ", ".join(self._rows_of(name) for name in self.rows))
-        return "\n".join(lines)
-
-
 def smc(
     path: FeynmanKac,
     num_particles: int,
@@ -366,13 +241,6 @@ def smc(
     finally:
         path.limit(None)
     return with_rows(result, before, path.spent())
-
-
-def with_rows(result: Result, before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> Result:
-    """The result with the network rows computed and saved since `before`."""
-    since = {name: (n - before[name][0], saved - before[name][1]) for name, (n, saved) in after.items()}
-    rows, saved = ({name: counts[k] for name, counts in since.items()} for k in (0, 1))
-    return replace(result, rows=rows, saved={name: n for name, n in saved.items() if n})
 
 
 def summarise(records: Iterable[Record], generator: Generator | None = None) -> Result:

@@ -20,8 +20,8 @@ from torch import Generator, Tensor
 from tokensteer.core.draws import uniforms
 from tokensteer.core.kernel import NO_MASK, Interpolating
 from tokensteer.core.model import Diffusion
+from tokensteer.core.result import Result, with_rows
 from tokensteer.core.schedule import Step
-from tokensteer.core.smc import Result, with_rows
 from tokensteer.core.steering import Steering
 from tokensteer.core.twist import Tilt
 

@@ -1,4 +1,4 @@
-"""Steering: a model, a twist and a proposal as a Feynman-Kac path, and every named method as one row of a table.
+"""Steering: a model, a twist and a proposal as a Feynman-Kac path.
 
 `evaluate` is the only caller of the base denoiser: once per step, never at t = 0. The prediction, the estimate of the
 reward and its gradient come out of that one forward pass.
@@ -14,32 +14,18 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
-from tokensteer.core.denoiser import Denoiser, Time, Timeless
+from tokensteer.core.denoiser import Time, Timeless
 from tokensteer.core.embedded import can_enter, straight_through
 from tokensteer.core.kernel import Remembering
 from tokensteer.core.measure import Measure, Reveal, SiteMeasure, Table, draw
 from tokensteer.core.model import Diffusion, Model, clock, halfway, told_apart
 from tokensteer.core.prediction import Prediction, changed, each_apart, updated
-from tokensteer.core.product import Product, guided
-from tokensteer.core.proposal import Amortised, FromModel, Gradient, Guided, Optimal, Proposal, own_network
+from tokensteer.core.proposal import FromModel, Gradient, Proposal, own_network
 from tokensteer.core.recording import recording
-from tokensteer.core.resample import (
-    Resampler,
-    Trigger,
-    always,
-    ess_below,
-    every,
-    heaviest,
-    multinomial,
-    nested,
-    never,
-    one_survivor,
-    systematic,
-)
-from tokensteer.core.schedule import Step, end_ramp
-from tokensteer.core.smc import Evaluation, Result, Rows, smc
+from tokensteer.core.schedule import Step
+from tokensteer.core.smc import Evaluation, Rows
 from tokensteer.core.tokens import Logs, Store, joined
-from tokensteer.core.twist import Look, Potential, Tilt, difference
+from tokensteer.core.twist import Look, Tilt, difference
 
 
 @dataclass(frozen=True)
@@ -67,14 +53,14 @@ class Steering:
     def _to_follow(self) -> Tilt | None:
         """The tilt whose gradient is taken: that of the target, perhaps with draws of its own."""
         draws = self.proposal.draws if isinstance(self.proposal, Gradient) else None
-        if self.twist is None or draws is None or draws == self.twist.draws:
+        if self.twist is None or draws is None:
             return self.twist
         if not self.twist.drawn:
             raise ValueError(
                 f"Gradient.draws counts clean sequences, and {type(self.twist.estimator).__name__} draws none: leave "
                 "it out, or use Sampled()"
             )
-        return self.twist.with_draws(draws)
+        return self.twist if draws == self.twist.draws else self.twist.with_draws(draws)
 
     def _probe(self) -> None:
         """Two steps, from the start and half-way: shapes fit, and q gives mass wherever p does."""
@@ -136,7 +122,8 @@ class Steering:
             reward = self._estimated(look, fresh, generator, parent, weighed)
             known = Evaluation(torch.zeros_like(x[:, 0], dtype=self.model.dtype), prediction, reward, gradient)
             known = replace(known, chance=self._chance(x, known, t, parent, weighed))
-            return replace(self._weigh(known, t, parent), memory=memory, proposed=self._propose_tokens(x, time, parent))
+            known = self._weigh(known, t, parent, weighed)
+            return replace(known, memory=memory, proposed=self._propose_tokens(x, time, parent))
 
     def _propose_tokens(self, x: Tensor, time: Time, parent: Evaluation | None) -> Prediction | None:
         """What the proposal's own network says, if it has one."""
@@ -171,9 +158,10 @@ class Steering:
             return None
         if len(missing) == len(look.x):
             return self.twist.estimate(look, generator)
-        reward = look.zeros(len(look.x)) if keeps is None or keeps.reward is None else keeps.reward
+        reward = None if keeps is None else keeps.reward
         if fresh is not None:
-            reward = _renewed(reward, *fresh)
+            reward = _renewed(fresh.estimates.new_zeros(len(look.x)) if reward is None else reward, *fresh)
+        assert reward is not None, "what is not missing was kept or just made"
         if len(missing):
             reward = _renewed(reward, missing, self.twist.estimate(look.take(missing), generator))
         held = len(reward) - len(missing) - (0 if fresh is None else len(fresh.rows))
@@ -254,14 +242,16 @@ class Steering:
         look = Look(x, self.model.clean(_known(known)), t, self.model.kernel.mask_id)
         return self.twist.ahead(look).to(known.log_twist.dtype)
 
-    def _weigh(self, known: Evaluation, t: float, parent: Evaluation | None) -> Evaluation:
-        """What is known with its log-twist. Where no estimate was made, that of the parent will do: they telescope."""
+    def _weigh(self, known: Evaluation, t: float, parent: Evaluation | None, weighed: bool) -> Evaluation:
+        """What is known with its log-twist. Where no estimate is wanted, that of the parent will do: they telescope. An
+        estimate that is known all the same is for later: whether there is one depends on who else has moved."""
         if self.twist is None:
             return known
+        rests = known.reward is None or self.twist.rests(t, parent, weighed)
         chance = 0.0 if known.chance is None else known.chance
         if parent is not None and parent.chance is not None:  # potentials build on what the ramp has let in
             parent = replace(parent, log_twist=parent.log_twist - parent.chance)
-        if known.reward is None:
+        if rests or known.reward is None:
             ramp = None if parent is None else parent.ramp
             log_twist, carry = self.twist.rest(known.log_twist, t, parent)
         else:
@@ -378,104 +368,3 @@ def _gradient(estimate: Tensor, x: Tensor) -> Tensor:
             "or Value function take one-hots, or use a proposal without gradients"
         )
     return torch.autograd.grad(estimate.sum(), x)[0]
-
-
-@dataclass(frozen=True)
-class Method:
-    """A steering with its way of resampling: a row of the table of methods. Call it to run it."""
-
-    steering: Steering
-    resample: Resampler = systematic
-    when: Trigger = ess_below(0.5)
-
-    def __call__(
-        self,
-        num_particles: int,
-        populations: int = 1,
-        *,
-        generator: Generator | None = None,
-        memory: str | int | None = None,
-        progress: bool = False,
-    ) -> Result:
-        return smc(
-            self.steering,
-            num_particles,
-            populations,
-            resample=self.resample,
-            when=self.when,
-            generator=generator,
-            memory=memory,
-            progress=progress,
-        )
-
-
-def pretrained(model: Diffusion) -> Method:
-    """The model alone, unsteered."""
-    return Method(Steering(model), when=never)
-
-
-def best_of_n(model: Model, tilt: Tilt) -> Method:
-    """Independent samples, judged at the end: take `result.best()`, which is no posterior draw."""
-    return Method(Steering(model, replace(tilt, ramp=end_ramp, potential=difference)), when=never)
-
-
-def svdd(model: Model, tilt: Tilt) -> Method:
-    """All N candidates descend from one survivor of the step before; each population's log_z is its missing weight."""
-    return Method(Steering(model, tilt), one_survivor, always)
-
-
-def greedy_svdd(model: Model, tilt: Tilt) -> Method:
-    """SVDD whose survivor is the best and not drawn: no target, take `result.best()`."""
-    return Method(Steering(model, tilt), heaviest, always)
-
-
-def nested_svdd(model: Model, tilt: Tilt, candidates: int = 4) -> Method:
-    """SVDD within groups of `candidates` and SMC between them, which makes it exact for any group size."""
-    return Method(Steering(model, tilt), nested(systematic, candidates), always)
-
-
-def fk_steering(model: Model, tilt: Tilt, potential: Potential = difference, interval: int = 1) -> Method:
-    """Feynman-Kac steering: the reward in full, at every `interval`-th step, where it is resampled, and at the end."""
-    when = every(interval)
-    counted = {step.t for step in model.steps if step.index and step.index % interval == 0} | {0.0}
-
-    def ramp(t: float) -> float:
-        return float(interval == 1 or t in counted)
-
-    return Method(Steering(model, replace(tilt, ramp=ramp, potential=potential)), multinomial, when)
-
-
-def smc_base(model: Model, tilt: Tilt) -> Method:
-    """SMC with the model itself as proposal."""
-    return Method(Steering(model, tilt))
-
-
-def smc_grad(model: Model, tilt: Tilt, clip: float | None = 3.0) -> Method:
-    """SMC with the first-order gradient proposal, clipped: few draws make steep gradients and heavy-tailed weights."""
-    return Method(Steering(model, tilt, Gradient(clip=clip)))
-
-
-def prop_grad(model: Model, tilt: Tilt, clip: float | None = 3.0) -> Method:
-    """The gradient proposal alone, without resampling: classifier guidance."""
-    return Method(Steering(model, tilt, Gradient(clip=clip)), when=never)
-
-
-def smc_amot(model: Model, tilt: Tilt, proposal: Denoiser | Amortised) -> Method:
-    """SMC with a learned proposal: a network that was trained for this target, given as a denoiser."""
-    q = proposal if isinstance(proposal, Amortised) else Amortised(proposal)
-    return Method(Steering(model, tilt, q))
-
-
-def prop_amot(model: Model, tilt: Tilt, proposal: Denoiser | Amortised) -> Method:
-    """The learned proposal alone, without resampling."""
-    return replace(smc_amot(model, tilt, proposal), when=never)
-
-
-def product(models: Sequence[Diffusion], powers: Sequence[float], tilt: Tilt | None = None) -> Method:
-    """SMC for prod_k p_k^a_k with its locally optimal proposal."""
-    return Method(Steering(Product(models, powers), tilt, Optimal()))
-
-
-def cfg(conditional: Diffusion, unconditional: Diffusion, scale: float, tilt: Tilt | None = None) -> Method:
-    """Classifier-free guidance with the weights that make it exact."""
-    return Method(Steering(guided(conditional, unconditional, scale), tilt, Guided()))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Generator, Tensor
@@ -168,11 +168,10 @@ def _straight_through(soft: Tensor) -> Tensor:
     return hard + (soft - soft.detach())
 
 
-def draw_clean(look: Look, draws: int, generator: Generator | None, seed: int | None = None) -> Tensor:
-    """M clean sequences for each row from one pass over their laws, drawn at masked sites only, (M, P, L) ids; with a
-    `seed`, from the uniforms it stands for, which are those of all rows."""
+def draw_clean(look: Look, draws: int, generator: Generator | None, shared: Tensor | None = None) -> Tensor:
+    """M clean sequences for each row from one pass over their laws, drawn at masked sites only, (M, P, L) ids; perhaps
+    from uniforms that are `shared` by all rows, (M, L)."""
     hidden = look.hidden
-    shared = None if seed is None else shared_uniforms(seed, draws, hidden.shape[1], hidden.device)
     return torch.where(hidden, look.tokens.draw(hidden, draws, generator, shared)[0], look.ids)
 
 
@@ -186,13 +185,27 @@ class Sampled:
 
     seed: int | None = None
     ignores_time: bool = field(default=True, init=False, repr=False)
+    _shared: dict[Any, Tensor] = field(default_factory=dict[Any, Tensor], init=False, repr=False, compare=False)
 
     @property
     def random(self) -> bool:
         return self.seed is None
 
+    def clean(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
+        """The draws, (M, P, L) ids."""
+        return draw_clean(look, tilt.draws, generator, self._noise(tilt.draws, look.ids.shape[1], look.x.device))
+
+    def _noise(self, draws: int, length: int, device: torch.device) -> Tensor | None:
+        """The noise that the seed stands for, made once and kept for as long as anyone may draw from it."""
+        if self.seed is None:
+            return None
+        kind = draws, length, device
+        if kind not in self._shared:
+            self._shared[kind] = shared_uniforms(self.seed, draws, length, device)
+        return self._shared[kind]
+
     def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
-        x0, log_v = draw_clean(look, tilt.draws, generator, self.seed), look.zeros(tilt.draws, len(look.x))
+        x0, log_v = self.clean(tilt, look, generator), look.zeros(tilt.draws, len(look.x))
         if look.relaxed and tilt.differentiable:
             law = look.clean_law()
             return _average_draws(tilt, one_hot(x0, law.shape[-1]).to(law.dtype) + (law - law.detach()), log_v)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tokensteer.core.smc import Result
+from tokensteer.core.result import Result
 from tokensteer.tasks.dna_data import read_letters, spelled
 
 

@@ -31,7 +31,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
 from tokensteer.core.denoiser import Denoiser
-from tokensteer.core.smc import Result
+from tokensteer.core.result import Result
 from tokensteer.tasks import dna_reference, dragonn
 from tokensteer.tasks.dna_counts import distinct_kmers, kmers, pearson
 from tokensteer.tasks.dna_data import CELLS, FILE, LETTERS, MASK, data, reverse_complement

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Generator
 
-from tokensteer.core.steering import pretrained
+from tokensteer.core.methods import pretrained
 from tokensteer.nets import Dilated, DilatedConfig, ValueConfig, load, save
 from tokensteer.nets.store import Net
 from tokensteer.tasks import learned

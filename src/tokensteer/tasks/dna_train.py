@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from tokensteer.core.denoiser import Denoiser
-from tokensteer.core.steering import Method, pretrained, smc_base, smc_grad
+from tokensteer.core.methods import Method, pretrained, smc_base, smc_grad
 from tokensteer.nets import load
 from tokensteer.nets.store import Config
 from tokensteer.tasks import dna_reference

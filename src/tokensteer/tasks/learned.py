@@ -15,8 +15,9 @@ import torch
 from torch import Generator, nn
 
 from tokensteer.core.denoiser import Denoiser
+from tokensteer.core.methods import Method, prop_amot, smc_amot, smc_base, smc_grad
 from tokensteer.core.proposal import Amortised
-from tokensteer.core.steering import Method, Steering, prop_amot, smc_amot, smc_base, smc_grad
+from tokensteer.core.steering import Steering
 from tokensteer.core.twist import LearnedTwist, Tilt
 from tokensteer.nets import ValueConfig, ValueNet, load, save
 from tokensteer.nets.store import Net

@@ -20,8 +20,8 @@ from torch import Generator, Tensor, nn
 
 from tokensteer.core.denoiser import Denoiser, Time, from_logits
 from tokensteer.core.model import Diffusion, template
+from tokensteer.core.result import Result
 from tokensteer.core.schedule import constant_ramp, uniform_steps
-from tokensteer.core.smc import Result
 from tokensteer.core.steering import Steering
 from tokensteer.nets import Transformer, TransformerConfig, ValueConfig, load, save
 from tokensteer.tasks import learned, mog

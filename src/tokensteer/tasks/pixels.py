@@ -20,8 +20,8 @@ from torch import Generator, Tensor, nn
 from tokensteer.core.denoiser import Denoiser, from_logits
 from tokensteer.core.kernel import Kernel
 from tokensteer.core.model import Diffusion, template
+from tokensteer.core.result import Result
 from tokensteer.core.schedule import Ramp, exponential_ramp, uniform_steps
-from tokensteer.core.smc import Result
 from tokensteer.core.twist import Tilt
 from tokensteer.nets import ConvConfig, PatchConfig, UNetConfig
 from tokensteer.nets import load as load_net

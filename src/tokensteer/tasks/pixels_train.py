@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.steering import Method, pretrained, smc_base, smc_grad
+from tokensteer.core.methods import Method, pretrained, smc_base, smc_grad
 from tokensteer.nets import load
 from tokensteer.tasks.learned import teach, teach_twist
 from tokensteer.tasks.metrics import Measured, accuracy, hamming, label_histogram, nll_bound

@@ -14,7 +14,7 @@ from torch import Tensor
 from tokensteer.core.denoiser import Denoiser
 from tokensteer.core.kernel import Ancestral, Cap
 from tokensteer.core.model import Diffusion
-from tokensteer.core.smc import Result
+from tokensteer.core.result import Result
 from tokensteer.core.twist import Tilt
 from tokensteer.nets import ValueNet
 from tokensteer.tasks.metrics import Measured

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.steering import pretrained
+from tokensteer.core.methods import pretrained
 from tokensteer.nets import load
 from tokensteer.tasks.learned import teach, teach_twist
 from tokensteer.tasks.metrics import Measured, accuracy, in_parts, measured, nll_bound

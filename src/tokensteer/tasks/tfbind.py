@@ -27,8 +27,8 @@ from torch.nn.functional import one_hot, pad
 from tokensteer.core.draws import NEVER
 from tokensteer.core.events import FirstHitting, event_steps
 from tokensteer.core.model import Diffusion, template
+from tokensteer.core.result import Result
 from tokensteer.core.schedule import constant_ramp
-from tokensteer.core.smc import Result
 from tokensteer.core.twist import Tilt, Value
 from tokensteer.tasks.dna import picture
 from tokensteer.tasks.dna_data import LETTERS, MASK, reverse_complement

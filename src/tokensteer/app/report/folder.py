@@ -13,7 +13,7 @@ from torch import Generator
 
 from tokensteer.app import methods, runs
 from tokensteer.app.seeds import over_seeds, seeds_of
-from tokensteer.core.smc import Result
+from tokensteer.core.result import Result
 from tokensteer.tasks.metrics import Measured
 
 AGAIN = "give the --out of a run, or run it again with --force"

@@ -19,7 +19,7 @@ from tokensteer.app.report.folder import Row
 from tokensteer.app.report.lists import floats, ints
 from tokensteer.app.report.markup import element, text
 from tokensteer.app.report.words import plural
-from tokensteer.core.smc import Result
+from tokensteer.core.result import Result
 from tokensteer.tasks.png import shaded_png
 
 SHOWN = 16

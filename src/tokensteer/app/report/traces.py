@@ -15,7 +15,7 @@ from tokensteer.app.report.folder import Row
 from tokensteer.app.report.genealogy import ancestors_alive
 from tokensteer.app.report.lists import floats
 from tokensteer.app.report.markup import element
-from tokensteer.core.smc import Result
+from tokensteer.core.result import Result
 
 Look = Callable[[Result], Tensor | None]
 """Something of a result at every step, (T + 1, B), if it has it."""
