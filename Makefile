@@ -25,8 +25,10 @@ bench: $(READY) ## measure the cost of steering against a dense baseline (minute
 	@$(BIN)/python -m benchmarks.memory
 	@if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
 		$(BIN)/python -m benchmarks.kernels; \
-		$(BIN)/python -m benchmarks.gpu --grad --compiled --recorded --memory 4GiB; \
-		$(BIN)/python -m benchmarks.gpu --grad --compiled --recorded --memory 4GiB --particles 16 --length 1024; \
+		for size in "" "--particles 16 --length 1024"; do \
+			$(BIN)/python -m benchmarks.gpu --compiled --recorded $$size; \
+			$(BIN)/python -m benchmarks.gpu --no-base --grad --recorded --memory 4GiB $$size; \
+		done; \
 	fi
 
 lint: $(READY) ## check style, formatting, types and layers
