@@ -423,6 +423,9 @@ def test_what_rests_does_so_whoever_has_moved(kind: str, proposal: ts.Proposal) 
     for ours, theirs in zip(kept, anew, strict=True):
         assert torch.equal(ours.x, theirs.x)
         assert torch.allclose(ours.log_w, theirs.log_w, atol=1e-9)
+        looked = theirs.step is None or theirs.step.s == 0 or (theirs.step.index + 1) % 10 == 0
+        if kind == "difference" and not looked:  # all there at every step, or none
+            assert (ours.evaluation.reward is None) == (proposal != ts.Gradient(clip=1.0))
         ramps = [record.evaluation.ramp for record in (ours, theirs)]
         assert torch.allclose(*ramps, atol=1e-9) if ramps[0] is not None else ramps[1] is None
     assert (kept[-2].evaluation.ramp is not None) == (kind == "adaptive")

@@ -134,7 +134,13 @@ class Steering:
         """Whether the gradient is taken here, or that of the parent followed if there is any need of one."""
         if not isinstance(self.proposal, Gradient) or parent is None or parent.gradient is None:
             return self.proposal.needs_gradient
+        if not self._follows_rarely:
+            return True
         return next(step.index for step in self.steps if step.t == t) % self.proposal.every == 0
+
+    @property
+    def _follows_rarely(self) -> bool:
+        return isinstance(self.proposal, Gradient) and self.proposal.every > 1
 
     def _estimated(
         self,
@@ -145,8 +151,10 @@ class Steering:
         weighed: bool,
     ) -> Tensor | None:
         """The estimate of the reward, (P,): those just made, those of the parent that still hold, and new ones for the
-        rest. None where there is a rest and nobody will look."""
-        if self.twist is None:
+        rest. None where nobody will look, unless it is there at every step: all being known by chance does not count,
+        since a population must not depend on whether others have moved."""
+        everywhere = fresh is not None and not self._follows_rarely
+        if self.twist is None or (self.twist.rests(look.t, parent, weighed) and not everywhere):
             return None
         if fresh is not None and len(fresh.rows) == len(look.x):
             return fresh.estimates
@@ -154,8 +162,6 @@ class Steering:
         missing = changed(look.x, _prediction(keeps))
         if fresh is not None:
             missing = missing[~torch.isin(missing, fresh.rows)]
-        if len(missing) and self.twist.rests(look.t, parent, weighed):
-            return None
         if len(missing) == len(look.x):
             return self.twist.estimate(look, generator)
         reward = None if keeps is None else keeps.reward
@@ -199,7 +205,8 @@ class Steering:
         if before is not None and slopes is not None and not len(new):
             for model in self.model.networks:
                 model.meter.count(0, len(x))
-            return before, slopes, None
+            nothing = torch.zeros(0, dtype=self.model.dtype, device=x.device)
+            return before, slopes, None if own else Fresh(new, nothing)
         # Twins share their gradient only if it is not random: independent noise averages out, shared noise does not.
         news = each_apart(new) if twist.estimator.random else told_apart(x, new, time, self.model.networks)
         # A guess: what networks keep for their way back, or all there is with one-hots.
@@ -312,11 +319,10 @@ class Steering:
     def hand_down(self, evaluation: Evaluation) -> Evaluation:
         """Without what networks said, where they are asked anew whatever they said: it may be large."""
         remembers = isinstance(self.model.kernel, Remembering)
-        older = isinstance(self.proposal, Gradient) and self.proposal.every > 1
         return replace(
             evaluation,
             prediction=evaluation.prediction if self.model.ignores_time or remembers else None,
-            gradient=evaluation.gradient if self._timeless or older else None,
+            gradient=evaluation.gradient if self._timeless or self._follows_rarely else None,
             proposed=evaluation.proposed if self._own is not None and self._own.ignores_time else None,
         )
 
