@@ -85,6 +85,14 @@ def test_compare_runs_every_method_size_and_seed(tmp_path: Path, capsys: pytest.
     assert "Means ± standard errors over 2 seeds" in out
 
 
+def test_compare_says_which_learned_methods_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    words = ("--kl", "0.3", "--particles", "2", "--populations", "1", "--steps", "2", "--out", tmp_path / "x")
+    assert tokensteer("compare", "digits", *words) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Left out: smc-learned (the twist of digits was learned at kl = 1, and here it is 0.3: give --kl 1" in out
+    assert "drakes" not in out  # digits has no place for it
+
+
 @pytest.mark.parametrize(
     ("recipe", "labels"),
     [

@@ -248,13 +248,25 @@ def usual(task: Task, tilt: Tilt) -> list[str]:
         left_out |= {"cfg", "smc-cfg"}
     if task.uniform is None:
         left_out.add("sgdd")
-    for name, recipe in METHODS.items():
-        try:
-            if recipe.trained is not None:
-                recipe.make(task, tilt, 1)
-        except (FileNotFoundError, ValueError):
-            left_out.add(name)
+    if task.tuned is None:
+        left_out |= {"drakes", "drakes-kl"}
+    if task.learned is None:
+        left_out |= {"prop-amot", "smc-amot", "smc-learned"}
+    left_out |= set(lacking(task, tilt))
     return [name for name in METHODS if name not in left_out]
+
+
+def lacking(task: Task, tilt: Tilt) -> dict[str, str]:
+    """The methods whose networks the task might have and lacks for this goal and target, and the mend of each."""
+    reasons: dict[str, str] = {}
+    for name, recipe in METHODS.items():
+        place = task.tuned if name.startswith("drakes") else task.learned
+        try:
+            if recipe.trained is not None and place is not None:
+                recipe.make(task, tilt, 1)
+        except (FileNotFoundError, ValueError) as error:
+            reasons[name] = str(error)
+    return reasons
 
 
 # ---- ramps and triggers, with a number after a colon where they have one

@@ -94,7 +94,10 @@ def _compared(command: Compare, place: Place) -> list[Job]:
         setting = command.setting
         job = Job(method="pretrained", particles=1, populations=1, **_common(command.task, setting))
         task = make_task(setup_of(replace(job, steps=1), place), command.task)
-        usual = methods.usual(task, methods.tilted(task, setting.draws, setting.ramp, setting.noise))
+        tilt = methods.tilted(task, setting.draws, setting.ramp, setting.noise)
+        usual, lacking = methods.usual(task, tilt), methods.lacking(task, tilt)
+        for reason in dict.fromkeys(lacking.values()):
+            say(f"Left out: {', '.join(name for name in lacking if lacking[name] == reason)} ({reason})")
     jobs = plan(
         command.recipe,
         command.methods,
