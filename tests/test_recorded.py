@@ -85,6 +85,14 @@ RUNS = {
     "confident": {"kernel": ts.LowConfidence(MASK)},
     "ranked": {"kernel": ts.Ranked(MASK, confidence=ts.negative_entropy)},
     "first hitting": {"kernel": ts.FirstHitting(MASK), "steps": ts.uniform_steps(LENGTH - 1)},
+    "leaps": {"kernel": ts.TauLeap(MASK)},
+    "sure ones stay": {"kernel": ts.ConfidenceRemask(ts.Ancestral(MASK, sigma=ts.Cap(0.3)))},
+    "loop": {"kernel": ts.remdm_loop(MASK, 0.75, 0.25, 0.5, ts.Cap(0.4))},
+    "blocks": {
+        "kernel": ts.Blocks(ts.Ancestral(MASK), 2, LENGTH, 4, start=1),
+        "steps": ts.uniform_steps(4),
+        "canvas": ts.template(LENGTH, MASK, [2]),
+    },
     "guided": {"other": 1.5, "proposal": ts.Guided()},
     "optimal": {"other": 1.5, "proposal": ts.Optimal()},
     "uniform": {"kernel": ts.uniform_noise(MASK + 1), "canvas": ts.template(LENGTH, ts.NO_MASK, [2], at=[1])},
@@ -165,9 +173,10 @@ LOOKING = {"reward": {"reward": counted, "differentiable": False}, "estimate": {
 
 
 @gpu
-@pytest.mark.parametrize("name", [*LOOKING, "maskgit", "sharing"])
+@pytest.mark.parametrize("name", [*LOOKING, "maskgit", "clocks", "sharing"])
 def test_a_run_that_makes_the_host_look_is_not_recorded(name: str) -> None:
-    plain = method(kernel=ts.MaskGIT(MASK) if name == "maskgit" else ts.Ancestral(MASK), sharing=name == "sharing")
+    kernel = {"maskgit": ts.MaskGIT(MASK), "clocks": ts.TimedFirstHitting(MASK)}.get(name, ts.Ancestral(MASK))
+    plain = method(kernel=kernel, steps=ts.uniform_steps(LENGTH - 1), sharing=name == "sharing")
     path = plain.steering
     looking = replace(plain, steering=replace(path, twist=replace(path.twist, **LOOKING.get(name, {}))))
     with pytest.raises(ValueError, match="sharing=False" if name == "sharing" else "the host looks at the device"):

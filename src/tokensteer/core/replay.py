@@ -65,7 +65,8 @@ def recorded(method: Method, num_particles: int, populations: int = 1, *, memory
     """Record a run of a method on a GPU, after one run to warm up. Call what comes back for a `Result`.
 
     A run can be recorded if nothing on the way makes the host look at the device: no sharing of rows, which is the
-    default there, no list of candidates or completions (`Enumerated`, `Exact`), no MaskGIT, and no reward that looks.
+    default there, no list of candidates or completions (`Enumerated`, `Exact`), no MaskGIT, no clocks of particles
+    (`TimedFirstHitting`), and no reward that looks.
     """
     if not isinstance(method, Method):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"recorded takes a Method, got {type(method).__name__}: wrap a steering as Method(steering)")
