@@ -9,6 +9,7 @@ import argparse
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -26,14 +27,18 @@ def steer(kind: str, particles: int, memory: str) -> tuple[float, float]:
     torch.manual_seed(0)
     table = nn.Embedding(VOCAB, HIDDEN).requires_grad_(False)
     head = nn.Linear(HIDDEN, VOCAB, bias=False).requires_grad_(False)
-    kinds = {
-        "from_hidden": ts.from_hidden(table, head, MASK, ignores_time=True),
-        "from_logits": ts.from_logits(lambda x: head(table(x)), MASK, ignores_time=True),
-    }
-    model = ts.Diffusion(kinds[kind], ts.Ancestral(MASK), ts.uniform_steps(STEPS), ts.template(LENGTH, MASK))
+    hidden = ts.from_hidden(table, head, MASK, ignores_time=True)
+    logits = ts.from_logits(lambda x: head(table(x)), MASK, ignores_time=True)
+    denoiser = logits if kind == "from_logits" else hidden
+    model = ts.Diffusion(denoiser, ts.Ancestral(MASK), ts.uniform_steps(STEPS), ts.template(LENGTH, MASK))
     tilt = ts.Tilt(lambda x: (x == 5).sum(-1).float(), draws=4)
     before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    ts.smc_base(model, tilt)(particles, generator=torch.Generator().manual_seed(0), memory=memory)
+    method = ts.smc_base(model, tilt)
+    if kind == "guided":
+        other = nn.Linear(HIDDEN, VOCAB, bias=False).requires_grad_(False)
+        away = ts.from_hidden(table, other, MASK, ignores_time=True)
+        method = ts.cfg(model, replace(model, denoiser=away), 1.5, tilt)
+    method(particles, generator=torch.Generator().manual_seed(0), memory=memory)
     return (_peak() - before) / 2**30, resource.getrusage(resource.RUSAGE_SELF).ru_utime
 
 
@@ -47,8 +52,8 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--particles", type=int, default=16)
     words.add_argument("--memory", default="1GiB", help="the budget that is given to smc")
-    kinds = ("from_hidden", "from_logits")
-    words.add_argument("--kind", choices=kinds, help="both, each in a process of its own, unless given")
+    kinds = ("from_hidden", "from_logits", "guided")
+    words.add_argument("--kind", choices=kinds, help="all, each in a process of its own, unless given")
     given = words.parse_args()
     if given.kind:
         peak, seconds = steer(given.kind, given.particles, given.memory)

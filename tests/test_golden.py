@@ -180,7 +180,7 @@ def test_remasking_product_corrected(form: str) -> None:
     close(exact.target, out["terminal_target_clean"])
     step = model.steps[0]
     prediction = model.predict(toy.states, step.t)
-    close(model.transition(toy.states, prediction, step, None).token_mass().exp(), out["c_S"])
+    close(model.transition(toy.states, prediction, step, None).token_mass.exp(), out["c_S"])
     for golden in out["trajectories"]:
         close(score(steering, torch.tensor(golden["x"]).unsqueeze(0)).log_increment[0], golden["log_inc"])
 

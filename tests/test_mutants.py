@@ -188,7 +188,7 @@ def opened_only(path, y, x, evaluation, step, q):
 
 
 def c_everywhere(path, y, x, evaluation, step, q):
-    return path.model.transition(x, evaluation.prediction, step, q.sites).token_mass().sum(-1)
+    return path.model.transition(x, evaluation.prediction, step, q.sites).token_mass.sum(-1)
 
 
 def own_sites(path, y, x, evaluation, step, q):

@@ -124,10 +124,16 @@ def _clip(tilt: Tilt) -> float | None:
     return 3.0 if tilt.drawn else None
 
 
+class NeverTrainedError(ValueError):
+    """A method needs networks of a kind that a task does not have, whatever its goal."""
+
+
 def learned(task: Task) -> Trained:
     """What was trained for the task and its goal."""
     if task.learned is None:
-        raise ValueError(f"nothing was trained for {task.name}: choose a method without amot or learned in its name")
+        raise NeverTrainedError(
+            f"nothing was trained for {task.name}: choose a method without amot or learned in its name"
+        )
     return task.learned()
 
 
@@ -150,7 +156,7 @@ def _uniform(task: Task) -> Diffusion:
 def _tuned(name: str) -> Callable[[Task], Trained]:
     def find(task: Task) -> Trained:
         if task.tuned is None:
-            raise ValueError(f"no denoiser was tuned for {task.name}: {name} needs one, as dna has")
+            raise NeverTrainedError(f"no denoiser was tuned for {task.name}: {name} needs one, as dna has")
         return task.tuned(name)
 
     return find
@@ -248,25 +254,27 @@ def usual(task: Task, tilt: Tilt) -> list[str]:
         left_out |= {"cfg", "smc-cfg"}
     if task.uniform is None:
         left_out.add("sgdd")
-    if task.tuned is None:
-        left_out |= {"drakes", "drakes-kl"}
-    if task.learned is None:
-        left_out |= {"prop-amot", "smc-amot", "smc-learned"}
-    left_out |= set(lacking(task, tilt))
+    left_out |= set(_hindered(task, tilt))
     return [name for name in METHODS if name not in left_out]
 
 
 def lacking(task: Task, tilt: Tilt) -> dict[str, str]:
     """The methods whose networks the task might have and lacks for this goal and target, and the mend of each."""
-    reasons: dict[str, str] = {}
+    return {
+        name: str(error) for name, error in _hindered(task, tilt).items() if not isinstance(error, NeverTrainedError)
+    }
+
+
+def _hindered(task: Task, tilt: Tilt) -> dict[str, Exception]:
+    """The methods that cannot be had for want of networks, with what they say."""
+    found: dict[str, Exception] = {}
     for name, recipe in METHODS.items():
-        place = task.tuned if name.startswith("drakes") else task.learned
         try:
-            if recipe.trained is not None and place is not None:
+            if recipe.trained is not None:
                 recipe.make(task, tilt, 1)
         except (FileNotFoundError, ValueError) as error:
-            reasons[name] = str(error)
-    return reasons
+            found[name] = error
+    return found
 
 
 # ---- ramps and triggers, with a number after a colon where they have one

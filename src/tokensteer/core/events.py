@@ -173,7 +173,7 @@ class OneSite(Reveal):
         return torch.where((y != self.x).sum(-1) == self.moves, super().log_prob(y), NEVER)
 
     def total(self) -> Tensor:
-        return torch.where(self.moves, (self.log_move + self.token_mass()).logsumexp(-1), 0.0)
+        return torch.where(self.moves, (self.log_move + self.token_mass).logsumexp(-1), 0.0)
 
     def _normalise_outcomes(self) -> OneSite:
         total = self.log_move.logsumexp(-1, keepdim=True)

@@ -163,12 +163,9 @@ class Reveal:
     def masked(self) -> Tensor:
         return self.x == self.mask_id
 
+    @cached_property
     def token_mass(self) -> Tensor:
         """log sum_v exp(log_x0[v]) at masked sites, 0 elsewhere: (P, L)."""
-        return self._token_mass
-
-    @cached_property
-    def _token_mass(self) -> Tensor:
         # Kept, for it may take the whole vocabulary, and who normalises a measure most often wants its total too.
         return self.log_x0.mass(self.masked)
 
@@ -219,7 +216,7 @@ class Reveal:
         )
 
     def total(self) -> Tensor:
-        return torch.logaddexp(self.log_stay, self.log_move + self.token_mass()).sum(-1)
+        return torch.logaddexp(self.log_stay, self.log_move + self.token_mass).sum(-1)
 
     def with_mass(self, log_mass: Tensor | None) -> Reveal:
         return replace(self, log_mass=log_mass)
@@ -231,7 +228,7 @@ class Reveal:
         """Make the token law at masked sites sum to one; its old mass goes into `log_move`, or is dropped."""
         if self.log_x0.normalised:
             return self
-        log_move = self.log_move + self.token_mass() if carry_mass else self.log_move
+        log_move = self.log_move + self.token_mass if carry_mass else self.log_move
         return replace(self, log_x0=normal(self.log_x0, self.masked, self.mask_id), log_move=log_move)
 
     def _normalise_outcomes(self) -> Reveal:

@@ -132,15 +132,19 @@ class Steering:
 
     def _differentiates(self, t: float, parent: Evaluation | None) -> bool:
         """Whether the gradient is taken here, or that of the parent followed if there is any need of one."""
-        if not isinstance(self.proposal, Gradient) or parent is None or parent.gradient is None:
+        if (
+            not isinstance(self.proposal, Gradient)
+            or self.proposal.every == 1
+            or parent is None
+            or parent.gradient is None
+        ):
             return self.proposal.needs_gradient
-        if not self._follows_rarely:
-            return True
         return next(step.index for step in self.steps if step.t == t) % self.proposal.every == 0
 
     @property
-    def _follows_rarely(self) -> bool:
-        return isinstance(self.proposal, Gradient) and self.proposal.every > 1
+    def _pace(self) -> int:
+        """A gradient is taken at each so many steps."""
+        return self.proposal.every if isinstance(self.proposal, Gradient) else 1
 
     def _estimated(
         self,
@@ -153,7 +157,7 @@ class Steering:
         """The estimate of the reward, (P,): those just made, those of the parent that still hold, and new ones for the
         rest. None where nobody will look, unless it is there at every step: all being known by chance does not count,
         since a population must not depend on whether others have moved."""
-        everywhere = fresh is not None and not self._follows_rarely
+        everywhere = fresh is not None and self._pace == 1
         if self.twist is None or (self.twist.rests(look.t, parent, weighed) and not everywhere):
             return None
         if fresh is not None and len(fresh.rows) == len(look.x):
@@ -254,11 +258,10 @@ class Steering:
         estimate that is known all the same is for later: whether there is one depends on who else has moved."""
         if self.twist is None:
             return known
-        rests = known.reward is None or self.twist.rests(t, parent, weighed)
         chance = 0.0 if known.chance is None else known.chance
         if parent is not None and parent.chance is not None:  # potentials build on what the ramp has let in
             parent = replace(parent, log_twist=parent.log_twist - parent.chance)
-        if rests or known.reward is None:
+        if known.reward is None or self.twist.rests(t, parent, weighed):
             ramp = None if parent is None else parent.ramp
             log_twist, carry = self.twist.rest(known.log_twist, t, parent)
         else:
@@ -322,7 +325,7 @@ class Steering:
         return replace(
             evaluation,
             prediction=evaluation.prediction if self.model.ignores_time or remembers else None,
-            gradient=evaluation.gradient if self._timeless or self._follows_rarely else None,
+            gradient=evaluation.gradient if self._timeless or self._pace > 1 else None,
             proposed=evaluation.proposed if self._own is not None and self._own.ignores_time else None,
         )
 
