@@ -50,6 +50,9 @@ class Options:
     """SMC_base, from logits and from hidden states."""
     compiled: bool = False
     """Also with the network compiled by torch.compile."""
+    compiled_step: bool = False
+    """Also with all of a step of SMC_base compiled by torch.compile, in pieces: it breaks where random numbers are
+    drawn."""
     recorded: bool = False
     """Also with the whole run recorded as a CUDA graph, and the forward pass too."""
     fine: bool = False
@@ -123,6 +126,16 @@ def model(options: Options, denoiser: ts.Denoiser, num_steps: int, sharing: bool
     return ts.Diffusion(denoiser, ts.Ancestral(mask_id), ts.uniform_steps(num_steps), canvas, sharing)
 
 
+class CompiledStep:
+    """A path whose steps have gone through torch.compile, rewards and networks included."""
+
+    def __init__(self, path: ts.Steering) -> None:
+        self.path, self.evaluate, self.move = path, torch.compile(path.evaluate), torch.compile(path.move)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.path, name)
+
+
 def bench(options: Options, console: Console) -> None:
     device = torch.device(options.device)
     net, reward_net = networks(options, device)
@@ -143,13 +156,15 @@ def bench(options: Options, console: Console) -> None:
         box=box.SIMPLE,
     )
 
-    def add(name: str, steering: ts.Steering, forward: tuple[float, float], record: bool = False) -> None:
-        method, results, held = ts.Method(steering), list[ts.Result](), _reserved(device)
-        if record:
-            go = ts.recorded(method, options.particles, memory=options.memory)
+    def add(
+        name: str, steering: ts.Steering | CompiledStep, forward: tuple[float, float], record: bool = False
+    ) -> None:
+        results, held = list[ts.Result](), _reserved(device)
+        if record and isinstance(steering, ts.Steering):
+            go = ts.recorded(ts.Method(steering), options.particles, memory=options.memory)
             held = _reserved(device) - held  # what a graph works in stays its own
         else:
-            go = partial(method, options.particles, memory=options.memory)
+            go = partial(ts.smc, steering, options.particles, memory=options.memory)
         took, peak = timed(lambda: results.append(go(generator=generator)), device, options.repeats)
         num_steps = len(steering.steps)
         table.add_row(
@@ -183,6 +198,9 @@ def bench(options: Options, console: Console) -> None:
         if options.recorded and options.base:
             for name, denoiser in forms.items():
                 add(f"SMC_base, {name}", path(denoiser), launched, record=True)
+        if options.compiled_step:
+            torch._dynamo.config.recompile_limit = 64  # the constants of a step change with time
+            add("compiled step, logits", CompiledStep(path(forms["logits"])), eager)
         if options.compiled:
             for mode, graphs in (("compiled", None), ("compiled, CUDA graphs", "reduce-overhead")):
                 fast, body = torch.compile(net, mode=graphs), torch.compile(net.body, mode=graphs)

@@ -1,4 +1,4 @@
-"""How many rows a network is given at once: as many as memory allows.
+"""How many rows a network is given at once, and what is kept of its answers: as much as memory allows.
 
 A chunk is sized by a budget and a guess of what a row takes; if a network runs out of memory all the same, the chunk is
 halved, reported once, and the work goes on. Nothing else changes: rows are independent.
@@ -6,6 +6,7 @@ halved, reported once, and the work goes on. Nothing else changes: rows are inde
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Callable
@@ -47,10 +48,15 @@ class Chunks:
     most: dict[int, int] = field(default_factory=dict[int, int])
 
     def size(self, row_bytes: int, device: torch.device) -> int:
-        if self.memory is None:  # asked once: it takes a while
-            self.memory = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else ON_CPU
-        rows = max(1, self.memory // max(1, row_bytes))
+        if self.memory is None and device.type == "cuda":  # asked once: it takes a while
+            self.memory = torch.cuda.mem_get_info(device)[0] // 2
+        rows = max(1, (ON_CPU if self.memory is None else self.memory) // max(1, row_bytes))
         return min(rows, self.most.get(row_bytes, rows))
+
+    def holds(self, answers: int) -> bool:
+        """Whether there is room for so many bytes of answers beside as many of the next step."""
+        room = _physical() // 2 if self.memory is None else self.memory
+        return 2 * answers <= room
 
     def run(self, network: Callable[[Tensor], Answer], rows: Tensor, row_bytes: int) -> list[Answer]:
         """network(rows[part]) for all parts of the rows (n, ...), at least one."""
@@ -81,6 +87,11 @@ class Chunks:
             warnings.warn(f"out of memory with {size} rows at once: going on with fewer", stacklevel=2)
         self.most[row_bytes] = size // 2
         return size // 2
+
+
+def _physical() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**63
 
 
 def _ran_out(error: RuntimeError) -> bool:

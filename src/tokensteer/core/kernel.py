@@ -120,7 +120,7 @@ def _log(p: float) -> float:
 
 def _either(condition: Tensor, yes: float, no: float, like: Laws) -> Tensor:
     """where(condition, yes, no) in the precision of `like`: two bare numbers would be rounded to float32."""
-    return torch.full(condition.shape, no, dtype=like.dtype, device=like.device).masked_fill(condition, yes)
+    return torch.full(condition.shape, no, dtype=like.dtype, device=like.device).masked_fill_(condition, yes)
 
 
 def no_remasking(step: Step, bound: float) -> float:

@@ -158,6 +158,7 @@ class Diffusion:
     vocab_size: int = field(init=False)
     dtype: torch.dtype = field(init=False)
     _prompt: Tensor | None = field(default=None, init=False, repr=False, compare=False)
+    _fixes: bool = field(default=True, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         is_tensor = isinstance(self.template, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -174,6 +175,7 @@ class Diffusion:
         fixed = (self.template != NO_MASK).view(-1, self.template.shape[-1]).all(0).unsqueeze(-1)
         if self.kernel.mask_id == NO_MASK and fixed.any():
             object.__setattr__(self, "_prompt", fixed)
+        object.__setattr__(self, "_fixes", bool((self.template != self.kernel.mask_id).any()))
         answer = check_denoiser(self.denoiser, self)
         if not (self.template == self.kernel.mask_id).any():
             raise ValueError(
@@ -286,7 +288,7 @@ class Diffusion:
 
     def pin(self, measure: SiteMeasure, rows: int) -> SiteMeasure:
         """Hold fixed what the template fixes."""
-        return measure.pin(self._rows(rows) != self.kernel.mask_id)
+        return measure.pin(self._rows(rows) != self.kernel.mask_id) if self._fixes else measure
 
     def transition(self, x: Tensor, prediction: Prediction, step: Step, sites: Tensor | None) -> SiteMeasure:
         return self.step_with(x, prediction.laws(), step, sites)
@@ -297,7 +299,8 @@ class Diffusion:
 
 def predict_all(models: Sequence[Diffusion], x: Tensor, t: Time, before: Prediction | None) -> Prediction:
     """What several models say at the same states, asked about distinct rows only and about none that has not changed
-    since `before`. Finding them costs a look at the device."""
+    since `before`, if what they said then was kept. Finding them costs a look at the device."""
+    before = before if before is not None and before.stores else None
     if before is None and not models[0].shares:  # all rows, as they are
         for model in models:
             model.meter.count(len(x), len(x))

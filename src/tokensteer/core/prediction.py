@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,8 @@ from tokensteer.core.tokens import Store, Tokens
 @dataclass(frozen=True)
 class Prediction:
     """What the networks said at the states x (P, L): one store of laws for each model, with L laws a row, and the row
-    of each particle (P,). Twins share a row, so that taking particles copies integers."""
+    of each particle (P,). Twins share a row, so that taking particles copies integers. Without any stores it says who
+    has moved since, and no more."""
 
     x: Tensor
     row: Tensor
@@ -30,7 +32,15 @@ class Prediction:
         return Prediction(self.x[index], self.row[index], self.stores)
 
     def laws(self, model: int = 0) -> Tokens:
-        return Tokens(self.stores[model], _sites(self.row, self.x.shape[1]))
+        return Tokens(self.stores[model], self._index)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(store.nbytes for store in self.stores)
+
+    @cached_property
+    def _index(self) -> Tensor:
+        return _sites(self.row, self.x.shape[1])
 
 
 def _sites(row: Tensor, length: int) -> Tensor:

@@ -32,14 +32,12 @@ def log_mean_weight(log_w: Tensor) -> Tensor:
 
 def weights(log_w: Tensor) -> Tensor:
     """Normalised weights; uniform where a population has died, so that it is carried along unchanged in law."""
-    dead = log_w.amax(-1, keepdim=True) == -math.inf
-    return torch.where(dead, 0.0, log_w).softmax(-1)
+    return log_w.clamp(min=torch.finfo(log_w.dtype).min).softmax(-1)
 
 
 def ess(log_w: Tensor) -> Tensor:
     """Effective sample size (sum w)² / sum w², in [1, N]; 0 where a population has died."""
-    size = 1.0 / weights(log_w).square().sum(-1)
-    return torch.where(log_w.amax(-1) == -math.inf, 0.0, size)
+    return weights(log_w).square().sum(-1).reciprocal().masked_fill(log_w.amax(-1) == -math.inf, 0.0)
 
 
 def _even(log_w: Tensor, ancestors: Tensor) -> tuple[Tensor, Tensor]:

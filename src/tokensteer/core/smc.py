@@ -166,11 +166,11 @@ def sweep(
         del evaluation
         evaluation = path.evaluate(x_s, step.s, generator, parent, weighed=looked_at[step.index + 1])
         del parent
-        log_w = torch.where(pending == -math.inf, pending, pending + evaluation.log_twist.double().view(shape))
+        log_twist = evaluation.log_twist.double()
+        log_w = torch.where(pending == -math.inf, pending, pending + log_twist.view(shape))
         watch.add(log_w, step, evaluation.log_twist, log_ratio, last=step.s == 0)
         x = x_s
-        increment = (change + evaluation.log_twist.double()).view(shape)
-        yield Record(step, x.view(*shape, -1), log_w, increment, ancestors, evaluation)
+        yield Record(step, x.view(*shape, -1), log_w, (change + log_twist).view(shape), ancestors, evaluation)
 
 
 def check_generator(generator: Generator | None, device: torch.device) -> None:
@@ -194,7 +194,8 @@ class _Watch:
         self.seen.append((log_w, step, log_twist, log_ratio))
         if not last and len(self.seen) < self.patience:
             return
-        bad = torch.stack([w.isnan().any() | (w == math.inf).any() for w, *_ in self.seen])
+        log_ws = torch.stack([log_w for log_w, *_ in self.seen])
+        bad = (log_ws.isnan() | (log_ws == math.inf)).flatten(1).any(-1)
         if bad.any():
             _blame(*self.seen[int(bad.int().argmax())])
         self.seen.clear()

@@ -320,13 +320,15 @@ class Steering:
         return y, self.log_ratio(y, x, evaluation, step, q, log_q)
 
     def hand_down(self, evaluation: Evaluation) -> Evaluation:
-        """Without what networks said, where they are asked anew whatever they said: it may be large."""
-        remembers = isinstance(self.model.kernel, Remembering)
+        """Without what networks said, where they are asked anew whatever they said, or where it would not fit in beside
+        what they say next: it may be large."""
+        remembers, follows = isinstance(self.model.kernel, Remembering), self.proposal.needs_gradient
+        said = evaluation.prediction if remembers else _handed(evaluation.prediction, self.model, whole=follows)
         return replace(
             evaluation,
-            prediction=evaluation.prediction if self.model.ignores_time or remembers else None,
+            prediction=said,
             gradient=evaluation.gradient if self._timeless or self._pace > 1 else None,
-            proposed=evaluation.proposed if self._own is not None and self._own.ignores_time else None,
+            proposed=None if self._own is None else _handed(evaluation.proposed, self._own),
         )
 
     def limit(self, memory: int | None) -> None:
@@ -353,6 +355,15 @@ class Fresh(NamedTuple):
 
 def _rows(known: Rows | None) -> Prediction | None:
     return known if isinstance(known, Prediction) else None
+
+
+def _handed(known: Rows | None, model: Model, whole: bool = False) -> Prediction | None:
+    """Of what a model said, what it need not be asked again: all where that is needed `whole` or there is room for it,
+    else who stood where, for estimates that still hold."""
+    prediction = _rows(known) if model.ignores_time else None
+    if prediction is None or whole or model.base.chunks.holds(prediction.nbytes):
+        return prediction
+    return replace(prediction, stores=())
 
 
 def _prediction(evaluation: Evaluation | None) -> Prediction | None:

@@ -59,6 +59,8 @@ class Law(Protocol):
 class Store(Law, Protocol):
     """Laws that are kept from step to step."""
 
+    @property
+    def nbytes(self) -> int: ...
     def select(self, index: Tensor) -> Self: ...
     def join(self, *others: Self) -> Self:
         """These laws and the others after them."""
@@ -83,6 +85,10 @@ class KeptLaws:
 
     def _with(self, lines: dict[str, Tensor]) -> Self:
         return replace(self, **lines)  # pyright: ignore[reportArgumentType, reportCallIssue, reportUnknownVariableType]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(lines.nbytes for lines in self._lines().values())
 
     def select(self, index: Tensor) -> Self:
         return self._with({name: lines[index] for name, lines in self._lines().items()})
