@@ -40,11 +40,14 @@ def slopes(K: int, V: int, D: int, E: int, dtype: torch.dtype, device: str) -> S
 def example(form: str, V: int, H: int, dtype: torch.dtype, device: str, clip: float = 1.5, K: int = 5) -> Bent:
     g, exact = slopes(K, V, H, 24, dtype, device), torch.promote_types(dtype, torch.float32)
     if form == "logits":
-        law = Logits(normal(K, V, seed=6, scale=2.0).to(device, dtype), MASK)
+        values = normal(K, V, seed=6, scale=2.0).to(device, dtype)
+        values[:, 5::7] = -math.inf  # words that are never said
+        law = Logits(values, MASK)
     else:
         head = nn.Linear(H, V, device=device, dtype=dtype).requires_grad_(False)
         head.weight.copy_(normal(V, H, seed=7, scale=2 / H**0.5))
         head.bias.copy_(normal(V, seed=8))
+        head.bias[5::7] = -math.inf
         law = Headed(normal(K, H, seed=9).to(device, dtype), head, MASK)
     site, own = torch.tensor([0, 2, 4, 1, 3, 2, 0]), torch.tensor([4, 3, 2, 1, 0, 0, 1])
     scale, here = normal(7, seed=10).abs().to(device, exact), normal(7, seed=11).to(device, exact)
@@ -131,6 +134,7 @@ def test_a_slope_of_nan_is_not_clipped_away(device: str) -> None:
 def test_the_slope_of_a_softmax(device: str, dtype: torch.dtype, V: int) -> None:
     """mu · (worth - mean) is what automatic differentiation says; what is beyond the vocabulary is not looked at."""
     logits, worth = (normal(6, V + 14, seed=seed, scale=2.0).to(device, dtype) for seed in (16, 17))
+    logits[:, 5::7] = -math.inf  # words that are never said
     seen = logits.double()[:, :V].clone().requires_grad_()
     mean = (seen.index_fill(1, torch.tensor(MASK, device=device), -math.inf).softmax(-1) * worth.double()[:, :V]).sum(
         -1

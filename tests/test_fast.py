@@ -566,6 +566,39 @@ def test_gradients_through_embeddings_are_those_of_one_hots(form: str, kernel: s
     same(*(ts.smc(path, 8, 5, generator=seeded(5)) for path in (fast, slow)))
 
 
+def test_rewards_are_differentiated_a_few_at_a_time() -> None:
+    """Draws of one particle stay together, for their average; particles need not, and all is the same."""
+    sizes: list[int] = []
+
+    class Small(Valued):
+        most = 10**6
+
+        def of_embeddings(self, embedded: Tensor) -> Tensor:
+            if torch.is_grad_enabled():
+                sizes.append(len(embedded))
+                if len(embedded) > self.most:
+                    raise TOO_MUCH
+            return super().of_embeddings(embedded)
+
+    fast, _ = entered("hidden", "mdm")
+    reward = Small(1).requires_grad_(False)
+    path = replace(fast, twist=replace(fast.twist, reward=reward))
+    whole = ts.smc(fast, 8, 5, generator=seeded(5))
+    same(whole, ts.smc(path, 8, 5, generator=seeded(5)))
+    assert max(sizes) > 8 * 3
+    sizes.clear()
+    row = 128 * 3 * 3 * 5 * 8  # layers, draws, sites, width and bytes of a particle
+    tight = ts.smc(path, 8, 5, memory=4 * row, generator=seeded(5))
+    same(whole, tight)
+    assert max(sizes) == 4 * 3
+    assert tight.rows == whole.rows
+    sizes.clear()
+    reward.most = 5 * 3
+    with pytest.warns(UserWarning, match="out of memory"):
+        same(whole, ts.smc(path, 8, 5, generator=seeded(5)))
+    assert min(sizes) >= 3
+
+
 def test_straight_through_is_the_gradient_of_the_mean_draw() -> None:
     """With a linear reward the estimate's gradient does not depend on what was drawn: it is that of r(mu(x))."""
     weights = torch.randn(3, 4, generator=seeded(1), dtype=torch.float64)

@@ -368,6 +368,20 @@ def test_a_head_learns_and_the_trunk_does_not() -> None:
     assert last_ess(learned.net.proposal()) > 1.1 * last_ess(ts.FromModel())
 
 
+def test_a_head_with_words_that_are_never_said_can_learn() -> None:
+    net = network()
+    never = next(word for word in range(net.head.out_features) if word != B.mask_id)
+    net.head.bias.data[never] = -torch.inf
+    p, plan = headed(net), ProposalPlan(5, paths=16, rate=0.05, average=0.9)
+    steering = ts.Steering(model_of(p), TILT)
+    learned = fit_proposal(steering, NewHead(net.head, 8), lambda head: head.on(p), plan=plan, generator=seeded(1))
+    assert not torch.equal(learned.net.last.weight, net.head.weight)
+    assert torch.equal(learned.net.last.bias, net.head.bias)
+    result = ts.smc(replace(steering, proposal=learned.net.proposal()), 64, generator=seeded())
+    assert result.log_z.isfinite().all()
+    assert not (result.samples == never).any()
+
+
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 

@@ -17,9 +17,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from tokensteer.adapters.network import Ask, MaskDropout, Network, as_they_are, checked, looks_past_padding
+from tokensteer.adapters.network import Ask, MaskDropout, Network, as_they_are, checked, denoiser_of, looks_past_padding
 from tokensteer.adapters.text import Answered, Filled, Format, Prompt, TextModel, around, chat
-from tokensteer.core.denoiser import Time, from_logits
+from tokensteer.core.denoiser import Time
 from tokensteer.core.kernel import Ancestral, Kernel, LowConfidence
 from tokensteer.hub import Source, transformers
 
@@ -47,9 +47,9 @@ def masked_lm(
     if mask_id is None:
         raise ValueError(f"the tokenizer of {name} has no mask token: say which id is the mask, mask_id=...")
     net = source.network("AutoModelForMaskedLM", config)
-    layer = cast("Any", net).get_input_embeddings()
+    layer, head = cast("Any", net).get_input_embeddings(), cast("Any", net).get_output_embeddings()
     form = Filled(tokenizer, mask_id, _within(length, _limit(net, config), name))
-    return _text_model(net, layer, attending, tokenizer, form, Ancestral(mask_id), config)
+    return _text_model(net, layer, head, attending, tokenizer, form, Ancestral(mask_id), config)
 
 
 def mdlm(
@@ -69,9 +69,9 @@ def mdlm(
     config = source.config()
     net = source.network("AutoModelForMaskedLM", config)
     mask_id = int(config.vocab_size) - 1
-    layer = cast("Any", net).backbone.vocab_embed
+    layer, head = cast("Any", net).backbone.vocab_embed, _modules(net).get("backbone.output_layer.linear")
     form = Filled(words, mask_id, _within(length, _limit(net, config), name))
-    return _text_model(net, layer, untimed, words, form, Ancestral(mask_id), config, pads=False)
+    return _text_model(net, layer, head, untimed, words, form, Ancestral(mask_id), config, pads=False)
 
 
 def llada(
@@ -113,8 +113,8 @@ def _answering(source: Source, length: int, prompt: Prompt, ask: Ask, mask_id: i
     ends = {tokenizer.eos_token_id, tokenizer.pad_token_id, *(words.get(end) for end in ENDS)} - {None}
     form = Answered(tokenizer, mask_id, length, prompt, frozenset(ends))
     net = source.network("AutoModel", config)
-    layer = cast("Any", net).get_input_embeddings()
-    return _text_model(net, layer, ask, tokenizer, form, LowConfidence(mask_id), config, allowed=ends)
+    layer, head = cast("Any", net).get_input_embeddings(), cast("Any", net).get_output_embeddings()
+    return _text_model(net, layer, head, ask, tokenizer, form, LowConfidence(mask_id), config, allowed=ends)
 
 
 # ---- how networks are asked
@@ -145,11 +145,15 @@ def untimed(net: nn.Module, ids: Tensor, real: Tensor, t: Time | None) -> Tensor
 
 def _limit(net: nn.Module, config: Any) -> int:
     """The longest canvas: RoBERTa and its kin count positions from behind the padding."""
-    for name, layer in cast("dict[str, nn.Module]", dict(cast("Any", net).named_modules())).items():
+    for name, layer in _modules(net).items():
         if name.endswith("position_embeddings") and isinstance(layer, nn.Embedding):
             return layer.num_embeddings - (0 if layer.padding_idx is None else layer.padding_idx + 1)
     known = (getattr(config, name, None) for name in ("max_position_embeddings", "model_length", "max_sequence_length"))
     return next((int(limit) for limit in known if limit), 2**31)
+
+
+def _modules(net: nn.Module) -> dict[str, nn.Module]:
+    return dict(cast("Any", net).named_modules())
 
 
 def _never(tokenizer: Any, vocab_size: int, allowed: Collection[int]) -> set[int]:
@@ -186,6 +190,7 @@ def _refuse_causal(name: str, config: Any) -> None:
 def _text_model(
     net: nn.Module,
     layer: nn.Module,
+    head: nn.Module | None,
     ask: Ask,
     tokenizer: Any,
     form: Format,
@@ -206,5 +211,5 @@ def _text_model(
     checked(network, row[None])
     if pad_id is not None and not looks_past_padding(network, row, form.stack([row, row.repeat(2)], pad_id)[0]):
         pad_id = network.pad_id = None
-    denoiser = from_logits(network, mask_id, ignores_time=True)
+    denoiser = denoiser_of(network, head, row[None])
     return TextModel(denoiser, tokenizer, mask_id, pad_id, form, kernel, _limit(net, config), device)

@@ -5,17 +5,23 @@ ids, as always, and what its embedding layer answers is replaced on the way; so 
 count positions or to see padding. These must then survive where only embeddings arrive (`Embedded`). So the table that
 others see is wider than E: behind it stand whether a token is the mask, and its id in three digits, each of them exact
 in half precision. No gradient flows through digits.
+
+Logits over a large vocabulary are many. Where a network ends in a plain linear head, that head is left out (`Trunk`):
+for the time of a call it answers with its input, so that the network gives hidden states, and the head is applied by
+whoever reads them, at the sites that are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from tokensteer.core.denoiser import FromLogits, Time, from_logits
+from tokensteer.core.denoiser import FromHidden, FromLogits, Time, from_hidden, from_logits
 from tokensteer.core.draws import NEVER
 
 DIGIT, DIGITS = 256, 3  # integers up to 256 are exact in bfloat16
@@ -33,6 +39,10 @@ class Entry:
     masked: Tensor
     ids: Tensor
     real: Tensor
+
+    def first(self) -> Entry:
+        """The first row alone."""
+        return Entry(self.embedded[:1], self.masked[:1], self.ids[:1], self.real[:1])
 
 
 Prepare = Callable[[Entry, Tensor], Entry]
@@ -93,28 +103,38 @@ class Network(nn.Module):
         return torch.cat([weight, extra], -1)
 
     def of_embeddings(self, embedded: Tensor) -> Tensor:
+        return self._allowed(self.answer(self.entry_of_embedded(embedded), None))
+
+    def forward(self, x: Tensor, t: Time | None = None) -> Tensor:
+        return self._allowed(self.answer(self.entry(x), t))
+
+    def entry(self, x: Tensor) -> Entry:
+        """Ids (P, L) or one-hots (P, L, V)."""
+        weight = _weight(self.layer)
+        if not x.is_floating_point():
+            return Entry(weight[x], (x == self.mask_id).to(weight.dtype), x, self.real(x))
+        x = x.to(weight.dtype)
+        ids = x.argmax(-1)
+        return Entry(x @ weight, x[..., self.mask_id], ids, self.real(ids))
+
+    def entry_of_embedded(self, embedded: Tensor) -> Entry:
+        """Rows of the wider table, (P, L, d + 8)."""
         behind = embedded[..., -EXTRA:]
         digits = behind[..., 1 : 1 + DIGITS].detach().long()
         ids = sum((digits[..., place] * DIGIT**place for place in range(DIGITS)), torch.zeros_like(digits[..., 0]))
-        return self._logits(embedded[..., :-EXTRA], behind[..., 0], ids, None)
-
-    def forward(self, x: Tensor, t: Time | None = None) -> Tensor:
-        weight = _weight(self.layer)
-        if not x.is_floating_point():
-            return self._logits(weight[x], (x == self.mask_id).to(weight.dtype), x, t)
-        x = x.to(weight.dtype)
-        return self._logits(x @ weight, x[..., self.mask_id], x.argmax(-1), t)
+        return Entry(embedded[..., :-EXTRA], behind[..., 0], ids, self.real(ids))
 
     def own(self, ids: Tensor, t: Time | None = None) -> Tensor:
         """What the network itself says of ids, entered by nobody."""
-        return self.ask(self.net, ids, self.real(ids), t).masked_fill(self.forbidden, NEVER)
+        return self._allowed(self.ask(self.net, ids, self.real(ids), t))
 
     def real(self, ids: Tensor) -> Tensor:
         """Which sites are no padding, (P, L)."""
         return torch.ones_like(ids, dtype=torch.bool) if self.pad_id is None else ids != self.pad_id
 
-    def _logits(self, embedded: Tensor, masked: Tensor, ids: Tensor, t: Time | None) -> Tensor:
-        entry = self.prepare(Entry(embedded, masked, ids, self.real(ids)), _weight(self.layer))
+    def answer(self, entry: Entry, t: Time | None) -> Tensor:
+        """What the network says of an entry, of all tokens."""
+        entry = self.prepare(entry, _weight(self.layer))
         entered: list[Tensor] = []
 
         def replaced(*_: object) -> Tensor:
@@ -123,7 +143,7 @@ class Network(nn.Module):
 
         handle = self.layer.register_forward_hook(replaced)
         try:
-            logits = self.ask(self.net, entry.ids, entry.real, t)
+            answer = self.ask(self.net, entry.ids, entry.real, t)
         finally:
             handle.remove()
         if len(entered) != 1:
@@ -131,7 +151,72 @@ class Network(nn.Module):
                 f"{type(self.net).__name__} called its embedding layer {len(entered)} times where once was expected: "
                 "name the layer that embeds its ids, or wrap it as from_logits(network, mask_id)"
             )
+        return answer
+
+    def _allowed(self, logits: Tensor) -> Tensor:
         return logits.masked_fill(self.forbidden, NEVER)
+
+
+class Trunk(nn.Module):
+    """Hidden states (P, L, H) of a `Network` whose `head` is left out; `Embedded`, too. On the first row that it is
+    asked about it sees to it that the head makes the network's logits of them."""
+
+    def __init__(self, network: Network, head: nn.Linear) -> None:
+        super().__init__()
+        self.network, self.head, self.tried = network, head, False
+
+    @property
+    def embedding(self) -> Tensor:
+        return self.network.embedding
+
+    def of_embeddings(self, embedded: Tensor) -> Tensor:
+        return self._tried(self.network.entry_of_embedded(embedded), None)
+
+    def forward(self, x: Tensor, t: Time | None = None) -> Tensor:
+        return self._tried(self.network.entry(x), t)
+
+    def _tried(self, entry: Entry, t: Time | None) -> Tensor:
+        if not self.tried and len(entry.ids):
+            self._try(entry.first(), t[:1] if isinstance(t, Tensor) and t.dim() else t)
+            self.tried = True
+        return self._states(entry, t, _as_it_came)
+
+    def _states(self, entry: Entry, t: Time | None, stand_in: Callable[[Tensor], Tensor]) -> Tensor:
+        """What the network answers while another function answers for its head."""
+        cast("Any", self.head).forward = stand_in
+        try:
+            states = self.network.answer(entry, t)
+        finally:
+            del self.head.forward
+        return states.to(self.head.weight.dtype)  # some networks give their logits in single precision
+
+    @torch.no_grad()
+    def _try(self, entry: Entry, t: Time | None) -> None:
+        """An error unless head(states) is what the network says, and states of all sizes come out as they went in, to
+        the bit: what a network does to its logits it does to them, and rounding must not hide what is little."""
+        sizes = 2.0 ** (torch.arange(self.head.in_features, device=entry.ids.device) % 17 - 8)
+        marks: list[Tensor] = []
+
+        def marked(input: Tensor) -> Tensor:
+            marks.append(input * sizes.to(input.dtype))
+            return marks[-1].clone()  # which may be changed in place
+
+        mend = (
+            f"the logits of {type(self.network.net).__name__} are not its head's answer as it is: name the linear "
+            "layer that it ends in, or no head, and logits are taken as the network gives them"
+        )
+        logits = self.network.answer(entry, t)
+        try:
+            states, found = self._states(entry, t, _as_it_came), self._states(entry, t, marked)
+        except Exception as error:  # a bias (V,) behind the head, for one, does not fit states
+            raise ValueError(mend) from error
+        fits = len(marks) == 1 and states.shape == (*entry.ids.shape, self.head.in_features)
+        if not fits or not _among(found, marks[0].to(found.dtype)) or not _alike(logits, self.head(states)):
+            raise ValueError(mend)
+
+
+def _as_it_came(input: Tensor) -> Tensor:
+    return input
 
 
 def checked(network: Network, x: Tensor, t: Time | None = None) -> Network:
@@ -161,9 +246,17 @@ def looks_past_padding(network: Network, alone: Tensor, padded: Tensor) -> bool:
     return _alike(answers[0], answers[1][padded != network.pad_id])
 
 
+def _among(states: Tensor, given: Tensor) -> bool:
+    """Whether each of the states (..., H) is one of those given, in any order: Dream's are shifted by a site."""
+    known = given.flatten(0, -2)
+    return all(bool((known == state).all(-1).any()) for state in states.flatten(0, -2))
+
+
 def _alike(a: Tensor, b: Tensor) -> bool:
     """Whether logits are the same but for rounding; those of tokens that are never generated are -inf in both."""
-    known = (a > NEVER) & (b > NEVER)
+    known = a > NEVER
+    if not torch.equal(known, b > NEVER):
+        return False
     close = 0.1 if a.dtype in (torch.bfloat16, torch.float16) else 1e-3
     return bool((a - b)[known].abs().max() <= close * (1.0 + a[known].abs().max()))
 
@@ -176,20 +269,63 @@ def _weight(layer: nn.Module) -> Tensor:
     return tables[0]
 
 
+def headed(network: Network, head: nn.Linear, *, ignores_time: bool) -> FromHidden:
+    """A denoiser from a network and the layer that it ends in."""
+    vocab_size = len(network.forbidden)
+    plain = type(head) is nn.Linear and isinstance(head.weight, nn.Parameter) and "forward" not in vars(head)
+    if not plain or head.out_features != vocab_size:
+        raise ValueError(
+            f"{type(head).__name__} is no plain linear head over {vocab_size} words, and its weight alone would be "
+            "read: name the linear layer that the network ends in, or no head, and logits are taken as it gives them"
+        )
+    own = _forbidding(head, network.forbidden)
+    return from_hidden(Trunk(network, head), own, network.mask_id, ignores_time=ignores_time)
+
+
+def _forbidding(head: nn.Linear, forbidden: Tensor) -> nn.Linear:
+    """A head of the same weight, which is shared, and a bias of its own, -inf at forbidden tokens, if there are any."""
+    if not forbidden.any():
+        return head
+    own = nn.Linear(head.in_features, head.out_features, device="meta")  # takes no memory before it is given any
+    bias = cast("Tensor | None", head.bias)
+    bias = head.weight.new_zeros(head.out_features) if bias is None else bias.detach()
+    own.weight = head.weight
+    own.bias = nn.Parameter(bias.masked_fill(forbidden, NEVER), requires_grad=False)
+    return own
+
+
+def denoiser_of(network: Network, head: nn.Module | None, x: Tensor) -> FromLogits | FromHidden:
+    """A denoiser of a network that ignores the time: without logits where a linear head stands its trial on ids x
+    (P, L), and logits are more numbers than the states they are made of; else with them."""
+    if isinstance(head, nn.Linear) and head.out_features > head.in_features:
+        with suppress(ValueError), torch.no_grad():
+            denoiser = headed(network, head, ignores_time=True)
+            denoiser.trunk(x)
+            return denoiser
+    return from_logits(network, network.mask_id, ignores_time=True)
+
+
 def module(
     net: nn.Module,
     layer: nn.Module,
     mask_id: int,
     *,
+    head: nn.Linear | None = None,
     never: Iterable[int] = (),
     ignores_time: bool = True,
-) -> FromLogits:
+) -> FromLogits | FromHidden:
     """A denoiser from any module that maps ids (P, L) to logits (P, L, V), as net(ids), or net(ids, t) unless it
     ignores the time. `layer` is its embedding layer: what it answers is replaced where one-hots come instead of ids, so
-    that gradients are to be had of a network that was not written for them. Tokens `never` are not generated."""
+    that gradients are to be had of a network that was not written for them. Tokens `never` are not generated.
+
+    With `head`, the linear layer that it ends in, no logits are stored: the head is applied where tokens are asked for.
+    Whether the network does end in it is tried when it is first called. Its weight is shared; so is its bias, unless
+    there are tokens `never`: then what the bias learns from now on is not heard."""
 
     def ask(net: nn.Module, ids: Tensor, real: Tensor, t: Time | None) -> Tensor:
         return net(ids) if ignores_time else net(ids, t)
 
     network = Network(net, layer, ask, mask_id=mask_id, never=never)
+    if head is not None:
+        return headed(network, head, ignores_time=ignores_time)
     return from_logits(network, mask_id, ignores_time=ignores_time)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tokensteer.core.denoiser import FromLogits
+from tokensteer.core.denoiser import FromHidden, FromLogits
 from tokensteer.core.kernel import Kernel
 from tokensteer.core.model import Diffusion, padded, template
 from tokensteer.core.orders import Blocks
@@ -123,7 +123,7 @@ class Answered:
 class TextModel:
     """A language model as a masked diffusion over texts. `limit` is the longest canvas the network can read."""
 
-    denoiser: FromLogits
+    denoiser: FromLogits | FromHidden
     tokenizer: Any
     mask_id: int
     pad_id: int | None

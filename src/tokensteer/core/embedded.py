@@ -69,8 +69,13 @@ def straight_through(
     index = torch.arange(x.numel(), device=x.device).view_as(x)
     assert isinstance(tilt.estimator, Sampled)
     x0 = tilt.estimator.clean(tilt, Look(x, Tokens(store, index), t, mask_id), generator)
-    estimate, drawn = _slope_of_drawn(tilt, reward, x0, store.dtype)
     rewarded = reward.embedding.detach()
+    # A guess: what the reward keeps for its way back, eight layers or so, beside what the denoiser keeps for its own.
+    per_row = 128 * x0[:, 0].numel() * rewarded.shape[-1] * rewarded.itemsize
+    parts = tilt.chunks.stretches(
+        lambda rows: _slope_of_drawn(tilt, reward, x0[:, rows], store.dtype), len(x), per_row, x.device
+    )
+    estimate, drawn = (torch.cat(of_parts) for of_parts in zip(*parts, strict=True))
     through, expected = _through_law(denoiser, answer.detach().flatten(0, 1), drawn, rewarded, sites(), x.flatten())
     (read,) = torch.autograd.grad(answer, entered, through.view_as(answer))
     slopes = Slopes(drawn, rewarded, read.flatten(0, 1), network.embedding.detach(), expected, mask_id)

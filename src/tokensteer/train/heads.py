@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,9 @@ class NewHead(nn.Module):
     def __init__(self, head: nn.Linear, width: int = 0) -> None:
         super().__init__()
         self.last = deepcopy(head).requires_grad_(True)
-        like = head.weight
+        like, bias = head.weight, cast("Tensor | None", self.last.bias)
+        if bias is not None and not bias.isfinite().all():  # words that are never said: no average of -inf is a number
+            bias.requires_grad_(False)
         self.change: nn.Module | None = None
         if width:
             hidden = head.in_features
