@@ -116,7 +116,7 @@ def test_prompts_without_a_mask_are_never_redrawn() -> None:
     model = ts.Diffusion(lambda x, t: flat.expand(len(x), 3, 3), kernel, ts.uniform_steps(4), canvas)
     x = model.start(50, seeded())
     look = ts.Look(x, model.clean(model.predict(x, 0.5)), 0.5, ts.NO_MASK)
-    clean = ts.core.twist.draw_clean(look, 20, seeded())
+    clean = ts.core.estimates.draw_clean(look, 20, seeded())
     assert (clean[..., 1] == 1).all()
 
 

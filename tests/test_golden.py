@@ -12,7 +12,7 @@ from torch import Tensor
 from toys import CASES, FORMS, GOLDEN, Following, Toy, case, in_form, multilinear, numbers
 
 import tokensteer as ts
-from tokensteer.core import twist
+from tokensteer.core import estimates
 from tokensteer.core.listing import support
 from tokensteer.core.tokens import Headed, Logits, Logs
 from tokensteer.testing import Enumeration, TableDenoiser, enumerate_steering, score
@@ -203,7 +203,7 @@ def test_estimate_from_given_draws(kind: str, form: str, monkeypatch: pytest.Mon
     def given(look: ts.Look, count: int, generator: object, seed: object) -> Tensor:
         return torch.tensor(draws[f"x{round(look.t * num_steps)}"]).unsqueeze(1)
 
-    monkeypatch.setattr(twist, "draw_clean", given)
+    monkeypatch.setattr(estimates, "draw_clean", given)
     tilt = toy.tilt("mdm", draws=2, average=AVERAGES[kind], estimator=ts.Sampled())
     steering = ts.Steering(toy.model("mdm"), tilt)
     x = torch.tensor(c["inputs"]["trajectory"])
@@ -287,8 +287,8 @@ def test_gradients(index: int, carry: str, form: str, monkeypatch: pytest.Monkey
     ids = torch.tensor([case(18)["outputs"][index]["x"]])
     gumbel = torch.nn.functional.pad(numbers(toy.inputs["gumbel"]), (0, 1)).unsqueeze(1)
     given = torch.where(ids == toy.mask_id, torch.tensor(toy.inputs["x0_draws"]).unsqueeze(1), ids)
-    monkeypatch.setattr(twist, "_gumbel", lambda look, draws, generator: gumbel[:, look.hidden])
-    monkeypatch.setattr(twist, "draw_clean", lambda look, draws, generator, seed: given)
+    monkeypatch.setattr(estimates, "_gumbel", lambda look, draws, generator: gumbel[:, look.hidden])
+    monkeypatch.setattr(estimates, "draw_clean", lambda look, draws, generator, seed: given)
     x = toy.one_hots(ids).requires_grad_()
     denoiser = in_form(ts.from_logits(toy.logits, toy.mask_id, ignores_time=True), toy.mask_id + 1, form)
 

@@ -86,7 +86,7 @@ def test_i3_a_constant_in_the_reward_shifts_log_z(sampler: str, proposal: str) -
 
 
 @pytest.mark.parametrize("average", [ts.log_mean_exp, ts.mean])
-def test_i3_with_carried_draws(average: ts.core.twist.Average) -> None:
+def test_i3_with_carried_draws(average: ts.core.estimates.Average) -> None:
     toy, shift = Toy("A"), -0.9
     runs = [
         ts.smc(

@@ -12,7 +12,7 @@ from toys import Toy
 
 import tokensteer as ts
 from tokensteer.core.draws import shared_uniforms
-from tokensteer.core.twist import Look, draw_clean
+from tokensteer.core.estimates import Look, draw_clean
 from tokensteer.testing import enumerate_steering
 
 B = Toy("B")

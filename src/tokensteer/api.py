@@ -18,6 +18,17 @@ from tokensteer.core.continuous import (
     uniform_rate,
 )
 from tokensteer.core.denoiser import Denoiser, carry_over, from_hidden, from_logits
+from tokensteer.core.estimates import (
+    Exact,
+    Look,
+    Relaxed,
+    Sampled,
+    SoftInput,
+    Value,
+    log_mean_exp,
+    log_mean_exp_outside,
+    mean,
+)
 from tokensteer.core.events import FirstHitting, OneSite, TauLeap, TimedFirstHitting, UniformLeap, event_steps, leap
 from tokensteer.core.gibbs import Chain, particle_gibbs, pick
 from tokensteer.core.kernel import (
@@ -109,22 +120,7 @@ from tokensteer.core.smc import Evaluation, FeynmanKac, Record, smc, sweep
 from tokensteer.core.splitgibbs import SplitGibbs
 from tokensteer.core.steering import Steering
 from tokensteer.core.tokens import Tokens, tokens_of
-from tokensteer.core.twist import (
-    Exact,
-    LearnedTwist,
-    Look,
-    Relaxed,
-    Sampled,
-    SoftInput,
-    Tilt,
-    Value,
-    difference,
-    log_mean_exp,
-    log_mean_exp_outside,
-    maximum,
-    mean,
-    total,
-)
+from tokensteer.core.twist import LearnedTwist, Tilt, difference, maximum, total
 
 __all__ = [
     "NO_MASK",

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tokensteer.app.names import choose, unknown
 from tokensteer.core.adaptive import Adaptive
+from tokensteer.core.estimates import Sampled
 from tokensteer.core.methods import (
     Method,
     best_of_n,
@@ -33,7 +34,7 @@ from tokensteer.core.result import Result
 from tokensteer.core.schedule import Ramp, clipped_ramp, constant_ramp, end_ramp, exponential_ramp, linear_ramp
 from tokensteer.core.splitgibbs import SplitGibbs
 from tokensteer.core.steering import Steering
-from tokensteer.core.twist import Potential, Sampled, Tilt, difference, maximum, total
+from tokensteer.core.twist import Potential, Tilt, difference, maximum, total
 from tokensteer.tasks.learned import with_twist
 from tokensteer.tasks.task import Task, Trained
 

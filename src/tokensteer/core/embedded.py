@@ -18,12 +18,13 @@ from torch.nn.functional import linear
 
 from tokensteer.core.bent import Slopes
 from tokensteer.core.denoiser import FromHidden, FromLogits
+from tokensteer.core.estimates import Look, Sampled
 from tokensteer.core.fused import softmax_slope
 from tokensteer.core.kernel import NO_MASK
 from tokensteer.core.model import Diffusion, Model
 from tokensteer.core.recording import recording
 from tokensteer.core.tokens import Store, Tokens
-from tokensteer.core.twist import Look, Sampled, Tilt
+from tokensteer.core.twist import Tilt
 
 SPELT = 2**29  # bytes of logits, and of what words are worth, spelt out at once
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tokensteer.core.bent import bends
 from tokensteer.core.denoiser import Denoiser, check_head
 from tokensteer.core.draws import NEVER
+from tokensteer.core.estimates import Look
 from tokensteer.core.kernel import NO_MASK, Remembering
 from tokensteer.core.listing import distinct, log_sum_runs, same_rows
 from tokensteer.core.measure import Listed, Measure, Reveal, SiteMeasure
@@ -25,7 +26,7 @@ from tokensteer.core.prediction import Prediction
 from tokensteer.core.schedule import Step
 from tokensteer.core.smc import Evaluation
 from tokensteer.core.tokens import Headed, Laws, Tokens
-from tokensteer.core.twist import Look, Tilt, difference
+from tokensteer.core.twist import Tilt, difference
 
 
 class Proposal(Protocol):

@@ -16,6 +16,7 @@ from torch.nn.functional import one_hot
 
 from tokensteer.core.denoiser import Time, Timeless
 from tokensteer.core.embedded import can_enter, straight_through
+from tokensteer.core.estimates import Look
 from tokensteer.core.kernel import Remembering
 from tokensteer.core.measure import Measure, Reveal, SiteMeasure, Table, draw
 from tokensteer.core.model import Diffusion, Model, clock, halfway, told_apart
@@ -25,7 +26,7 @@ from tokensteer.core.recording import recording
 from tokensteer.core.schedule import Step
 from tokensteer.core.smc import Evaluation, Rows
 from tokensteer.core.tokens import Logs, Store, joined
-from tokensteer.core.twist import Look, Tilt, difference
+from tokensteer.core.twist import Tilt, difference
 
 
 @dataclass(frozen=True)

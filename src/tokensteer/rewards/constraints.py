@@ -24,6 +24,7 @@ from torch import Generator, Tensor
 
 from tokensteer.core.denoiser import Timeless
 from tokensteer.core.draws import NEVER
+from tokensteer.core.estimates import Look
 from tokensteer.core.kernel import NO_MASK
 from tokensteer.core.measure import Measure, Reveal, SiteMeasure
 from tokensteer.core.model import Meter, Model
@@ -32,7 +33,7 @@ from tokensteer.core.schedule import Step, end_ramp
 from tokensteer.core.smc import Evaluation
 from tokensteer.core.steering import Steering
 from tokensteer.core.tokens import Tokens
-from tokensteer.core.twist import Look, Reward, Tilt
+from tokensteer.core.twist import Reward, Tilt
 from tokensteer.rewards.automaton import LOW, Automaton
 
 FLOOR = -1e4  # log V of a state without hope: below all others, and finite as a twist must be

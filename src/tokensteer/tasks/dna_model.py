@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from tokensteer.core.denoiser import Denoiser, from_logits
+from tokensteer.core.estimates import Sampled
 from tokensteer.core.kernel import NO_MASK, Kernel, uniform_noise
 from tokensteer.core.model import Diffusion, template
 from tokensteer.core.schedule import Ramp, linear_ramp, uniform_steps
-from tokensteer.core.twist import Sampled, Tilt
+from tokensteer.core.twist import Tilt
 from tokensteer.nets import DilatedConfig, MotifConfig, WordsConfig
 from tokensteer.nets import load as load_net
 from tokensteer.tasks.dna_data import CELLS, LENGTH, LETTERS, MASK, VOCAB_SIZE

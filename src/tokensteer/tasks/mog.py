@@ -18,11 +18,12 @@ from typing import cast
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.core.estimates import Sampled, Value
 from tokensteer.core.kernel import Ancestral
 from tokensteer.core.model import Denoiser, Diffusion, template
 from tokensteer.core.schedule import Ramp, end_ramp, linear_ramp, uniform_steps
 from tokensteer.core.steering import Steering
-from tokensteer.core.twist import Estimator, Sampled, Tilt, Value
+from tokensteer.core.twist import Estimator, Tilt
 from tokensteer.testing.exact import enumerate_steering
 
 STATES = 64

@@ -25,11 +25,12 @@ from torch import Generator, Tensor
 from torch.nn.functional import one_hot, pad
 
 from tokensteer.core.draws import NEVER
+from tokensteer.core.estimates import Value
 from tokensteer.core.events import FirstHitting, event_steps
 from tokensteer.core.model import Diffusion, template
 from tokensteer.core.result import Result
 from tokensteer.core.schedule import constant_ramp
-from tokensteer.core.twist import Tilt, Value
+from tokensteer.core.twist import Tilt
 from tokensteer.tasks.dna import picture
 from tokensteer.tasks.dna_data import LETTERS, MASK, reverse_complement
 from tokensteer.tasks.metrics import Measured, measured

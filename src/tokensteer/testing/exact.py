@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from tokensteer.core.draws import NEVER
+from tokensteer.core.estimates import Exact
 from tokensteer.core.kernel import NO_MASK
 from tokensteer.core.listing import support
 from tokensteer.core.prediction import Prediction
 from tokensteer.core.proposal import reward_ahead
 from tokensteer.core.schedule import Step
 from tokensteer.core.steering import Steering
-from tokensteer.core.twist import Exact, difference
+from tokensteer.core.twist import difference
 
 
 @dataclass(frozen=True)
