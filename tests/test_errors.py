@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,6 +101,20 @@ def test_the_right_thing_works() -> None:
             lambda: ts.Steering(model(), ts.Tilt(ones, ramp=ts.constant_ramp, estimator=ts.Exact(limit=5))),
             "limit is 5: open fewer",
         ),
+        (lambda: ts.Tilt(ones, kl=math.inf), "positive and finite"),
+        (lambda: model(lambda x, t: uniform(x.zero_(), t)), "denoiser writes to the sequences.*clone"),
+        (
+            lambda: ts.Steering(model(), ts.Tilt(lambda x: ones(x) + x.zero_().sum(-1))),
+            "reward writes to the sequences",
+        ),
+        (lambda: ts.Steering(ids_only(), ts.Tilt(ones), ts.Gradient()), "one-hots.*adapters.module"),
+        (lambda: run(when=lambda log_w, step: True), r"a trigger must say of each of 2.*bools \(2,\), got bool"),
+        (lambda: run(when=lambda log_w, step: log_w > 0), r"bools \(2,\), got torch.bool \(2, 4\)"),
+        (
+            lambda: run(resample=lambda log_w, generator: log_w.argsort()),
+            r"ancestors, int64.*got torch.int64 \(2, 4\)$",
+        ),
+        (lambda: run(resample=lambda log_w, generator: (log_w, log_w)), "got torch.float64.*, torch.float64"),
         (lambda: ts.smc(ts.Steering(model()), 0), "at least one particle"),
         (lambda: ts.smc(ts.Steering(model()), 2, 0), "one population"),
     ],
@@ -106,6 +122,51 @@ def test_the_right_thing_works() -> None:
 def test_refused_with_the_mend(broken, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         broken()
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        (lambda: ts.smc(model(), 4), r"smc runs a Steering, got Diffusion.*Steering\(model, tilt\)"),
+        (lambda: ts.Steering(model(), ones), r"must be a Tilt, got function.*Tilt\(reward\)"),
+        (lambda: ts.Steering(model(), None, ones), "the proposal must be an object.*FromModel"),
+        (lambda: ts.Tilt(3), "reward must be a function"),
+        (lambda: ts.smc(ts.Steering(model()), 4, generator=0), r"torch.Generator\(\).manual_seed"),
+        (lambda: model(steps=5), r"uniform_steps\(n\)"),
+    ],
+)
+def test_what_is_of_another_kind_is_refused_with_the_mend(broken, says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        broken()
+
+
+def run(**options) -> ts.Result:
+    return ts.smc(ts.Steering(model(), ts.Tilt(ones)), 4, 2, **options)
+
+
+def ids_only() -> ts.Diffusion:
+    table = torch.nn.Embedding(TOKENS + 1, TOKENS + 1).requires_grad_(False)
+    return model(ts.from_logits(table, MASK, ignores_time=True))
+
+
+def test_a_network_that_trains_is_noticed() -> None:
+    net = torch.nn.Sequential(torch.nn.Embedding(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 4))
+    with pytest.warns(UserWarning, match=r"training mode and has dropout.*\.eval\(\)"):
+        model(ts.from_logits(net.requires_grad_(False), MASK, ignores_time=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(ts.from_logits(net.eval(), MASK, ignores_time=True))
+
+
+@pytest.mark.parametrize("average", [ts.log_mean_exp, ts.mean])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_bad_reward_of_a_draw_is_found_at_once(bad: float, average: ts.core.estimates.Average) -> None:
+    def reward(x: Tensor) -> Tensor:
+        return torch.where((x == 2).any(-1), bad, 0.0)
+
+    tilt = ts.Tilt(reward, draws=4, ramp=ts.constant_ramp, average=average)
+    with pytest.raises(FloatingPointError, match=r"at the start.*Culprit: the reward"):
+        ts.smc(ts.Steering(model(), tilt), 8, generator=torch.Generator().manual_seed(0))
 
 
 def truncated(x: Tensor, t: float) -> Tensor:
@@ -172,9 +233,11 @@ def test_dead_populations() -> None:
     assert result.log_z[1] == -math.inf
     assert result.log_z[0] > -math.inf
     assert result.ess[-1, 1] == 0
-    with pytest.raises(ValueError, match=r"a population has died.*more particles"):
+    assert result.alive.tolist() == [True, False]
+    with pytest.raises(ValueError, match=r"a population has died, 1 of 2 \(1\).*more particles"):
         result.sample()
     assert "log Z" in repr(result)
+    assert "died     1 of 2 populations" in repr(result)
 
 
 def test_generator_on_another_device() -> None:
@@ -200,3 +263,20 @@ def test_templates_need_a_population_each() -> None:
 def test_enumeration_is_for_small_models() -> None:
     with pytest.raises(ValueError, match="more than the limit"):
         ts.testing.enumerate_steering(ts.Steering(Toy("C").model("mdm")), limit=100)
+
+
+def test_a_file_that_is_no_result(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("not what you think")
+    with pytest.raises(ValueError, match="no saved Result, nor any safetensors file"):
+        ts.Result.load(file)
+
+
+def test_a_reopened_result_is_drawn_from_by_a_generator(tmp_path: Path) -> None:
+    run(generator=torch.Generator().manual_seed(0)).save(tmp_path / "run.safetensors")
+    drawn = [
+        ts.Result.load(tmp_path / "run.safetensors").sample(5, torch.Generator().manual_seed(seed))
+        for seed in (1, 1, 2)
+    ]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])

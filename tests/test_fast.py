@@ -336,7 +336,7 @@ def test_answers_that_do_not_fit_are_not_kept() -> None:
         width = 4 if kind == "logits" else 5
         assert answers == 2 * 3 * width * 8
         free, roomy, tight = (
-            ts.smc(path, 16, 4, memory=memory, generator=seeded()) for memory in (None, 2 * 64 * 3 * width * 8, 1000)
+            ts.smc(path, 16, 4, memory=memory, generator=seeded()) for memory in (None, 3 * 64 * 3 * width * 8, 1000)
         )
         same(free, roomy)
         same(free, tight)
@@ -344,6 +344,36 @@ def test_answers_that_do_not_fit_are_not_kept() -> None:
         assert tight.rows["reward"] == free.rows["reward"]
         assert tight.rows["denoiser"] > free.rows["denoiser"]
         assert sum((tight.rows["denoiser"], tight.saved["denoiser"])) == free.rows["denoiser"] + free.saved["denoiser"]
+
+
+@pytest.mark.parametrize("kernel", [ts.Blocks(ts.Ancestral(3), 1, 3, 9), ts.MaskGIT(3, temperature=0.0)])
+def test_a_kernel_that_could_remember_and_does_not_is_no_reason_to_keep_answers(kernel: ts.Kernel) -> None:
+    model = replace(model_of(forms()["logits"][1], num_steps=9), kernel=kernel)
+    path = ts.Steering(model, ts.Tilt(B.reward, B.kl, draws=3))
+    free, tight = (ts.smc(path, 16, 4, memory=memory, generator=seeded()) for memory in (None, 1000))
+    same(free, tight)
+    assert tight.rows["denoiser"] > free.rows["denoiser"]
+
+
+def test_what_fewer_rows_do_not_help_is_not_learned() -> None:
+    """A reward is asked within what the denoiser keeps: if that is too much, the denoiser's rows are to be fewer."""
+    inner, outer, sizes = Chunks(), Chunks(), list[int]()
+
+    def differentiate(part: slice) -> int:
+        rows = len(range(64)[part])
+
+        def reward(few: slice) -> int:
+            if rows > 20:
+                raise TOO_MUCH
+            sizes.append(len(range(rows)[few]))
+            return sizes[-1]
+
+        return sum(inner.stretches(reward, rows, 1, torch.device("cpu")))
+
+    with pytest.warns(UserWarning, match="out of memory"):
+        assert sum(outer.stretches(differentiate, 64, 2, torch.device("cpu"))) == 64
+    assert sizes == [16] * 4
+    assert inner.most == {}
 
 
 def test_a_network_of_the_proposal_is_asked_again_too() -> None:

@@ -14,7 +14,7 @@ from torch.nn.functional import dropout, embedding, one_hot
 from toys import Toy
 
 import tokensteer as ts
-from tokensteer.testing import assert_denoiser, assert_kernel, assert_proposal, assert_reward
+from tokensteer.testing import assert_denoiser, assert_kernel, assert_proposal, assert_resampler, assert_reward
 
 DTYPES = [torch.float32, torch.float64]
 MASK, VOCAB, LENGTH = 4, 5, 3
@@ -531,6 +531,34 @@ def test_a_reward_in_low_precision_passes_with_a_tolerance():
     with raises("mixes rows"):
         assert_reward(reward, VOCAB, LENGTH)
     assert_reward(reward, VOCAB, LENGTH, tolerance=0.1)
+
+
+# ---- resamplers
+
+
+@pytest.mark.parametrize("name", ["multinomial", "stratified", "systematic", "residual", "ssp"])
+def test_resamplers_hold(name: str) -> None:
+    assert_resampler(getattr(ts, name))
+    assert_resampler(ts.partial(getattr(ts, name), 0.5))
+
+
+@pytest.mark.parametrize(
+    ("resampler", "match"),
+    [
+        (lambda w, g: (ts.systematic(w, g)[0], torch.zeros_like(w)), "z-score.*mean weight"),
+        (lambda w, g: (ts.systematic(w, g)[0] - 1, ts.systematic(w, g)[1]), r"outside 0\.\.5"),
+        (lambda w, g: (ts.systematic(w, g)[0][:, 0], w), "Both must be"),
+        (ts.heaviest, "z-score"),
+    ],
+)
+def test_broken_resamplers_are_caught(resampler, match: str) -> None:
+    with raises(match):
+        assert_resampler(resampler)
+
+
+def test_writing_to_what_is_given_is_caught() -> None:
+    with raises("writes to the sequences"):
+        assert_reward(lambda x: x.double().sum(-1) + 0 * x.zero_().sum(-1), VOCAB, LENGTH)
 
 
 # ---- all of them

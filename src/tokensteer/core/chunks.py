@@ -54,9 +54,9 @@ class Chunks:
         return min(rows, self.most.get(row_bytes, rows))
 
     def holds(self, answers: int) -> bool:
-        """Whether there is room for so many bytes of answers beside as many of the next step."""
+        """Whether there is room for so many bytes of answers, for as many of the next step, and for both as one."""
         room = _physical() // 2 if self.memory is None else self.memory
-        return 2 * answers <= room
+        return 3 * answers <= room
 
     def run(self, network: Callable[[Tensor], Answer], rows: Tensor, row_bytes: int) -> list[Answer]:
         """network(rows[part]) for all parts of the rows (n, ...), at least one."""
@@ -74,7 +74,8 @@ class Chunks:
                 answers.append(network(slice(done, done + size)))
             except RuntimeError as error:
                 taken = min(size, count - done)
-                if taken <= 1 or recording() or not _ran_out(error):
+                if taken <= 1 or recording() or not ran_out(error):
+                    self.most.pop(row_bytes, None)  # fewer did not help: something else is too large
                     raise
                 size = self._halve(taken, row_bytes)
                 torch.cuda.empty_cache()
@@ -94,6 +95,6 @@ def _physical() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**63
 
 
-def _ran_out(error: RuntimeError) -> bool:
+def ran_out(error: Exception) -> bool:
     """Whether it was memory that there was not enough of; on a CPU that is no error of its own kind."""
     return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)

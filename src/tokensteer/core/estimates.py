@@ -89,8 +89,8 @@ def log_mean_exp(r: Tensor, log_v: Tensor, kl: float) -> Tensor:
     """kl · log E[exp(r/kl)], the scale inside: the soft value of one-shot denoising."""
     v, centre = _weights_and_centre(r, log_v)
     mean = (v * ((r - centre) / kl).exp()).sum(0) / v.detach().sum(0)
-    alive = mean > 0
-    return torch.where(alive, centre + kl * torch.where(alive, mean, 1.0).log(), NEVER)
+    nothing = mean == 0  # and not NaN, which goes on to the weights and is found there
+    return torch.where(nothing, NEVER, centre + kl * torch.where(nothing, 1.0, mean).log())
 
 
 def log_mean_exp_outside(r: Tensor, log_v: Tensor, kl: float) -> Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from tokensteer.core.chunks import Chunks
 from tokensteer.core.denoiser import Denoiser, Structured, Time, Timeless
@@ -18,6 +19,8 @@ from tokensteer.core.measure import SiteMeasure
 from tokensteer.core.prediction import News, Prediction, changed, each_apart, kept_stores, updated
 from tokensteer.core.schedule import Step
 from tokensteer.core.tokens import Laws, Logs, Store, Tokens
+
+RESTLESS = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass
@@ -164,6 +167,8 @@ class Diffusion:
         is_tensor = isinstance(self.template, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
         if not is_tensor or self.template.dtype != torch.int64 or self.template.dim() not in (1, 2):
             raise ValueError(f"template must be a tensor of int64 ids, (L,) or (B, L), got {_describe(self.template)}")
+        if not isinstance(self.steps, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"steps must be a list of steps, got {self.steps!r}: uniform_steps(n) makes n of them")
         times = [step.t for step in self.steps] + [self.steps[-1].s] if self.steps else []
         joined = all(step.s == after.t for step, after in zip(self.steps, self.steps[1:], strict=False))
         if not times or not joined or times != sorted(times, reverse=True) or times[-1] != 0:
@@ -176,6 +181,7 @@ class Diffusion:
         if self.kernel.mask_id == NO_MASK and fixed.any():
             object.__setattr__(self, "_prompt", fixed)
         object.__setattr__(self, "_fixes", bool((self.template != self.kernel.mask_id).any()))
+        _check_mode(self.denoiser)
         answer = check_denoiser(self.denoiser, self)
         if not (self.template == self.kernel.mask_id).any():
             raise ValueError(
@@ -336,6 +342,18 @@ def check_denoiser(denoiser: Denoiser, model: Diffusion) -> Tensor:
     return answer
 
 
+def _check_mode(denoiser: Denoiser) -> None:
+    """Networks with dropout, or norms over a batch, are other functions while they train."""
+    known = (denoiser, *(getattr(denoiser, name, None) for name in ("network", "trunk")))
+    nets = [net for net in known if isinstance(net, nn.Module)]
+    if any(layer.training and isinstance(layer, RESTLESS) for net in nets for layer in net.modules()):
+        warnings.warn(
+            "the denoiser's network is in training mode and has dropout or batch norm: it does not say the same twice. "
+            "Call .eval()",
+            stacklevel=4,
+        )
+
+
 def _check_times(denoiser: Denoiser, x: Tensor, dtype: torch.dtype) -> None:
     """Two rows at two times must be answered as they are one by one."""
     times = (0.75, 0.25)
@@ -367,12 +385,15 @@ def _answer(denoiser: Denoiser, x: Tensor, t: float, model: Diffusion) -> Tensor
     length, mask_id = x.shape[1], model.kernel.mask_id
     try:
         with torch.no_grad():
+            written = x._version
             answer = denoiser(x, t)
     except Exception as error:
         raise ValueError(
             f"the denoiser fails on a template of length {length}: {error}. If the model is shorter than that, "
             "shorten the template; if it takes no time, wrap it as from_logits(network, mask_id, ignores_time=True)"
         ) from error
+    if x._version != written:
+        raise ValueError("the denoiser writes to the sequences it is given, which are the particles: let it clone them")
     if answer.dim() != 3 or tuple(answer.shape[:2]) != (1, length):
         raise ValueError(
             f"the denoiser must answer (1, {length}, V) for a template of length {length}, got "

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Generator, Tensor
 
@@ -62,14 +63,21 @@ class Result:
         """Weights normalised within each population, (B, N)."""
         return weights(self.log_w)
 
-    def sample(self, count: int = 1) -> Tensor:
-        """`count` draws from the target for each population, (B, count, L)."""
-        if (self.log_w.amax(-1) == -math.inf).any():
+    @property
+    def alive(self) -> Tensor:
+        """The populations with a particle of any weight, (B,)."""
+        return self.log_w.amax(-1) > -math.inf
+
+    def sample(self, count: int = 1, generator: Generator | None = None) -> Tensor:
+        """`count` draws from the target for each population, (B, count, L), by this generator or that of the run."""
+        if not self.alive.all():
+            dead = [k for k, alive in enumerate(self.alive) if not alive]
             raise ValueError(
-                "a population has died: all its particles broke a hard constraint, so there is nothing to draw from. "
-                "Use more particles, resample earlier, or soften the constraint"
+                f"a population has died, {len(dead)} of {len(self.log_w)} ({_some(dead)}): all its particles broke a "
+                "hard constraint, so there is nothing to draw from. Use more particles, resample earlier, or soften "
+                "the constraint; `result.alive` tells those that live"
             )
-        u = uniforms((len(self.log_w), count), self.log_w, self.generator)
+        u = uniforms((len(self.log_w), count), self.log_w, self.generator if generator is None else generator)
         return self._pick(inverse_cdf(self.weights, u))
 
     def best(self) -> Tensor:
@@ -105,7 +113,10 @@ class Result:
 
     @classmethod
     def load(cls, file: str | Path) -> Result:
-        stored = load_file(str(file))
+        try:
+            stored = load_file(str(file))
+        except SafetensorError as error:
+            raise ValueError(f"{file} is no saved Result, nor any safetensors file: {error}") from error
         missing = {"samples", "log_w", "ess", "ancestors"} - stored.keys()
         if missing:
             raise ValueError(f"{file} is no saved Result: it lacks {', '.join(sorted(missing))}")
@@ -130,12 +141,18 @@ class Result:
             f"  ESS/N    {float(self.ess[-1].mean()) / particles:.3f} at the end, "
             f"{float(self.ess.min()) / particles:.3f} at worst",
         ]
+        if not self.alive.all():
+            lines.append(f"  died     {int((~self.alive).sum())} of {populations} populations")
         if self.reward is not None:
             counted = torch.where(self.weights > 0, self.reward, 0.0)
             posterior, best = (self.weights * counted).sum(-1).mean(), self._counted_reward(self.reward).max()
             lines.append(f"  reward   {float(posterior):.4f} weighted mean, {float(best):.4f} best")
         lines.append("  rows     " + ", ".join(self._rows_of(name) for name in self.rows))
         return "\n".join(lines)
+
+
+def _some(numbers: list[int]) -> str:
+    return ", ".join(str(n) for n in numbers[:8]) + (", ..." if len(numbers) > 8 else "")
 
 
 def with_rows(result: Result, before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> Result:

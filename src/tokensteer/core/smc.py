@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, cast
 
 import torch
 from torch import Generator, Tensor
@@ -151,8 +151,8 @@ def sweep(
     for step in path.steps:
         ancestors = here
         if looked_at[step.index]:
-            now = when(log_w, step).unsqueeze(-1)
-            parents, resampled_log_w = resample(log_w, generator)
+            now = _fires(when, log_w, step).unsqueeze(-1)
+            parents, resampled_log_w = _resampled(resample, log_w, generator)
             ancestors = torch.where(now, parents, here)
             log_w = torch.where(now, resampled_log_w, log_w)
             rows = (ancestors + first_row).flatten()
@@ -173,7 +173,38 @@ def sweep(
         yield Record(step, x.view(*shape, -1), log_w, (change + log_twist).view(shape), ancestors, evaluation)
 
 
+def _fires(when: Trigger, log_w: Tensor, step: Step) -> Tensor:
+    """Which populations resample, (B,)."""
+    now = cast("object", when(log_w, step))
+    if not isinstance(now, Tensor) or now.shape != log_w.shape[:1] or now.dtype != torch.bool:
+        raise ValueError(
+            f"a trigger must say of each of {len(log_w)} populations whether it resamples, a tensor of bools "
+            f"({len(log_w)},), got {_described(now)}"
+        )
+    return now
+
+
+def _resampled(resample: Resampler, log_w: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor]:
+    """Ancestors and the new log-weights, both (B, N). That they are right in law is for `testing.assert_resampler`."""
+    found = cast("object", resample(log_w, generator))
+    parts = cast("tuple[object, ...]", found if isinstance(found, tuple) else (found,))
+    match parts:
+        case Tensor(shape=log_w.shape, dtype=torch.int64) as ancestors, Tensor(shape=log_w.shape) as new_log_w:
+            return ancestors, new_log_w
+        case _:
+            raise ValueError(
+                f"a resampler must return ancestors, int64, and log-weights, both of shape {tuple(log_w.shape)}, got "
+                + ", ".join(map(_described, parts))
+            )
+
+
+def _described(value: object) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
 def check_generator(generator: Generator | None, device: torch.device) -> None:
+    if generator is not None and not isinstance(generator, Generator):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"generator must be a torch.Generator, got {generator!r}: torch.Generator().manual_seed(0)")
     if generator is not None and generator.device.type != device.type:
         raise ValueError(
             f"the generator is on {generator.device} and the model on {device}: make it with "
@@ -234,6 +265,8 @@ def smc(
 
     Networks are given as many rows at once as fit into `memory`, such as "8GiB"; by default what the device has free.
     """
+    if not hasattr(path, "spent"):
+        raise TypeError(f"smc runs a Steering, got {type(path).__name__}: wrap a model as Steering(model, tilt)")
     before = path.spent()
     path.limit(None if memory is None else parse_memory(memory))
     records = sweep(path, num_particles, populations, resample=resample, when=when, generator=generator)

@@ -14,6 +14,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
+from tokensteer.core.chunks import ran_out
 from tokensteer.core.denoiser import Time, Timeless
 from tokensteer.core.embedded import can_enter, straight_through
 from tokensteer.core.estimates import Look
@@ -43,6 +44,13 @@ class Steering:
     _followed: Tilt | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.twist is not None and not isinstance(self.twist, Tilt):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"the twist must be a Tilt, got {type(self.twist).__name__}: wrap a reward as Tilt(reward)")
+        if not hasattr(self.proposal, "needs_gradient"):
+            raise TypeError(
+                f"the proposal must be an object with needs_gradient and meters, got {type(self.proposal).__name__}: "
+                "see Proposal, or start from FromModel()"
+            )
         if self.proposal.needs_gradient and self.twist is None:
             raise ValueError("the proposal follows a gradient and there is no reward to follow: give Steering a Tilt")
         own = own_network(self.proposal)
@@ -73,8 +81,11 @@ class Steering:
         if self.twist is not None:
             # Two rows, so that a reward that sums over the batch is told from one that does not.
             mask_id = self.model.kernel.mask_id
-            clean = x[:1].masked_fill(x[:1] == mask_id, 1 if mask_id == 0 else 0)
-            self.twist.exact(clean.repeat(2, 1))
+            clean = x[:1].masked_fill(x[:1] == mask_id, 1 if mask_id == 0 else 0).repeat(2, 1)
+            written = clean._version
+            self.twist.exact(clean)
+            if clean._version != written:
+                raise ValueError("the reward writes to the sequences it is given, which are samples: let it clone them")
 
     def _probe_step(self, x: Tensor, step: Step, generator: Generator) -> Evaluation:
         evaluation = self.evaluate(x, step.t, generator)
@@ -238,10 +249,23 @@ class Steering:
             return straight_through(model, twist, x[rows], t, movable, generator)
         with torch.enable_grad():
             seen = one_hot(x[rows], self.model.vocab_size).to(self.model.dtype).requires_grad_()
-            log_x0 = self.model.relaxed(seen, time[rows] if isinstance(time, Tensor) else time)
+            log_x0 = self._relaxed(seen, time[rows] if isinstance(time, Tensor) else time)
             estimate = twist.estimate(Look(seen, log_x0, t, self.model.kernel.mask_id), generator)
             slopes = Logs(_gradient(estimate, seen).flatten(0, 1))
             return Logs(log_x0.detach().flatten(0, 1)), estimate.detach(), slopes
+
+    def _relaxed(self, x: Tensor, t: Time) -> Tensor:
+        """The prediction from one-hots (P, L, V)."""
+        try:
+            return self.model.relaxed(x, t)
+        except (RuntimeError, TypeError, IndexError) as error:
+            if ran_out(error):
+                raise
+            raise ValueError(
+                f"for a gradient the denoiser is given one-hots (P, L, V) instead of ids, and fails on them: {error}. "
+                "Let its network take them, enter it behind its embedding layer, adapters.module(net, net.embedding, "
+                "mask_id), or use a proposal without gradients"
+            ) from error
 
     def _chance(
         self, x: Tensor, known: Evaluation, t: float, parent: Evaluation | None, weighed: bool
@@ -276,7 +300,7 @@ class Steering:
         if not isinstance(kernel, Remembering):
             return None
         before = _prediction(parent)
-        if parent is None or before is None:
+        if parent is None or before is None or not before.stores:
             return kernel.remember(x, None, None, generator)
         return kernel.remember(x, parent.memory, self.model.clean(before), generator)
 
@@ -323,7 +347,7 @@ class Steering:
     def hand_down(self, evaluation: Evaluation) -> Evaluation:
         """Without what networks said, where they are asked anew whatever they said, or where it would not fit in beside
         what they say next: it may be large."""
-        remembers, follows = isinstance(self.model.kernel, Remembering), self.proposal.needs_gradient
+        remembers, follows = evaluation.memory is not None, self.proposal.needs_gradient
         said = evaluation.prediction if remembers else _handed(evaluation.prediction, self.model, whole=follows)
         return replace(
             evaluation,

@@ -7,6 +7,7 @@ psi_t = ramp(t)/kl · r_hat(x_t); any finite psi_t is right as long as psi_0 = r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -115,10 +116,12 @@ class Tilt:
     chunks: Chunks = field(default_factory=Chunks, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if not callable(self.reward):
+            raise TypeError(f"Tilt.reward must be a function of clean sequences (P, L), got {self.reward!r}")
         if not isinstance(self.ramp, Adaptive):
             self._check(self.ramp)
-        if not self.kl > 0:
-            raise ValueError(f"Tilt.kl must be positive, got {self.kl}: it divides the reward")
+        if not 0 < self.kl < math.inf:
+            raise ValueError(f"Tilt.kl must be positive and finite, got {self.kl}: it divides the reward")
         if self.draws < 1:
             raise ValueError(f"Tilt.draws must be at least 1, got {self.draws}")
         if isinstance(self.estimator, SoftInput | Relaxed) and not self.differentiable:

@@ -1,4 +1,4 @@
-"""Exact answers for small models, and laws for your own denoisers, kernels, proposals and rewards."""
+"""Exact answers for small models, and laws for your own denoisers, kernels, proposals, rewards and resamplers."""
 
 from tokensteer.testing.exact import (
     Enumeration,
@@ -9,7 +9,7 @@ from tokensteer.testing.exact import (
     enumerate_steering,
     score,
 )
-from tokensteer.testing.laws import assert_denoiser, assert_kernel, assert_proposal, assert_reward
+from tokensteer.testing.laws import assert_denoiser, assert_kernel, assert_proposal, assert_resampler, assert_reward
 
 __all__ = [
     "Enumeration",
@@ -20,6 +20,7 @@ __all__ = [
     "assert_denoiser",
     "assert_kernel",
     "assert_proposal",
+    "assert_resampler",
     "assert_reward",
     "enumerate_steering",
     "score",

@@ -1,4 +1,4 @@
-"""Laws that users can hold their own denoiser, kernel, proposal and reward to.
+"""Laws that users can hold their own denoiser, kernel, proposal, reward and resampler to.
 
 Each law asks what the theory needs and no more, and raises an AssertionError that says what is broken and how to mend
 it. Equalities hold up to 1e-4 in float32 and 1e-8 in float64; what is sampled is held against what is evaluated by
@@ -20,6 +20,7 @@ from tokensteer.core.listing import distinct, support
 from tokensteer.core.measure import Listed, Measure, Reveal, SiteMeasure, Table
 from tokensteer.core.model import Diffusion
 from tokensteer.core.prediction import Prediction
+from tokensteer.core.resample import Resampler
 from tokensteer.core.schedule import Step, uniform_steps
 from tokensteer.core.smc import Evaluation, sweep
 from tokensteer.core.steering import Steering
@@ -70,7 +71,9 @@ def _partly_masked(canvas: Tensor, vocab_size: int, mask_id: int, generator: Gen
 def _assert_function(what: str, answer: Answer, x: Tensor, tol: float, generator: Generator) -> Tensor:
     """`answer` (P, ..., K) is a function, of each row for itself; returns its values."""
     with torch.no_grad():
+        written = x._version
         first, again = answer(x), answer(x)
+        _demand(x._version == written, f"{what} writes to the sequences that it is given", "Let it clone them")
         alone = torch.cat([answer(x[i : i + 1]) for i in range(len(x))])
         order = torch.randperm(len(x), generator=generator, device=x.device)
         permuted = answer(x[order])
@@ -181,6 +184,35 @@ def assert_reward(
     if differentiable:
         hot = one_hot(x, vocab_size).to(r.dtype)
         _assert_one_hots("the reward (differentiable=True)", column, hard, hot, tol, generator)
+
+
+# ---- resamplers
+
+
+def assert_resampler(
+    resampler: Resampler, num_particles: int = 6, *, device: torch.device | str = "cpu", seed: int = 0
+) -> None:
+    """The weight that the children of a particle carry is, on average, its own: given the weights, the mean weight of a
+    population is kept, and with it the estimate of Z. Asked of even, uneven and partly dead populations."""
+    generator = torch.Generator(device).manual_seed(seed)
+    even = torch.zeros(num_particles, dtype=torch.float64, device=device)
+    uneven = torch.randn(num_particles, generator=generator, dtype=torch.float64, device=device) - 1.0
+    for kind, own in {"even": even, "uneven": uneven, "partly dead": uneven.masked_fill(uneven > -1.0, NEVER)}.items():
+        log_w = own.expand(DRAWS, -1).contiguous()
+        ancestors, new = resampler(log_w, generator)
+        what = f"the resampler, of {kind} weights,"
+        got = f"{what} gives ancestors {tuple(ancestors.shape)} and log-weights {tuple(new.shape)}"
+        _demand(
+            ancestors.shape == new.shape == log_w.shape, got, f"Both must be {tuple(log_w.shape)}, as what is given"
+        )
+        inside = bool(((ancestors >= 0) & (ancestors < num_particles)).all())
+        _demand(inside, f"{what} gives ancestors outside 0..{num_particles - 1}", "They are places in a population")
+        carried = torch.zeros_like(log_w).scatter_add(1, ancestors, new.double().exp())
+        off, error = carried.mean(0) - own.exp(), carried.std(0) / DRAWS**0.5
+        z = float((off.abs() / (error + 1e-12)).max())
+        mend = "A child of particle i carries w_i over the expected number of its children: with plain resampling, the "
+        mend += "mean weight, log_w.logsumexp(-1) - log(N)"
+        _demand(z <= LARGEST_Z, f"{what} changes the weight that particles hand on, by a z-score of {z:.3g}", mend)
 
 
 # ---- measures: kernels and proposals

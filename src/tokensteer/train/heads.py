@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +21,10 @@ class NewHead(nn.Module):
 
     def __init__(self, head: nn.Linear, width: int = 0) -> None:
         super().__init__()
-        self.last = deepcopy(head).requires_grad_(True)
-        like, bias = head.weight, cast("Tensor | None", self.last.bias)
-        if bias is not None and not bias.isfinite().all():  # words that are never said: no average of -inf is a number
-            bias.requires_grad_(False)
+        self.last = deepcopy(head)
+        like = head.weight
+        for value in self.last.parameters():
+            value.requires_grad_(bool(value.isfinite().all()))  # of words never said, no average of -inf is a number
         self.change: nn.Module | None = None
         if width:
             hidden = head.in_features
