@@ -11,7 +11,7 @@ READY := .venv/.ready
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-demo: $(READY) ## compare all methods on two tasks and write a report (two minutes)
+demo: $(READY) ## compare all methods on two tasks and write a report (a few minutes)
 	@$(BIN)/tokensteer demo --force
 
 test: lint ## lint, then run the tests

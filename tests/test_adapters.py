@@ -456,8 +456,26 @@ def test_blanks_are_filled_in(folders: dict[str, str]) -> None:
     assert words(model.template("the movie was ___ because [MASK]").tolist()) == [
         "[CLS]", "the", "movie", "was", *["[MASK]"] * 3, "because", "[MASK]", "[SEP]",
     ]  # fmt: skip
+    assert words(model.template("the movie was ___2 because ____1").tolist()) == [
+        "[CLS]", "the", "movie", "was", *["[MASK]"] * 2, "because", "[MASK]", "[SEP]",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="a blank of 99 of 10 sites: raise length"):
+        model.template("the movie was ___99")
     assert words(model.template("the movie").tolist()) == ["[CLS]", "the", "movie", *["[MASK]"] * 6, "[SEP]"]
     assert model.decode(model.template("the movie was good")) == ["the movie was good"]
+
+
+def test_words_that_would_be_lost_are_named(folders: dict[str, str]) -> None:
+    model = load("bert", folders)
+    with pytest.raises(ValueError, match="cannot spell 'zorgle', 'gnarp' in 'the plot was zorgle because gn"):
+        model.template("the plot was zorgle because gnarp zorgle ___")
+    assert model.tokenizer.unk_token_id in model.template("the [UNK] was")  # asked for by name
+    with pytest.raises(ValueError, match="cannot spell 'lag'"):
+        load("esm", folders).template("lag")
+    for prompt in (ts.adapters.chat, ts.adapters.plain):
+        answering = ts.adapters.llada(folders["llada"], 6, prompt=prompt, trust_remote_code=True)
+        with pytest.raises(ValueError, match="cannot spell 'zorgle'"):
+            answering.template("the zorgle")
 
 
 def test_blocks_start_behind_the_prompt(folders: dict[str, str]) -> None:
@@ -574,6 +592,41 @@ def test_a_head_is_tried_when_it_is_first_called() -> None:
     net.head.forward = net.head.forward  # as those have it who move weights to and fro
     with pytest.raises(ValueError, match="no plain linear head"):
         ts.adapters.module(net, net.words, mask_id=5, head=net.head)
+
+
+@pytest.mark.parametrize("behind", ["time", "shift", "share", "clamp"])
+def test_what_is_nothing_at_the_start_is_found_out(behind: str) -> None:
+    """A diffusion asks first at t = 1 and of masks alone, where many a factor is 1."""
+
+    class Later(Plain):
+        def forward(self, ids: Tensor, t: float | None = None) -> Tensor:
+            logits, masked = super().forward(ids), (ids == 5).float().mean(-1)[:, None, None]
+            return {
+                "time": lambda: logits / t,
+                "shift": lambda: logits - torch.tensor(t).log(),
+                "share": lambda: logits * masked,
+                "clamp": lambda: logits.clamp(-3, 3),
+            }[behind]()
+
+    net, timed = Later(), behind in ("time", "shift")
+    denoiser = ts.adapters.module(net, net.words, mask_id=5, head=net.head, ignores_time=not timed)
+    with pytest.raises(ValueError, match="name the linear layer that it ends in"):
+        ts.Diffusion(denoiser, ts.Ancestral(5), ts.uniform_steps(3), ts.template(3, 5))
+
+
+def test_a_head_is_followed_wherever_it_goes() -> None:
+    torch.manual_seed(0)
+    net, x = Plain(), torch.tensor([[5, 0, 1], [5, 5, 2]])
+    logits, hidden = (ts.adapters.module(net, net.words, mask_id=5, never=(4,), head=head) for head in (None, net.head))
+    hidden(x, 0.5)
+    for change in (
+        lambda: net.load_state_dict(Plain().state_dict(), assign=True),
+        lambda: net.head.bias.data.add_(torch.arange(6.0)),
+        lambda: net.double(),
+    ):
+        change()
+        torch.testing.assert_close(hidden(x, 0.5), logits(x, 0.5))
+    assert len(list(hidden.head.parameters())) == 2
 
 
 def test_states_are_kept_where_logits_are_more() -> None:

@@ -162,6 +162,8 @@ def test_counts_fixed_and_combinations():
         (lambda: count([0], 3, 2, 1), r"leave nothing"),
         (lambda: fixed({5: 0}, 5, 3), r"site 5 is outside"),
         (lambda: both(contains([0], 3), contains([0], 4)), r"one vocab_size"),
+        (lambda: both(), r"both: give at least one automaton"),
+        (lambda: either(), r"either: give at least one automaton"),
         (lambda: Automaton(torch.tensor([[1]]), torch.zeros(3).long(), torch.tensor([True])), r"0\.\.0"),
         (lambda: Constrained(contains([0], 4), kept(B.model("mdm")), defence=1.0), r"defence"),
     ],

@@ -210,6 +210,12 @@ def test_forbidden_sites_on_both_strands(given):
     assert forbid(*given).accepts(x).tolist() == expected
 
 
+def test_lower_case_is_read_as_upper():
+    assert ids_of("acgtACgt") == ids_of("ACGTACGT") == [0, 1, 2, 3] * 2
+    x = all_sequences(4, 4)
+    assert torch.equal(forbid("gary").accepts(x), forbid("GARY").accepts(x))
+
+
 def small_model(length: int, seed: int, steps: int = 5) -> ts.Diffusion:
     joint = torch.rand([4] * length, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).square()
     return ts.Diffusion(
@@ -269,6 +275,8 @@ def test_a_gradient_and_a_forbidden_site_together():
     ("wrong", "words"),
     [
         (lambda: forbid("BamH1"), "did you mean BamHI"),
+        (lambda: forbid("ecori"), "did you mean EcoRI"),
+        (lambda: forbid("HINDIII"), "did you mean HindIII"),
         (lambda: forbid("GAXTTC"), "letters ACGT"),
         (lambda: forbid(), "at least one"),
         (lambda: forbid("NNNNNNN"), "more than 4096"),
@@ -282,6 +290,10 @@ def test_a_gradient_and_a_forbidden_site_together():
         (lambda: GC(0.6, 0.4), "low <= high"),
         (lambda: GC(0.4, 0.6, window=12)(SEQUENCES), "12 letters"),
         (lambda: ids_of("GAUC"), "U"),
+        (lambda: ids_of("gauc"), "has u"),
+        (lambda: sites(Motif("HNF4A", torch.ones(4, 13))), r"HNF4A: counts must be \(W, 4\).*\(4, 13\).*counts\.T"),
+        (lambda: sites(Motif("HNF4A", torch.ones(13, 5))), r"counts must be \(W, 4\).*\(13, 5\)$"),
+        (lambda: Motif("HNF4A", [[1.0, 0.0, 0.0, 0.0]]), "tensor .*got list"),
     ],
 )
 def test_what_cannot_be_is_said(wrong, words):

@@ -491,6 +491,7 @@ def test_a_proposal_is_learned_and_used(recipe, weights, tmp_path):
     assert card["goal"] == 1
     assert card["command"].startswith("tokensteer train text --proposal")
     assert {"smc-base N=1", "smc-amot N=1", "prop-amot N=1"} <= card["quality"].keys()
+    assert "weighted samples" in card["quality of"]  # tokensteer compare has prop-amot without its weights
     assert "tokens.weight" not in stored.read(out / "text-proposal-1.safetensors")[0]
     learned = load(out / "text-proposal-1.safetensors", rest=out / "text-denoiser.safetensors")
     denoiser = load(out / "text-denoiser.safetensors")

@@ -40,10 +40,6 @@ class Entry:
     ids: Tensor
     real: Tensor
 
-    def first(self) -> Entry:
-        """The first row alone."""
-        return Entry(self.embedded[:1], self.masked[:1], self.ids[:1], self.real[:1])
-
 
 Prepare = Callable[[Entry, Tensor], Entry]
 """What a network does with ids beside looking them up, done to what was looked up in its table (V, d)."""
@@ -158,8 +154,9 @@ class Network(nn.Module):
 
 
 class Trunk(nn.Module):
-    """Hidden states (P, L, H) of a `Network` whose `head` is left out; `Embedded`, too. On the first row that it is
-    asked about it sees to it that the head makes the network's logits of them."""
+    """Hidden states (P, L, H) of a `Network` whose `head` is left out; `Embedded`, too. When it is first asked it sees
+    to it that the head makes the network's logits of them: of a row, of the same with other sites masked, and at two
+    times, for what a network does behind its head may depend on either."""
 
     def __init__(self, network: Network, head: nn.Linear) -> None:
         super().__init__()
@@ -177,9 +174,18 @@ class Trunk(nn.Module):
 
     def _tried(self, entry: Entry, t: Time | None) -> Tensor:
         if not self.tried and len(entry.ids):
-            self._try(entry.first(), t[:1] if isinstance(t, Tensor) and t.dim() else t)
+            time = t[:1] if isinstance(t, Tensor) and t.dim() else t
+            for row in (entry.ids[:1], self._otherwise(entry.ids[:1])):
+                for when in (time,) if time is None else (time, 0.37 * time):
+                    self._try(self.network.entry(row), when)
             self.tried = True
         return self._states(entry, t, _as_it_came)
+
+    def _otherwise(self, ids: Tensor) -> Tensor:
+        """Every other site masked where it was not, and open where it was masked."""
+        mask_id, word = self.network.mask_id, int((~self.network.forbidden).nonzero()[0])
+        chosen = self.network.real(ids) & (torch.arange(ids.shape[1], device=ids.device) % 2 == 0)
+        return torch.where(chosen, torch.where(ids == mask_id, word, mask_id), ids)
 
     def _states(self, entry: Entry, t: Time | None, stand_in: Callable[[Tensor], Tensor]) -> Tensor:
         """What the network answers while another function answers for its head."""
@@ -194,7 +200,7 @@ class Trunk(nn.Module):
     def _try(self, entry: Entry, t: Time | None) -> None:
         """An error unless head(states) is what the network says, and states of all sizes come out as they went in, to
         the bit: what a network does to its logits it does to them, and rounding must not hide what is little."""
-        sizes = 2.0 ** (torch.arange(self.head.in_features, device=entry.ids.device) % 17 - 8)
+        sizes = 2.0 ** torch.linspace(-8, 8, self.head.in_features, device=entry.ids.device).round()
         marks: list[Tensor] = []
 
         def marked(input: Tensor) -> Tensor:
@@ -203,15 +209,18 @@ class Trunk(nn.Module):
 
         mend = (
             f"the logits of {type(self.network.net).__name__} are not its head's answer as it is: name the linear "
-            "layer that it ends in, or no head, and logits are taken as the network gives them"
+            "layer that it ends in, or no head, and logits are taken as the network gives them (in training mode "
+            "dropout has the same effect: call eval())"
         )
         logits = self.network.answer(entry, t)
         try:
             states, found = self._states(entry, t, _as_it_came), self._states(entry, t, marked)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # a bias (V,) behind the head, for one, does not fit states
             raise ValueError(mend) from error
         fits = len(marks) == 1 and states.shape == (*entry.ids.shape, self.head.in_features)
-        if not fits or not _among(found, marks[0].to(found.dtype)) or not _alike(logits, self.head(states)):
+        if not fits or not _in_place(found, marks[0].to(found.dtype)) or not _alike(logits, self.head(states)):
             raise ValueError(mend)
 
 
@@ -246,10 +255,10 @@ def looks_past_padding(network: Network, alone: Tensor, padded: Tensor) -> bool:
     return _alike(answers[0], answers[1][padded != network.pad_id])
 
 
-def _among(states: Tensor, given: Tensor) -> bool:
-    """Whether each of the states (..., H) is one of those given, in any order: Dream's are shifted by a site."""
-    known = given.flatten(0, -2)
-    return all(bool((known == state).all(-1).any()) for state in states.flatten(0, -2))
+def _in_place(states: Tensor, given: Tensor) -> bool:
+    """Whether each of the states (P, L, H) is the one given, or, as with Dream, that of the site before it."""
+    own, shifted = (states == given).all(-1), (states == given.roll(1, 1)).all(-1)
+    return bool((own | shifted).all())
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
@@ -278,20 +287,28 @@ def headed(network: Network, head: nn.Linear, *, ignores_time: bool) -> FromHidd
             f"{type(head).__name__} is no plain linear head over {vocab_size} words, and its weight alone would be "
             "read: name the linear layer that the network ends in, or no head, and logits are taken as it gives them"
         )
-    own = _forbidding(head, network.forbidden)
+    own = Forbidding(head, network.forbidden) if network.forbidden.any() else head
     return from_hidden(Trunk(network, head), own, network.mask_id, ignores_time=ignores_time)
 
 
-def _forbidding(head: nn.Linear, forbidden: Tensor) -> nn.Linear:
-    """A head of the same weight, which is shared, and a bias of its own, -inf at forbidden tokens, if there are any."""
-    if not forbidden.any():
-        return head
-    own = nn.Linear(head.in_features, head.out_features, device="meta")  # takes no memory before it is given any
-    bias = cast("Tensor | None", head.bias)
-    bias = head.weight.new_zeros(head.out_features) if bias is None else bias.detach()
-    own.weight = head.weight
-    own.bias = nn.Parameter(bias.masked_fill(forbidden, NEVER), requires_grad=False)
-    return own
+class Forbidding(nn.Linear):
+    """A head with the weight of another, and its bias but for -inf at forbidden tokens; whatever becomes of them."""
+
+    def __init__(self, head: nn.Linear, forbidden: Tensor) -> None:
+        nn.Module.__init__(self)  # a linear layer without parameters of its own
+        self.in_features, self.out_features, self.head = head.in_features, head.out_features, head
+        self.forbidden: Tensor
+        self.register_buffer("forbidden", forbidden, persistent=False)
+
+    @property
+    def weight(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.head.weight
+
+    @property
+    def bias(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        bias = cast("Tensor | None", self.head.bias)
+        bias = self.head.weight.new_zeros(self.out_features) if bias is None else bias
+        return bias.masked_fill(self.forbidden, NEVER)
 
 
 def denoiser_of(network: Network, head: nn.Module | None, x: Tensor) -> FromLogits | FromHidden:
@@ -319,8 +336,7 @@ def module(
     that gradients are to be had of a network that was not written for them. Tokens `never` are not generated.
 
     With `head`, the linear layer that it ends in, no logits are stored: the head is applied where tokens are asked for.
-    Whether the network does end in it is tried when it is first called. Its weight is shared; so is its bias, unless
-    there are tokens `never`: then what the bias learns from now on is not heard."""
+    Whether the network does end in it is tried when it is first called."""
 
     def ask(net: nn.Module, ids: Tensor, real: Tensor, t: Time | None) -> Tensor:
         return net(ids) if ignores_time else net(ids, t)

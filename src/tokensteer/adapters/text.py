@@ -22,7 +22,7 @@ from tokensteer.core.model import Diffusion, padded, template
 from tokensteer.core.orders import Blocks
 from tokensteer.core.schedule import uniform_steps
 
-BLANK = re.compile(r"_{3,}")
+BLANK = re.compile(r"(_{3,})(\d*)")
 
 Prompt = Callable[[Any, str], list[int]]
 """A prompt's ids, from the tokenizer and the text."""
@@ -35,12 +35,14 @@ def bare(tokenizer: Any, text: str) -> list[int]:
 
 def plain(tokenizer: Any, text: str) -> list[int]:
     """The text and what the tokenizer puts before it: for base models, which continue."""
+    check_known(tokenizer, text)
     before, _ = around(tokenizer)
     return [*before, *bare(tokenizer, text)]
 
 
 def chat(tokenizer: Any, text: str) -> list[int]:
     """The text as a user's message, in the format of the tokenizer's chat template: for models taught to answer."""
+    check_known(tokenizer, text)
     message = [{"role": "user", "content": text}]
     return bare(tokenizer, tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False))
 
@@ -50,6 +52,22 @@ def around(tokenizer: Any) -> tuple[list[int], list[int]]:
     whole, text = tokenizer("a")["input_ids"], bare(tokenizer, "a")
     start = next((i for i in range(len(whole)) if whole[i : i + len(text)] == text), 0)
     return whole[:start], whole[start + len(text) :]
+
+
+def check_known(tokenizer: Any, text: str) -> None:
+    """Refuse words that the tokenizer has only its unknown token for: they would be lost. That token itself may be
+    asked for by name; in some vocabularies it also ends texts."""
+    unknown: int | None = getattr(tokenizer, "unk_token_id", None)
+    if unknown is None:
+        return
+    said = text.replace(tokenizer.unk_token, " ")
+    if unknown in bare(tokenizer, said):
+        lost = [word for word in dict.fromkeys(said.split()) if unknown in bare(tokenizer, word)]
+        named = ", ".join(map(shortened, lost)) or "some of it"
+        raise ValueError(
+            f"the tokenizer cannot spell {named} in {shortened(text)}: leave it out, or write it with words that "
+            "the model knows"
+        )
 
 
 class Format(Protocol):
@@ -64,8 +82,9 @@ class Format(Protocol):
 
 @dataclass(frozen=True)
 class Filled:
-    """[CLS] text masks [SEP]. Each underscore of a run of three or more is one mask, and so is the mask token itself; a
-    text without either is continued until the canvas has `length` sites."""
+    """[CLS] text masks [SEP]. Each underscore of a run of three or more is one mask, unless the number of masks stands
+    right behind it (`___9`), and so is the mask token itself; a text without either is continued until the canvas has
+    `length` sites."""
 
     tokenizer: Any
     mask_id: int
@@ -73,11 +92,15 @@ class Filled:
 
     def canvas(self, text: str) -> Tensor:
         before, behind = around(self.tokenizer)
-        pieces = BLANK.split(text)
+        check_known(self.tokenizer, BLANK.sub(" ", text))
+        first, *rest = BLANK.split(text)  # and then underscores, number and text behind each blank
         # A token after a blank carries its own space; one that is left over before the blank would be a token.
-        ids = bare(self.tokenizer, pieces[0].rstrip() if len(pieces) > 1 else pieces[0])
-        for blank, piece in zip(BLANK.findall(text), pieces[1:], strict=True):
-            ids = [*ids, *[self.mask_id] * len(blank), *bare(self.tokenizer, piece.rstrip())]
+        ids = bare(self.tokenizer, first.rstrip() if rest else first)
+        for blank, number, piece in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
+            masks = int(number or len(blank))
+            if masks > self.length:
+                raise ValueError(f"{shortened(text)} has a blank of {masks} of {self.length} sites: raise length")
+            ids = [*ids, *[self.mask_id] * masks, *bare(self.tokenizer, piece.rstrip())]
         tokens = [*before, *ids, *behind]
         free = self.length - len(tokens)
         if self.mask_id in ids and free >= 0:

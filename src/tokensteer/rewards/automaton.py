@@ -290,12 +290,19 @@ def negate(a: Automaton) -> Automaton:
 
 def both(*automata: Automaton) -> Automaton:
     """Sequences that all of them accept."""
+    _some("both", automata)
     return reduce(lambda a, b: _pair(a, b, lambda p, q: p and q), automata)
 
 
 def either(*automata: Automaton) -> Automaton:
     """Sequences that at least one of them accepts."""
+    _some("either", automata)
     return reduce(lambda a, b: _pair(a, b, lambda p, q: p or q), automata)
+
+
+def _some(name: str, automata: Sequence[Automaton]) -> None:
+    if not automata:
+        raise ValueError(f"{name}: give at least one automaton, such as contains([0], vocab_size)")
 
 
 def _pair(a: Automaton, b: Automaton, combine: Callable[[bool, bool], bool]) -> Automaton:

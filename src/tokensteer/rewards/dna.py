@@ -50,11 +50,11 @@ __all__ = [
 
 
 def ids_of(sequence: str) -> list[int]:
-    """The ids of a sequence of A, C, G, T."""
-    wrong = sorted(set(sequence) - set(LETTERS))
+    """The ids of a sequence of A, C, G, T, in upper or lower case, as genomes have their repeats."""
+    wrong = sorted(set(sequence) - set(LETTERS + LETTERS.lower()))
     if wrong:
         raise ValueError(f"a sequence of DNA has the letters {LETTERS} alone, and this one has {', '.join(wrong)}")
-    return [LETTERS.index(letter) for letter in sequence]
+    return [LETTERS.index(letter) for letter in sequence.upper()]
 
 
 def letters(x: Tensor) -> Tensor:
@@ -321,7 +321,8 @@ MOST_WORDS = 4096
 
 
 def forbid(*recognised: str, vocab_size: int = len(LETTERS) + 1) -> Automaton:
-    """Sequences without the recognition sites, on either strand, of enzymes by name or of sites in letters of IUPAC.
+    """Sequences without the recognition sites, on either strand, of enzymes by name or of sites in letters of IUPAC,
+    upper or lower case.
 
     Give it to `constrain`: then the reward is -inf where a site stands, and the proposal never makes one.
     """
@@ -333,10 +334,11 @@ def forbid(*recognised: str, vocab_size: int = len(LETTERS) + 1) -> Automaton:
 
 def _spelt(site: str) -> list[tuple[int, ...]]:
     """All words that a site stands for."""
-    pattern = ENZYMES.get(site, site)
+    pattern = ENZYMES.get(site, site.upper())
     if not pattern or not set(pattern) <= set(IUPAC):
-        near = difflib.get_close_matches(site, ENZYMES, 1)
-        mend = f"did you mean {near[0]}?" if near else f"give its site in the letters {''.join(IUPAC)}"
+        names = {name.lower(): name for name in ENZYMES}
+        near = difflib.get_close_matches(site.lower(), names, 1)
+        mend = f"did you mean {names[near[0]]}?" if near else f"give its site in the letters {''.join(IUPAC)}"
         raise ValueError(f"forbid: {site!r} is neither a known enzyme nor a site: {mend}")
     options = [IUPAC[letter] for letter in pattern]
     if math.prod(map(len, options)) > MOST_WORDS:

@@ -31,6 +31,17 @@ class Motif:
     name: str
     counts: Tensor
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.counts, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"{self.name}: counts must be a tensor (W, 4), got {type(self.counts).__name__}")
+        shape = tuple(self.counts.shape)
+        if len(shape) != 2 or shape[1] != len(LETTERS):
+            turned = "; JASPAR writes a row for each letter, so give counts.T" if shape[:1] == (len(LETTERS),) else ""
+            raise ValueError(
+                f"{self.name}: counts must be (W, 4), a row for each place and in it {', '.join(LETTERS)}, "
+                f"got {shape}{turned}"
+            )
+
     def scores(self, background: Sequence[float] = EVEN, pseudocount: float = 1.0) -> Tensor:
         """The log-odds in steps of 1/GRAIN bits, (W, 4) whole numbers; `pseudocount` letters are added to each place,
         as the background has them, so that no letter is impossible."""

@@ -26,6 +26,7 @@ from tokensteer.tasks.training import Training, say, write_json
 from tokensteer.train import Balance, Learned, Objective, Progress, ProposalPlan, Returns, Tuning, fit_proposal, shown
 
 PARTS = ("proposal", "value")
+WEIGHTED = "weighted samples of every method, prop-amot too: without resampling, that is importance sampling"
 
 TWIST = ProposalPlan(
     100,
@@ -259,6 +260,7 @@ def _card(
             for part, net in zip(PARTS, (learned.net, learned.baseline), strict=True)
         },
         "plan": asdict(plan),
+        "quality of": WEIGHTED,
         "history": [rounded(entry) for entry in thinned(learned.history)],
     }
 
@@ -281,7 +283,7 @@ def _measure(
     goal: int | None,
     populations: Mapping[int, int],
 ) -> dict[str, Any]:
-    """All methods at the same target, of what was stored."""
+    """All methods at the same target, of what was stored. Samples count by their weights, those of prop-amot too."""
     trained = find(training.out, task.name, goal, as_denoiser, training.device)
     compared = {"smc-base": smc_base(task.model, task.tilt), "smc-grad": smc_grad(task.model, task.tilt)}
     found: dict[str, Any] = {}
