@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ import torch
 
 import tokensteer as ts
 from tokensteer.app import cli, demo, jobs, methods, options, play, runs, seeds, table
+from tokensteer.app.doctor import EXTRAS
 from tokensteer.tasks.catalogue import TASKS
-from tokensteer.tasks.task import SHIPPED, Setup
+from tokensteer.tasks.metrics import Measured, measured
+from tokensteer.tasks.task import SHIPPED, Prompt, Prompted, Setup, Task
 
 TINY = ["--particles", "2", "--populations", "2", "--steps", "3"]
 
@@ -252,6 +255,89 @@ def test_the_best_and_a_draw_are_populations_of_one():
     assert methods.unweighted(result).weights.tolist() == [[0.5, 0.5], [0.5, 0.5]]
 
 
+# ---- populations that die
+
+
+HARD = """
+def first(texts):
+    return [0.0 if text.startswith("a good movie") else -float("inf") for text in texts]
+
+def nothing(texts):
+    return [-float("inf") for text in texts]
+"""
+
+
+@pytest.fixture
+def hard(tmp_path: Path, monkeypatch) -> list[str]:
+    """Options for a reward that populations die of."""
+    (tmp_path / "hard.py").write_text(HARD)
+    (tmp_path / "two.txt").write_text("A good movie\nThe film\n")
+    monkeypatch.chdir(tmp_path)
+    return ["--prompts", "two.txt", *TINY, "--out", "out"]
+
+
+def test_a_prompt_whose_populations_died_does_not_lose_the_others(hard: list[str], capsys):
+    assert tokensteer("run", "text", "--method", "smc-base", "--reward", "hard.py:first", *hard) == 0
+    said = capsys.readouterr()
+    assert "2 of 4 populations died, all of prompt 2: no particle kept any weight" in said.out
+    assert "2 of 4 populations died" in said.err
+    run = ts.open_run("out")
+    row = run.rows[0]
+    assert (row["populations"], row["dead"], row["dead prompts"]) == (4, 2, ["2"])
+    assert row["metrics"]["reward"] == row["best"]["reward"] == [0.0, 0.0]  # of the living
+    assert row["metrics"]["ess"][0] == 1.0
+    assert row["log_z"] == pytest.approx(math.log(0.5), abs=1e-4)  # the dead count here
+    assert run.result(0).alive.tolist() == [True, True, False, False]
+    assert tokensteer("report", "out") == 0
+    assert "2 populations died" in Path("out/report.html").read_text()
+
+
+def test_methods_whose_populations_all_died_do_not_lose_the_others(hard: list[str], capsys):
+    words = ["--methods", "pretrained", "smc-base", "svdd", "--reward", "hard.py:nothing", "--seeds", "0", "1"]
+    assert tokensteer("compare", "text", *words, *hard) == 0
+    assert "svdd, N = 2, seed 1: 4 of 4 populations died, all of prompt 1, 2" in capsys.readouterr().out
+    rows = ts.open_run("out").rows
+    assert [row.get("dead") for row in rows] == [None, None, 4, 4, 4, 4]
+    assert rows[0]["metrics"]["accuracy"][0] is not None
+    assert all((row["metrics"], row["best"], row["log_z"]) == ({}, None, None) for row in rows[2:])
+    assert [row.get("dead") for row in seeds.over_seeds(rows)] == [None, 8, 8]
+    assert tokensteer("report", "out") == 0
+
+
+def test_populations_that_died_are_left_out_of_what_is_measured():
+    """As many of each prompt are measured together; otherwise each prompt is, and their means are."""
+    seen: list[list[float]] = []
+
+    def metrics(result: ts.Result) -> dict[str, Measured]:
+        seen.append(result.samples[:, 0, 0].tolist())
+        return {"mean": measured(result.samples[:, 0, 0]), "reward": measured((result.weights * result.reward).sum(-1))}
+
+    def task(prompts: list[str]) -> Task:
+        asked = [Prompt(name, name) for name in prompts]
+        prompted = Prompted(asked, (), lambda places, failed: task([prompts[k] for k in places]))
+        return replace(TASKS["mog"](Setup(1)), metrics=metrics, prompted=prompted)
+
+    def found(*lives: bool) -> dict[str, Measured]:
+        alive = torch.tensor(lives)
+        reward = torch.tensor([[1.0, -math.inf]]).expand(len(lives), 2)
+        log_w = torch.where(alive[:, None], reward.clamp(max=0.0), -math.inf)
+        samples = torch.arange(float(len(lives)))[:, None, None].expand(-1, 2, 1)
+        result = ts.Result(samples, log_w, reward, torch.ones(2, len(lives)), None, torch.zeros(2, len(lives), 2), {})
+        recipe = methods.recipe_of("smc-base")
+        answer, kept = play.answer_of(recipe, result)
+        assert kept.tolist() == list(lives)
+        return play.measure(task(["a", "b"]), answer, kept)
+
+    assert found(True, True, True, True)["reward"].mean == 1.0  # 0 · -inf is no number
+    assert found(True, False, False, True)["mean"].mean == 1.5
+    assert found(False, False, True, True)["mean"].mean == 2.5
+    assert seen == [[0.0, 1.0, 2.0, 3.0], [0.0, 3.0], [2.0, 3.0]]
+    uneven = found(True, False, True, True)["mean"]
+    assert (uneven.mean, uneven.error) == pytest.approx((1.25, 1.25))
+    assert seen[3:] == [[0.0], [2.0, 3.0]]
+    assert found(False, False, False, False) == {}
+
+
 # ---- stopped, refused
 
 
@@ -351,6 +437,9 @@ RUN = ["run", "digits", *TINY, "--out", "OUT"]
         ([*RUN, "--particles", "0"], "--particles must be at least 1, got 0; try 16"),
         (["compare", "digits", "--particles", "4", "0", "--out", "OUT"], "--particles must be at least 1"),
         (["compare", "digits", "--populations", "0", "--out", "OUT"], "--populations must be at least 1"),
+        (["compare", "digits", "--seeds", "--out", "OUT"], "--seeds lists nothing: give one or more"),
+        (["compare", "digits", "--particles", "--out", "OUT"], "--particles lists nothing: give one or more"),
+        (["compare", "digits", "--methods", "--out", "OUT"], "--methods lists nothing: give one or more"),
         ([*RUN, "--populations", "-1"], "--populations must be at least 1"),
         ([*RUN, "--steps", "0"], "--steps must be at least 1"),
         ([*RUN, "--draws", "0"], "--draws must be at least 1"),
@@ -359,10 +448,12 @@ RUN = ["run", "digits", *TINY, "--out", "OUT"]
         ([*RUN, "--remask", "2"], "remask must lie in [0, 1]"),
         ([*RUN, "--goal", "12"], "digit from 0 to 9"),
         ([*RUN, "--device", "toaster"], "no device called toaster"),
+        ([*RUN, "--device", "meta"], "the device meta cannot be used here: there are cpu"),
         ([*RUN, "--memory", "lots"], "memory must read like '8GiB'"),
         ([*RUN, "--ramp", "linaer"], "no ramp called 'linaer'. Did you mean linear?"),
         ([*RUN, "--ramp", "clipped:x"], "takes a number"),
         ([*RUN, "--ramp", "clipped:0"], "takes a positive number"),
+        ([*RUN, "--ramp", "clipped:11"], "--ramp clipped:k takes tenths of the time, above 0 and up to 10, got 11"),
         ([*RUN, "--noise", "loud"], "no noise called 'loud'"),
         (["run", "mog", "--noise", "shared"], "give --draws too"),
         ([*RUN, "--trigger", "sometimes"], "no trigger called 'sometimes'"),
@@ -375,7 +466,8 @@ RUN = ["run", "digits", *TINY, "--out", "OUT"]
         (["run", "digits", *TINY, "--out", __file__], "is a file"),
         (["run", "digits", *TINY, "--out", f"{__file__}/deeper"], "is a file"),
         (["run", "digits", *TINY, "--out", str(Path(__file__).parent)], "is not empty"),
-        (["report", "NOWHERE"], ""),
+        (["report", "NOWHERE"], "nowhere is no run folder (there is no such folder): give the --out of a run\n"),
+        (["report", __file__], "is no run folder (it is a file): give the --out of a run\n"),
         (["train", "mog", "--minutes", "-1", "--out", "OUT"], "--minutes must be positive"),
     ],
 )
@@ -394,6 +486,50 @@ def test_bad_input_gives_one_line_and_exit_2(words: list[str], says: str, tmp_pa
 def test_options_that_are_none_exit_with_2(capsys):
     assert tokensteer("run", "digits", "--particels", "3") == 2
     assert "--particles" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:7"])
+def test_a_gpu_that_is_not_there_is_said(device: str, tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert tokensteer("run", "digits", *TINY, "--device", device, "--out", tmp_path / "x") == 2
+    assert capsys.readouterr().err == f"tokensteer: torch sees no GPU here, so the device cannot be {device}: use cpu\n"
+
+
+JUDGES = """
+number = 3
+
+def words(texts):
+    return ["good" for text in texts]
+
+def nothing(texts):
+    return None
+
+class Judge:
+    def __init__(self, name):
+        self.name = name
+"""
+
+
+@pytest.mark.parametrize(
+    ("reward", "says"),
+    [
+        ("judges.py", "--reward takes module:function, such as mine.py:short, got 'judges.py'"),
+        ("judges.py:number", "--reward judges.py:number is of type int: give a function from a list of texts to a"),
+        ("judges.py:Judge", "--reward judges.py:Judge is a class: give a function"),
+        ("judges.py:words", "--reward judges.py:words gives 'good', which is no number: give a number for each text"),
+        ("judges.py:nothing", "--reward judges.py:nothing gives None, which is no number"),
+    ],
+)
+def test_rewards_that_cannot_judge_are_refused(reward: str, says: str, tmp_path: Path, monkeypatch, capsys):
+    (tmp_path / "judges.py").write_text(JUDGES)
+    (tmp_path / "one.txt").write_text("The film\n")
+    monkeypatch.chdir(tmp_path)
+    words = ["--method", "smc-base", "--prompts", "one.txt", *TINY, "--out", "out"]
+    assert tokensteer("run", "text", "--reward", reward, *words) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1, said
+    assert says in said
+    assert not Path("out").exists()
 
 
 def test_a_run_folder_of_another_format_is_refused(run_folder: Path, capsys):
@@ -486,6 +622,23 @@ def steering():
 method = ts.smc_base(model, ts.Tilt(reward, draws=2))
 tilt = ts.Tilt(reward)
 number = 3
+
+
+class Sum(torch.nn.Module):
+    def forward(self, x):
+        return reward(x)
+
+
+class Scaled(Sum):
+    def __init__(self, scale):
+        super().__init__()
+
+
+module = Sum()
+
+
+def failing():
+    return Scaled()
 """
 
 
@@ -511,6 +664,9 @@ SIZES = ["--vocab", "4", "--length", "2"]
         (["my_parts:denoiser", *SIZES], ["denoiser"]),
         (["my_parts:reward", *SIZES], ["reward"]),
         (["my_parts:tilt", *SIZES], ["reward"]),
+        (["my_parts:module", *SIZES], ["reward"]),
+        (["my_parts:Sum", *SIZES], ["reward"]),
+        (["my_parts:reward", *SIZES, "--mask", "-1"], ["reward"]),
     ],
 )
 def test_check_holds_parts_to_their_laws(words: list[str], laws: list[str], parts, capsys):
@@ -530,6 +686,16 @@ def test_check_holds_parts_to_their_laws(words: list[str], laws: list[str], part
         (["my_parts:drowsy", *SIZES], "from_logits"),
         (["my_parts:reward"], "--vocab"),
         (["my_parts:reward", "--vocab", "4"], "--length"),
+        (["my_parts:reward", *SIZES, "--mask", "4"], "--mask must be one of the 4 tokens of --vocab, 0 to 3, got 4"),
+        (["my_parts:denoiser", *SIZES, "--mask", "-1"], "--mask must be one of the 4 tokens"),
+        (
+            ["my_parts:reward", "--vocab", "0", "--length", "2"],
+            "--vocab must be at least 2, a token and the mask, got 0",
+        ),
+        (["my_parts:kernel", "--vocab", "1"], "--vocab must be at least 2"),
+        (["my_parts:reward", "--vocab", "4", "--length", "0"], "--length must be at least 1, got 0"),
+        (["my_parts:Scaled", *SIZES], "Scaled is a class that takes scale: give an object of it"),
+        (["my_parts:failing", *SIZES], r"failing\(\) breaks down: TypeError"),
         (["my_parts:number"], "is a int: give a Steering"),
         (["my_parts:rewrad"], "no attribute called 'rewrad'. Did you mean reward?"),
         (["my_parts"], "module:attribute"),
@@ -548,6 +714,7 @@ def test_check_names_the_law_that_broke(words: list[str], says: str, parts, caps
 
 
 def test_doctor_says_what_is_there(capsys, monkeypatch):
+    assert {name for name, *_ in EXTRAS} >= {"transformers", "peft", "h5py", "pyjaspar"}
     monkeypatch.setattr("tokensteer.app.doctor.EXTRAS", (("no-such-package", "eval", "nothing"),))
     assert tokensteer("doctor") == 0
     out = capsys.readouterr().out

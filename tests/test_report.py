@@ -535,7 +535,7 @@ def test_colours_can_be_told_apart(theme: int) -> None:
 
 
 def one_line(folder: Path, *words: str) -> None:
-    with pytest.raises(ValueError, match="again") as caught:
+    with pytest.raises(ValueError, match=r"again|the --out of a run") as caught:
         write(folder)
     message = str(caught.value)
     assert "\n" not in message
@@ -551,7 +551,9 @@ def small(tmp_path: Path) -> Path:
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    one_line(tmp_path / "nowhere", "no run folder")
+    one_line(tmp_path / "nowhere", "no run folder (there is no such folder): give the --out of a run")
+    (tmp_path / "file").write_text("")
+    one_line(tmp_path / "file", "no run folder (it is a file): give the --out of a run")
 
 
 def test_a_folder_of_something_else(tmp_path: Path) -> None:
@@ -566,7 +568,7 @@ def test_another_format(small: Path) -> None:
 
 def test_a_missing_result(small: Path) -> None:
     next(small.glob("rows/*.safetensors")).unlink()
-    one_line(small, "not there")
+    one_line(small, "not there", "run it again with --force")
 
 
 def test_a_damaged_result(small: Path) -> None:

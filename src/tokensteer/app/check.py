@@ -11,6 +11,8 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from torch import nn
+
 from tokensteer.app.names import unknown
 from tokensteer.app.options import Check
 from tokensteer.core.kernel import NO_MASK, Ancestral, Kernel
@@ -54,11 +56,11 @@ def check(command: Check) -> int:
     return 0
 
 
-def find(target: str) -> object:
+def find(target: str, mend: str = "give what to check as module:attribute, such as mymodel:steering") -> object:
     """module:attribute or file.py:attribute, with dots in the attribute."""
     module, colon, attribute = target.rpartition(":")
     if not colon or not module or not attribute:
-        raise ValueError(f"give what to check as module:attribute, such as mymodel:steering, got {target!r}")
+        raise ValueError(f"{mend}, got {target!r}")
     found: Any = _load(module)
     for name in attribute.split("."):
         known = [word for word in dir(found) if not word.startswith("_")]
@@ -94,6 +96,8 @@ def _load(module: str) -> object:
 def laws_of(found: Any, given: Check) -> Iterator[Law]:
     """All laws for an object, by its type, or by what it takes."""
     match found:
+        case type():  # before kernels, whose names it may have
+            yield from _of_function(found, given)
         case Method():
             yield from laws_of(found.steering, given)
         case Steering():
@@ -123,13 +127,11 @@ def laws_of(found: Any, given: Check) -> Iterator[Law]:
 
 def _of_function(found: Any, given: Check) -> Iterator[Law]:
     """Told apart by how many arguments they need: none makes something, one is a reward's, two are a denoiser's."""
-    needed = [
-        p
-        for p in inspect.signature(found).parameters.values()
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
+    needed = _needed(found.forward if isinstance(found, nn.Module) else found)
+    if needed and isinstance(found, type):
+        raise ValueError(f"{given.target} is a class that takes {', '.join(needed)}: give an object of it")
     if not needed:
-        yield from laws_of(found(), given)
+        yield from laws_of(_made(found, given), given)
     elif len(needed) == 1:
         vocab, length, mask = _sizes(given, "reward")
         yield _of_reward(Tilt(found, differentiable=given.one_hots), vocab, length, mask, given.seed)
@@ -142,6 +144,20 @@ def _of_function(found: Any, given: Check) -> Iterator[Law]:
             f"{given.target} takes {len(needed)} arguments: a reward takes x, a denoiser x and t, and a kernel is an "
             "object with mask_id, choose, survival and remasks"
         )
+
+
+def _needed(function: Callable[..., object]) -> list[str]:
+    """The arguments that have to be given by their places."""
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = inspect.signature(function).parameters.values()
+    return [p.name for p in named if p.default is p.empty and p.kind in places]
+
+
+def _made(make: Callable[[], object], given: Check) -> object:
+    try:
+        return make()
+    except Exception as error:
+        raise ValueError(f"{given.target}() breaks down: {type(error).__name__}: {error}") from error
 
 
 def _of_model(model: Diffusion, one_hots: bool, seed: int) -> Iterator[Law]:
@@ -170,6 +186,8 @@ def _of_reward(tilt: Tilt, vocab_size: int, length: int, mask: int, seed: int) -
 def _vocab(given: Check, what: str) -> int:
     if given.vocab is None:
         raise ValueError(f"{given.target} is a {what}: say with --vocab how many tokens there are, the mask among them")
+    if given.vocab < 2:
+        raise ValueError(f"--vocab must be at least 2, a token and the mask, got {given.vocab}")
     return given.vocab
 
 
@@ -177,4 +195,9 @@ def _sizes(given: Check, what: str) -> tuple[int, int, int]:
     vocab = _vocab(given, what)
     if given.length is None:
         raise ValueError(f"{given.target} is a {what}: say with --length how many sites a sequence has")
-    return vocab, given.length, vocab - 1 if given.mask is None else given.mask
+    if given.length < 1:
+        raise ValueError(f"--length must be at least 1, got {given.length}")
+    mask = vocab - 1 if given.mask is None else given.mask
+    if not 0 <= mask < vocab and (mask != NO_MASK or what == "denoiser"):
+        raise ValueError(f"--mask must be one of the {vocab} tokens of --vocab, 0 to {vocab - 1}, got {mask}")
+    return vocab, given.length, mask

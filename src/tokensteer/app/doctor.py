@@ -18,9 +18,11 @@ EXTRAS = (
     ("POT", "eval", "the distance of mog"),
     ("scipy", "eval", "metrics"),
     ("matplotlib", "plot", "figures"),
+    ("transformers", "hf", "models and rewards from elsewhere"),
     ("peft", "hf", "adapters"),
     ("accelerate", "hf", "training in many processes"),
     ("pyjaspar", "bio", "the motifs of dna"),
+    ("h5py", "bio", "weights that Keras wrote"),
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +46,24 @@ GUIDANCE = 1.5
 
 
 # ---- how the answer of a method is read off its result
+
+
+def some(result: Result, populations: Tensor) -> Result:
+    """Some of the populations, chosen by their indices or by a mask."""
+
+    def of(values: Tensor | None) -> Any:
+        return None if values is None else values[:, populations]
+
+    return replace(
+        result,
+        samples=result.samples[populations],
+        log_w=result.log_w[populations],
+        reward=None if result.reward is None else result.reward[populations],
+        ess=of(result.ess),
+        mean_reward=of(result.mean_reward),
+        ancestors=of(result.ancestors),
+        ramp=of(result.ramp),
+    )
 
 
 def weighted(result: Result) -> Result:
@@ -307,6 +326,8 @@ def ramp(text: str) -> Ramp | Adaptive:
         number = _argument(value, f"--ramp {name}")
         if number <= 0:
             raise ValueError(f"--ramp {name}: takes a positive number, got {value}")
+        if name == "clipped" and number > 10:
+            raise ValueError(f"--ramp clipped:k takes tenths of the time, above 0 and up to 10, got {value}")
         return _RAMPS_OF[name](number)
     if text not in RAMPS:
         raise ValueError(unknown(text, [*RAMPS, "clipped:3", "adaptive:0.9"], "ramp"))

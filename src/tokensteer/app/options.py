@@ -139,9 +139,9 @@ class Run:
 @dataclass(frozen=True)
 class Compare:
     task: Task
-    methods: Annotated[tuple[str, ...], _left("all that suit the task, or the recipe's", "STR ...")] = ()
+    methods: Annotated[tuple[str, ...] | None, _left("all that suit the task, or the recipe's", "STR ...")] = None
     """Methods by name."""
-    particles: Annotated[tuple[int, ...], _left("16", "INT ...")] = ()
+    particles: Annotated[tuple[int, ...] | None, _left("16", "INT ...")] = None
     """Sizes of a population."""
     populations: Annotated[int | None, _left("8, or 30 for traces", "INT")] = None
     """Independent runs side by side, of each prompt if there are several; they give the standard errors."""

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import cache, partial, wraps
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 import tokensteer
 from tokensteer.app import methods
@@ -31,10 +31,20 @@ from tokensteer.core.methods import Method
 from tokensteer.core.result import Result, with_rows
 from tokensteer.core.smc import Record, summarise, sweep
 from tokensteer.tasks.catalogue import TASKS
-from tokensteer.tasks.metrics import Measured
-from tokensteer.tasks.task import SHIPPED, Failure, Setup, Task, Trained
+from tokensteer.tasks.metrics import Measured, measured
+from tokensteer.tasks.task import SHIPPED, Failure, Setup, Task, Trained, check_device
 
 Found = TypeVar("Found")
+
+
+def usable(device: str) -> None:
+    """Say so unless numbers can be kept on the device and read back."""
+    check_device(device)
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        known = ["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))]
+        raise ValueError(f"the device {device} cannot be used here: there are {', '.join(known)}") from error
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,7 @@ class Place:
     memory: str | None = None
 
     def __post_init__(self) -> None:
+        usable(self.device)
         if self.memory is not None:
             parse_memory(self.memory)
 
@@ -84,13 +95,32 @@ def make_task(setup: Setup, name: str) -> Task:
     return task
 
 
-_reward = cache(find)  # a file that is read twice gives two functions
+@cache  # a file that is read twice gives two functions
+def reward_of(target: str) -> Callable[[list[str]], Any]:
+    """The function of texts at module:function, which is told what to give where it gives no numbers."""
+    function: Any = find(target, "--reward takes module:function, such as mine.py:short")
+    if isinstance(function, type) or not callable(function):
+        kind = "a class" if isinstance(function, type) else f"of type {type(function).__name__}"
+        raise ValueError(f"--reward {target} is {kind}: give a function from a list of texts to a number for each")
+
+    @wraps(function)
+    def reward(texts: list[str]) -> Tensor:
+        given = function(texts)
+        try:
+            return torch.as_tensor(given)
+        except (TypeError, ValueError, RuntimeError) as error:
+            first = given[0] if isinstance(given, list | tuple) and given else given  # pyright: ignore[reportUnknownVariableType]
+            raise ValueError(
+                f"--reward {target} gives {first!r:.80}, which is no number: give a number for each text, in a list"
+            ) from error
+
+    return reward
 
 
 def setup_of(job: Job, place: Place) -> Setup:
     choose(job.task, TASKS, "task")
     prompts = None if job.prompts is None else Path(job.prompts)
-    reward: Any = None if job.reward is None else _reward(job.reward)
+    reward = None if job.reward is None else reward_of(job.reward)
     return Setup(job.steps, job.goal, job.kl, job.remask, place.device, place.weights, prompts, reward)
 
 
@@ -188,9 +218,36 @@ def side_by_side(results: Sequence[Result]) -> Result:
     )
 
 
-def row_of(ready: Ready, result: Result, answer: Result, seconds: float) -> dict[str, Any]:
+def answer_of(recipe: Recipe, result: Result) -> tuple[Result, Tensor]:
+    """What a method answers with, and which populations it is of, (B,): of those that died there is none, unless the
+    method looks at no weights."""
+    kept = result.alive
+    kept = torch.ones_like(kept) if recipe.answer is methods.unweighted else kept
+    return recipe.answer(methods.some(result, kept)), kept
+
+
+def measure(task: Task, answer: Result, kept: Tensor) -> dict[str, Measured]:
+    """Metrics of an answer that is of the `kept` populations alone. Where prompts have lost different numbers of them
+    each prompt is measured by itself, and the means over prompts are given."""
+    if not kept.any():
+        return {}
+    if answer.reward is not None:  # a particle of no weight counts for nothing, whatever its reward
+        answer = replace(answer, reward=torch.where(answer.log_w == -math.inf, 0.0, answer.reward))
+    if task.prompted is None or kept.all():
+        return dict(task.metrics(answer))
+    own = [int(count) for count in kept.view(len(task.prompted.prompts), -1).sum(-1)]
+    places = [k for k, count in enumerate(own) if count]
+    if len({own[k] for k in places}) == 1:
+        return dict(_only(task, places).metrics(answer))
+    owner = torch.tensor([k for k in places for _ in range(own[k])], device=kept.device)
+    found = [_only(task, [k]).metrics(methods.some(answer, owner == k)) for k in places]
+    return {name: measured(torch.tensor([metrics[name].mean for metrics in found])) for name in found[0]}
+
+
+def row_of(ready: Ready, result: Result, answer: Result, kept: Tensor, seconds: float) -> dict[str, Any]:
     """What is said of a job that is done: `metrics` of its answer, and apart from them of the best by reward."""
-    job, recipe = ready.job, ready.recipe
+    job, recipe, living = ready.job, ready.recipe, result.alive
+    best = None if result.reward is None or not living.any() else methods.best(methods.some(result, living))
     # Without a twist there is no normaliser to estimate, and a pinned particle makes the estimate a biased one.
     estimates = ready.method.steering.twist is not None and not recipe.sweeps and recipe.estimates
     log_z = Measured(*result.pooled_log_z) if estimates else Measured(math.nan, math.nan)
@@ -202,8 +259,8 @@ def row_of(ready: Ready, result: Result, answer: Result, seconds: float) -> dict
         "seed": job.seed,
         "about": ready.task.about,
         "answer": recipe.answer.__name__,
-        "metrics": _numbers(ready.task.metrics(answer)),
-        "best": None if result.reward is None else _numbers(ready.task.metrics(methods.best(result))),
+        "metrics": _numbers(measure(ready.task, answer, kept)),
+        "best": None if best is None else _numbers(measure(ready.task, best, living)),
         "log_z": _number(log_z.mean),
         "log_z_error": _number(log_z.error),
         "rows": dict(result.rows),
@@ -212,7 +269,17 @@ def row_of(ready: Ready, result: Result, answer: Result, seconds: float) -> dict
         "job": asdict(job),
         **({"training": _training(recipe.trained(ready.task))} if recipe.trained is not None else {}),
         **_failures(ready.task),
+        **_dead(ready, kept),
     }
+
+
+def _dead(ready: Ready, kept: Tensor) -> dict[str, Any]:
+    """How many populations died, if any did, and the prompts that have lost all of theirs."""
+    if kept.all():
+        return {}
+    asked = () if ready.task.prompted is None else ready.task.prompted.prompts
+    lost = [prompt.id for prompt, own in zip(asked, kept.view(max(1, len(asked)), -1), strict=False) if not own.any()]
+    return {"dead": int((~kept).sum())} | ({"dead prompts": lost} if lost else {})
 
 
 def _failures(task: Task) -> dict[str, Any]:
@@ -252,8 +319,8 @@ def play(jobs: Sequence[Ready], place: Place, writer: Writer, watch: Watch) -> N
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         seconds = time.perf_counter() - began
-        answer = ready.recipe.answer(result)
-        row = row_of(ready, result, answer, seconds)
+        answer, kept = answer_of(ready.recipe, result)
+        row = row_of(ready, result, answer, kept, seconds)
         writer.add(ready.job.file, row, result, _samples(ready, result, answer))
         watch.end(row)
 
@@ -264,7 +331,7 @@ def _samples(ready: Ready, result: Result, answer: Result) -> dict[str, Callable
     files: dict[str, Callable[[Path], None]] = {
         suffix: partial(write, result) for suffix, write in task.written.items()
     }
-    if task.picture is not None:
+    if task.picture is not None and len(answer.log_w):
         count = max(1, min(ready.job.particles, task.pictured // ready.job.populations))
         files[PICTURE] = partial(task.picture, answer.sample(count).flatten(0, 1)[: task.pictured])
     return files
@@ -281,7 +348,7 @@ def config(command: str, jobs: Sequence[Job], place: Place) -> dict[str, Any]:
         "weights": "shipped" if shipped else str(place.weights),
         "device": place.device,
         "memory": place.memory,
-        "machine": torch.cuda.get_device_name() if place.device.startswith("cuda") else platform.machine(),
+        "machine": torch.cuda.get_device_name(place.device) if place.device.startswith("cuda") else platform.machine(),
         "versions": versions(),
         "jobs": [asdict(job) for job in jobs],
     }

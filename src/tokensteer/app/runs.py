@@ -35,17 +35,15 @@ class Run:
 
     def result(self, index: int) -> Result:
         """What `ts.smc` gave for a row: samples, log-weights, ESS and reward at every step, ancestors."""
-        from safetensors import SafetensorError
-
         from tokensteer.core.result import Result
 
         file = self.folder / self.rows[index]["file"]
         if not file.is_file():
-            raise FileNotFoundError(f"{self.folder} lists a result that is not there: {file}")
+            raise FileNotFoundError(f"{self.folder} lists a result that is not there, {file}")
         try:
             return Result.load(file)
-        except SafetensorError as error:
-            raise ValueError(f"{file} is damaged, or no safetensors file: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"{file} is damaged ({error})") from error
 
     def picture(self, index: int) -> Path:
         """The picture of a row's samples, where they can be drawn."""
@@ -61,7 +59,7 @@ def open_run(folder: str | Path) -> Run:
     folder = Path(folder)
     config = _read(folder, CONFIG)
     if not isinstance(config, dict) or "format" not in config:
-        raise ValueError(f"{folder} is no run folder: its {CONFIG} does not say which format it has")
+        raise ValueError(f"{folder} is no run folder (its {CONFIG} does not say which format it has)")
     written: Any = config["format"]  # pyright: ignore[reportUnknownVariableType]
     if written != FORMAT:
         raise ValueError(
@@ -70,19 +68,19 @@ def open_run(folder: str | Path) -> Run:
         )
     rows = _read(folder, RESULTS)
     if not isinstance(rows, list):
-        raise ValueError(f"{folder / RESULTS} is damaged: it should be a list of rows")
+        raise ValueError(f"{folder / RESULTS} is damaged (it should be a list of rows)")
     return Run(folder, config, rows)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _read(folder: Path, name: str) -> object:
     file = folder / name
     if not file.is_file():
-        missing = f"it has no {name}" if folder.is_dir() else "there is no such folder"
-        raise FileNotFoundError(f"{folder} is no run folder: {missing}")
+        other = "it is a file" if folder.exists() else "there is no such folder"
+        raise FileNotFoundError(f"{folder} is no run folder ({f'it has no {name}' if folder.is_dir() else other})")
     try:
         return json.loads(file.read_text())
     except ValueError as error:
-        raise ValueError(f"{file} is damaged: {error}") from error
+        raise ValueError(f"{file} is damaged ({error})") from error
 
 
 # ---- writing

@@ -45,6 +45,7 @@ def _merged(group: Sequence[Row]) -> Row:
         "rows": _counts([row["rows"] for row in group]),
         "saved": _counts([row["saved"] for row in group]),
         "seconds": sum(row["seconds"] for row in group) / len(group),
+        **({"dead": dead} if (dead := sum(row.get("dead", 0) for row in group)) else {}),
     }
 
 

@@ -58,7 +58,7 @@ def run_jobs(jobs: Sequence[Job], place: Place, out: Path, words: str, force: bo
         console = terminal()
         for part in tables(writer.rows, console.width):
             say(part, console)
-        for line in failures(writer.rows):
+        for line in [*failures(writer.rows), *deaths(writer.rows)]:
             say(line, console)
     return writer
 
@@ -67,6 +67,21 @@ def failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line for each prompt that gave nothing, whatever the method."""
     every = [failed for row in rows for failed in row.get("failed", ())]
     return list(dict.fromkeys(f"prompt {failed['id']} failed: {failed['error']}" for failed in every))
+
+
+def deaths(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each row of which populations died, with the mend."""
+    mend = "no particle kept any weight. Use more particles, resample earlier, or soften the reward"
+    return [f"{_who(row)}: {row['dead']} of {row['populations']} {_died(row)}: {mend}" for row in rows if "dead" in row]
+
+
+def _who(row: Mapping[str, Any]) -> str:
+    return f"{row['method']}, N = {row['particles']}, seed {row['seed']}"
+
+
+def _died(row: Mapping[str, Any]) -> str:
+    prompts = row.get("dead prompts", ())
+    return "populations died" + (f", all of prompt {', '.join(prompts)}" if prompts else "")
 
 
 def terminal() -> Console:
@@ -88,8 +103,11 @@ def _common(task: str, setting: Setting) -> dict[str, Any]:
 
 def _compared(command: Compare, place: Place) -> list[Job]:
     choose(command.task, TASKS, "task")
+    for name, example in (("methods", "smc-base svdd"), ("particles", "4 16"), ("seeds", "0 1")):
+        if getattr(command, name) == ():
+            raise ValueError(f"--{name} lists nothing: give one or more, such as --{name} {example}, or leave it out")
     usual: list[str] = []
-    if not command.methods:
+    if command.methods is None:
         # Which methods suit a task is known once it is there.
         setting = command.setting
         job = Job(method="pretrained", particles=1, populations=1, **_common(command.task, setting))

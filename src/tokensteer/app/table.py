@@ -109,6 +109,7 @@ COST: list[Column] = [
 def summary(row: Row) -> str:
     """A row in a line."""
     marks = [f"{name} {spread(value)}" for name, value in row["metrics"].items() if name not in ELSEWHERE]
+    marks += [f"{row['dead']} of {row['populations']} populations died"] if "dead" in row else []
     return f"{row['task']} {row['method']}, N = {row['particles']}: {', '.join(marks)}, {_seconds(row)} s"
 
 

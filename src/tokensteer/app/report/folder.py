@@ -16,7 +16,7 @@ from tokensteer.app.seeds import over_seeds, seeds_of
 from tokensteer.core.result import Result
 from tokensteer.tasks.metrics import Measured
 
-AGAIN = "give the --out of a run, or run it again with --force"
+OTHER, AGAIN = "give the --out of a run", "run it again with --force"
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,10 @@ def read(folder: Path) -> Run:
             raise ValueError(f"{folder} has no finished row to report on")
         rows = [_row(run, index) for index in range(len(run.rows))]
         return Run(folder, run.config, rows, _joined(rows, run))
-    except FileNotFoundError as error:
-        raise ValueError(f"{_line(error)}: {AGAIN}") from error
-    except ValueError as error:
+    except (FileNotFoundError, ValueError) as error:
         known = _line(error)
-        raise ValueError(known if "again" in known else f"{known}: {AGAIN}") from error
+        mend = OTHER if "is no run folder" in known else AGAIN
+        raise ValueError(known if "again" in known else f"{known}: {mend}") from error
 
 
 def _line(error: Exception) -> str:

@@ -120,6 +120,7 @@ def written(row: Row, name: str, colour: int) -> str:
         'class="card told"',
         element("h3", "", swatch(colour), escape(name)),
         *failed,
+        dead(row),
         text("h4", kind_of_draws(row)),
         _listed(drawn_texts(row, some, max(1, 8 // max(1, len(some))))),
         text("h4", f"Best of {row.particles} by reward")
@@ -144,6 +145,13 @@ def drawn_texts(row: Row, some: Tensor, each: int) -> list[Mapping[str, Any]]:
 
 def _alive(row: Row) -> Tensor:
     return (row.result.log_w.amax(-1) > -math.inf).nonzero().squeeze(-1)
+
+
+def dead(row: Row) -> str:
+    """A note on the populations that died, if any did."""
+    count = row.populations - len(_alive(row))
+    said = f"{plural(count, 'population')} died: no particle kept any weight."
+    return text("p", said, 'class="note"') if count else ""
 
 
 def _populations(row: Row, some: Tensor) -> list[Sequence[Mapping[str, Any]]]:
@@ -190,14 +198,12 @@ def sheet(row: Row, name: str, colour: int) -> str:
         show(x, f"best of population {k + 1} by reward, {name}" + ("" if math.isnan(r) else f": {number(r)}"))
         for k, (x, r) in enumerate(zip(map(ints, top), rewards, strict=True))
     ]
-    dead = row.populations - int((result.log_w.amax(-1) > -math.inf).sum())
-    note = text("p", f"{plural(dead, 'population')} died: no particle kept any weight.", 'class="note"') if dead else ""
     steered = result.reward is not None
     return element(
         "article",
         'class="card"',
         element("h3", "", swatch(colour), escape(name)),
-        note,
+        dead(row),
         text("h4", kind_of_draws(row)),
         element("div", f'class="{kind}"', *posterior),
         text("h4", f"Best of {row.particles} by reward") + element("div", f'class="{kind} best"', *highest)
