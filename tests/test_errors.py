@@ -156,6 +156,8 @@ def test_a_network_that_trains_is_noticed() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(ts.from_logits(net.eval(), MASK, ignores_time=True))
+        net.train()[1].p = 0.0
+        model(ts.from_logits(net, MASK, ignores_time=True))
 
 
 @pytest.mark.parametrize("average", [ts.log_mean_exp, ts.mean])

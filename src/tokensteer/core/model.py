@@ -346,7 +346,8 @@ def _check_mode(denoiser: Denoiser) -> None:
     """Networks with dropout, or norms over a batch, are other functions while they train."""
     known = (denoiser, *(getattr(denoiser, name, None) for name in ("network", "trunk")))
     nets = [net for net in known if isinstance(net, nn.Module)]
-    if any(layer.training and isinstance(layer, RESTLESS) for net in nets for layer in net.modules()):
+    layers = [layer for net in nets for layer in net.modules() if isinstance(layer, RESTLESS) and layer.training]
+    if any(getattr(layer, "p", 1.0) > 0 for layer in layers):  # dropout may be turned off
         warnings.warn(
             "the denoiser's network is in training mode and has dropout or batch norm: it does not say the same twice. "
             "Call .eval()",
