@@ -74,7 +74,9 @@ class Chunks:
                 answers.append(network(slice(done, done + size)))
             except RuntimeError as error:
                 taken = min(size, count - done)
-                if taken <= 1 or recording() or not ran_out(error):
+                if recording() or not ran_out(error):
+                    raise
+                if taken <= 1:
                     self.most.pop(row_bytes, None)  # fewer did not help: something else is too large
                     raise
                 size = self._halve(taken, row_bytes)

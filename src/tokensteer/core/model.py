@@ -180,6 +180,7 @@ class Diffusion:
         fixed = (self.template != NO_MASK).view(-1, self.template.shape[-1]).all(0).unsqueeze(-1)
         if self.kernel.mask_id == NO_MASK and fixed.any():
             object.__setattr__(self, "_prompt", fixed)
+        # Known to the host, so that nothing is pinned, step after step, where nothing is fixed.
         object.__setattr__(self, "_fixes", bool((self.template != self.kernel.mask_id).any()))
         _check_mode(self.denoiser)
         answer = check_denoiser(self.denoiser, self)

@@ -197,7 +197,8 @@ def assert_resampler(
     generator = torch.Generator(device).manual_seed(seed)
     even = torch.zeros(num_particles, dtype=torch.float64, device=device)
     uneven = torch.randn(num_particles, generator=generator, dtype=torch.float64, device=device) - 1.0
-    for kind, own in {"even": even, "uneven": uneven, "partly dead": uneven.masked_fill(uneven > -1.0, NEVER)}.items():
+    halved = uneven.index_fill(0, torch.arange(1, num_particles, 2, device=device), NEVER)
+    for kind, own in {"even": even, "uneven": uneven, "partly dead": halved}.items():
         log_w = own.expand(DRAWS, -1).contiguous()
         ancestors, new = resampler(log_w, generator)
         what = f"the resampler, of {kind} weights,"

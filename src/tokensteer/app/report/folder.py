@@ -154,14 +154,7 @@ def _texts(files: Sequence[Path]) -> list[Mapping[str, Any]]:
 
 def _answer(result: Result, kind: str) -> Result:
     """What the method answers with, of the populations that live; the same every time."""
-    alive = result.log_w.amax(-1) > -math.inf
-    living = replace(
-        result,
-        samples=result.samples[alive],
-        log_w=result.log_w[alive],
-        reward=None if result.reward is None else result.reward[alive],
-        generator=Generator().manual_seed(0),
-    )
+    living = replace(methods.some(result, result.alive), generator=Generator().manual_seed(0))
     answers = {answer.__name__: answer for answer in (methods.weighted, methods.unweighted, methods.one_draw)}
     return answers.get(kind, methods.weighted)(living)
 

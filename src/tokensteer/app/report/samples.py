@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.app import methods
 from tokensteer.app.numbers import number, spread
 from tokensteer.app.report.charts import swatch
 from tokensteer.app.report.folder import Row
@@ -40,13 +41,8 @@ def draws(answer: Result, count: int = SHOWN) -> Tensor:
 
 def best(result: Result, count: int = SHOWN) -> tuple[Tensor, list[float]]:
     """The best by reward of up to `count` living populations (K, L), and its reward, or NaN."""
-    alive = (result.log_w.amax(-1) > -math.inf).nonzero().squeeze(-1)[:count]
-    kept = replace(
-        result,
-        samples=result.samples[alive],
-        log_w=result.log_w[alive],
-        reward=None if result.reward is None else result.reward[alive],
-    )
+    alive = result.alive.nonzero().squeeze(-1)[:count]
+    kept = methods.some(result, alive)
     if kept.reward is None:
         return kept.best(), [math.nan] * len(alive)
     counted = torch.where(kept.log_w == -math.inf, -math.inf, kept.reward)
@@ -144,7 +140,7 @@ def drawn_texts(row: Row, some: Tensor, each: int) -> list[Mapping[str, Any]]:
 
 
 def _alive(row: Row) -> Tensor:
-    return (row.result.log_w.amax(-1) > -math.inf).nonzero().squeeze(-1)
+    return row.result.alive.nonzero().squeeze(-1)
 
 
 def dead(row: Row) -> str:
