@@ -21,7 +21,7 @@ from tokensteer.core.steering import Steering
 from tokensteer.core.twist import LearnedTwist, Tilt
 from tokensteer.nets import ValueConfig, ValueNet, load, save
 from tokensteer.nets.store import Net
-from tokensteer.tasks.task import Task, Trained
+from tokensteer.tasks.task import SHIPPED, Task, Trained
 from tokensteer.tasks.training import Training, say, write_json
 from tokensteer.train import Balance, Learned, Objective, Progress, ProposalPlan, Returns, Tuning, fit_proposal, shown
 
@@ -86,9 +86,10 @@ def find(
     file, twist = (file_of(folder, task, part, goal) for part in PARTS)
     if not file.is_file():
         known = sorted(file.stem for file in folder.glob(f"{task}-proposal*.safetensors"))
+        taught = "" if folder == SHIPPED else f" --weights {folder}"
         raise FileNotFoundError(
             f"there is no {file.name} in the weights (there: {', '.join(known) or 'none'}): train it by "
-            f"tokensteer train {task} --proposal{_towards(goal)} --out FOLDER, and give --weights FOLDER"
+            f"tokensteer train {task} --proposal{_towards(goal)}{taught} --out FOLDER, and give --weights FOLDER"
         )
     net = load(file, device, folder / f"{task}-denoiser.safetensors")
     card = json.loads(file.with_suffix(".json").read_text())
