@@ -95,7 +95,7 @@ class Bends:
 
     def rows(self, index: Tensor) -> Tensor:
         scale, here = self.scale[index].unsqueeze(-1), self.here[index].unsqueeze(-1)
-        return (self.slopes.rows(self.site[index]) - here).mul_(scale).clamp_(-self.clip, self.clip)
+        return self.slopes.rows(self.site[index]).sub_(here).mul_(scale).clamp_(-self.clip, self.clip)
 
     def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
         g = self.slopes.entries(self.site[index], tokens)
@@ -139,7 +139,7 @@ class Bent:
         return self._spelt(index).log_softmax(-1)
 
     def _spelt(self, index: Tensor) -> Tensor:
-        return self.law.rows(self.site[index]) + self.bends.rows(self.line[index])
+        return self.law.rows(self.site[index]).add_(self.bends.rows(self.line[index]))
 
     def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
         return self.law.entries(self.site[index], tokens) + self.log_bend(index, tokens)

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear, pad
 
 from tokensteer.core.draws import NEVER
 from tokensteer.core.gpu import kernels
@@ -142,10 +143,11 @@ def _answer(
     parts: list[tuple[Tensor, Tensor]] = []
     for start in range(0, len(rows), step):
         own, some = rows[start : start + step], ask[start : start + step]
-        if weight is None:
-            parts.append(_plain(x, own, some, mask))
+        laws = x[own.clamp(min=0)]
+        logits = laws if weight is None else head_logits(laws, weight, bias)
+        if programs is None:
+            parts.append(_plain(logits, own, some, mask))
         else:
-            logits = head_logits(x[own.clamp(min=0)], weight, bias)
             own = torch.where(own < 0, -1, torch.arange(len(own), device=own.device))
             parts.append(_answer(logits, None, None, own, some, forbidden))
     return torch.cat([tokens for tokens, _ in parts]), torch.cat([log_p for _, log_p in parts])
@@ -181,13 +183,12 @@ def _score(x: Tensor, log_norm: Tensor, rows: Tensor, tokens: Tensor, mask: int)
 
 
 def _plain(logits: Tensor, rows: Tensor, ask: Tensor, mask: int) -> tuple[Tensor, Tensor]:
-    (k,), V = rows.shape, logits.shape[1]
+    """The same for the logits (k, V) of the lines themselves, which are overwritten; rows (k,) is -1 for none."""
+    k, V = logits.shape
     size = math.isqrt(V - 1) + 1  # of a block
-    laws = rows.clamp(min=0)
-    x = logits.new_full((k, -(-V // size) * size), NEVER, dtype=_exact(logits.dtype))
-    x[:, :V] = logits[laws]
     if mask >= 0:
-        x[:, mask] = NEVER
+        logits[:, mask] = NEVER
+    x = pad(logits.to(_exact(logits.dtype)), (0, -V % size), value=NEVER)
     top = x.amax(-1, keepdim=True)
     top = torch.where(top == NEVER, 0.0, top)
     weights = x.sub_(top).exp_().view(k, -1, size)
@@ -200,7 +201,7 @@ def _plain(logits: Tensor, rows: Tensor, ask: Tensor, mask: int) -> tuple[Tensor
         tokens = torch.where(total > 0, block * size + _invert(inside, rest)[0], int(mask == 0))
         tokens = tokens.masked_fill(rows.unsqueeze(-1) < 0, 0)
     log_norm = total.log().squeeze(-1) + top.squeeze(-1)
-    return tokens, _score(logits[laws.unsqueeze(-1), tokens], log_norm, rows, tokens, mask)
+    return tokens, _score(logits.gather(1, tokens), log_norm, rows, tokens, mask)
 
 
 def _invert(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -218,6 +219,8 @@ def _invert(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 def head_logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """states (k, H) @ weight (V, H)^T + bias, in single precision at least, without a copy of the whole weight."""
     exact = _exact(states.dtype)
+    if states.dtype == exact:
+        return linear(states, weight, bias)
     if states.is_cuda and states.dtype in HALF and torch.__version__ >= "2.8":
         logits = torch.mm(states, weight.T, out_dtype=exact)  # tensor cores add in float32 anyway
         return logits if bias is None else logits.add_(bias)
@@ -354,7 +357,7 @@ def softmax_slope(logits: Tensor, worth: Tensor, vocab_size: int, mask: int) -> 
     """The slope mu · (worth - <mu, worth>) in the logits of what is worth so much for each word, and <mu, worth>.
 
     mu = softmax(logits) without the mask; both tables are (k, V), or wider: what is beyond the vocabulary is not read.
-    The logits are overwritten; the means (k,) are in single precision at least.
+    Both are overwritten; the means (k,) are in single precision at least.
     """
     programs = kernels() if logits.is_cuda and logits.dtype in HALF and worth.dtype in HALF else None
     if programs is not None and logits.stride(1) == worth.stride(1) == 1:
@@ -366,9 +369,10 @@ def softmax_slope(logits: Tensor, worth: Tensor, vocab_size: int, mask: int) -> 
                 )
         return logits, means
     inside = logits[:, :vocab_size]
-    masked = torch.arange(vocab_size, device=logits.device) == mask
-    mu = inside.to(_exact(logits.dtype)).masked_fill(masked, NEVER).softmax(-1)
+    if 0 <= mask < vocab_size:
+        inside[:, mask] = NEVER
+    mu = inside.to(_exact(logits.dtype)).softmax(-1)
     worth = worth[:, :vocab_size].to(mu.dtype)
     means = (mu * worth).sum(-1)
-    inside.copy_(mu.mul_(worth - means.unsqueeze(-1)))
+    inside.copy_(mu.mul_(worth.sub_(means.unsqueeze(-1))))
     return logits, means

@@ -198,8 +198,9 @@ class Headed(KeptLaws):
 def log_law(logits: Tensor, mask_id: int) -> Tensor:
     """log-softmax in float32 at least, the mask forbidden."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    mask = torch.arange(logits.shape[-1], device=logits.device) == mask_id
-    return logits.masked_fill(mask, NEVER).log_softmax(-1)
+    if 0 <= mask_id < logits.shape[-1]:
+        logits = logits.index_fill(-1, torch.full((1,), mask_id, device=logits.device), NEVER)
+    return logits.log_softmax(-1)
 
 
 @dataclass(frozen=True)
