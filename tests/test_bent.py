@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import tokensteer as ts
 from tokensteer.core.bent import Bends, Bent, Slopes, bends, bent
 from tokensteer.core.fused import softmax_slope
-from tokensteer.core.tokens import Headed, Logits, Logs, Tokens
+from tokensteer.core.laws import Headed, Logits, Logs
+from tokensteer.core.tokens import Tokens
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 BOTH = pytest.mark.parametrize("device", DEVICES)

@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot
 from toys import Toy, multilinear, numbers
 
 import tokensteer as ts
-from tokensteer.core.tokens import log_law
+from tokensteer.core.laws import log_law
 from tokensteer.nets import Transformer, TransformerConfig
 from tokensteer.testing import enumerate_steering
 from tokensteer.train import DrakesPlan, fit_drakes

@@ -16,8 +16,8 @@ from toys import Toy
 
 import tokensteer as ts
 from tokensteer.core.chunks import Chunks, parse_memory
+from tokensteer.core.laws import Headed
 from tokensteer.core.prediction import Prediction
-from tokensteer.core.tokens import Headed
 from tokensteer.testing import TableDenoiser, enumerate_steering, score
 
 B = Toy("B")

@@ -13,8 +13,8 @@ from toys import CASES, FORMS, GOLDEN, Following, Toy, case, in_form, multilinea
 
 import tokensteer as ts
 from tokensteer.core import estimates
+from tokensteer.core.laws import Headed, Logits, Logs
 from tokensteer.core.listing import support
-from tokensteer.core.tokens import Headed, Logits, Logs
 from tokensteer.testing import Enumeration, TableDenoiser, enumerate_steering, score
 
 TOLERANCE = 1e-6

@@ -11,8 +11,8 @@ from torch import Tensor
 from toys import Toy, multilinear
 
 import tokensteer as ts
+from tokensteer.core.laws import Logs
 from tokensteer.core.prediction import Prediction
-from tokensteer.core.tokens import Logs
 from tokensteer.testing import enumerate_steering
 
 SAMPLERS = ["mdm", "remdm", "lowconf"]

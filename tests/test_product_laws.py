@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 import tokensteer as ts
 from tokensteer.core.derived import Normal, Powers, normal
+from tokensteer.core.laws import Headed, Law, Logits, Logs
 from tokensteer.core.measure import Reveal
-from tokensteer.core.tokens import Headed, Law, Logits, Logs, Tokens
+from tokensteer.core.tokens import Tokens
 
 V, MASK, LAWS = 7, 2, 6
 NEVER = -math.inf
@@ -148,7 +149,7 @@ def test_few_are_spelt_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     index, u = torch.tensor([0, 1, -1, 2, 3, 4, 5, 0, 1]), torch.rand(9, 2, generator=seeded(), dtype=torch.float64)
     token = torch.tensor([0, 1, 3, 4, 5, 6, 0, 1, 3])
     at_once = (*law.draw(index, u), law.entries(index, token)[index >= 0])
-    monkeypatch.setattr("tokensteer.core.tokens.WORKING", 16 * V * 3)
+    monkeypatch.setattr("tokensteer.core.laws.WORKING", 16 * V * 3)
     monkeypatch.setattr(Headed, "rows", watched)
     in_parts = (*law.draw(index, u), law.entries(index, token)[index >= 0])
     assert max(spelt) <= 3

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from tokensteer.core.fused import HALF, Bend, Weighed, entries_of, fuses, weigh
-from tokensteer.core.tokens import WORKING, Headed, KeptLaws, Law, Logits, Tokens, draw_by_parts, score_by_parts
+from tokensteer.core.laws import WORKING, Headed, KeptLaws, Law, Logits, draw_by_parts, score_by_parts
+from tokensteer.core.tokens import Tokens
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from tokensteer.core.tokens import Headed, Logits, Store, log_law
+from tokensteer.core.laws import Headed, Logits, Store, log_law
 
 Time = float | Tensor  # one for all, or (P,) where particles have clocks of their own
 Denoiser = Callable[[Tensor, Any], Tensor]  # x and a `Time`

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from tokensteer.core.draws import NEVER
-from tokensteer.core.tokens import Headed, Law, Tokens, draw_by_parts, score_by_parts
+from tokensteer.core.laws import Headed, Law, draw_by_parts, score_by_parts
+from tokensteer.core.tokens import Tokens
 
 
 def product_of_powers(log_measures: Iterable[Tensor], powers: Sequence[float]) -> Tensor:

@@ -21,9 +21,10 @@ from tokensteer.core.denoiser import FromHidden, FromLogits
 from tokensteer.core.estimates import Look, Sampled
 from tokensteer.core.fused import softmax_slope
 from tokensteer.core.kernel import NO_MASK
+from tokensteer.core.laws import Store
 from tokensteer.core.model import Diffusion, Model
 from tokensteer.core.recording import recording
-from tokensteer.core.tokens import Store, Tokens
+from tokensteer.core.tokens import Tokens
 from tokensteer.core.twist import Tilt
 
 SPELT = 2**29  # bytes of logits, and of what words are worth, spelt out at once

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from tokensteer.core.chunks import Chunks
+from tokensteer.core.contract import check_denoiser
 from tokensteer.core.denoiser import Denoiser, Structured, Time, Timeless
 from tokensteer.core.draws import NEVER
-from tokensteer.core.kernel import NO_MASK, Interpolating, Kernel, MaskNoise, Ticking, noise_of
+from tokensteer.core.kernel import NO_MASK, Interpolating, Kernel, Ticking, noise_of
+from tokensteer.core.laws import Logs, Store
 from tokensteer.core.listing import distinct
 from tokensteer.core.measure import SiteMeasure
 from tokensteer.core.prediction import News, Prediction, changed, each_apart, kept_stores, updated
 from tokensteer.core.schedule import Step
-from tokensteer.core.tokens import Laws, Logs, Store, Tokens
-
-RESTLESS = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)  # pyright: ignore[reportPrivateUsage]
+from tokensteer.core.tokens import Laws, Tokens
 
 
 @dataclass
@@ -182,8 +181,8 @@ class Diffusion:
             object.__setattr__(self, "_prompt", fixed)
         # Known to the host, so that nothing is pinned, step after step, where nothing is fixed.
         object.__setattr__(self, "_fixes", bool((self.template != self.kernel.mask_id).any()))
-        _check_mode(self.denoiser)
-        answer = check_denoiser(self.denoiser, self)
+        x = self.start(self.populations, torch.Generator(self.device).manual_seed(0))[:1]
+        answer = check_denoiser(self.denoiser, self.kernel, self.steps, self.template, x)
         if not (self.template == self.kernel.mask_id).any():
             raise ValueError(
                 f"the template has no free site, none that holds {self.kernel.mask_id}: is mask_id right? A process "
@@ -330,102 +329,6 @@ def told_apart(x: Tensor, new: Tensor, t: Time, models: Sequence[Diffusion]) -> 
         return each_apart(new)
     first, which = distinct(x[new])
     return News(new, new[first], which)
-
-
-def check_denoiser(denoiser: Denoiser, model: Diffusion) -> Tensor:
-    """What a denoiser says of the model's start, or an error with its mend; looked at half-way too."""
-    x = model.start(model.populations, torch.Generator(model.device).manual_seed(0))[:1]
-    answer = _answer(denoiser, x, model.steps[0].t, model)
-    half_open = halfway(x, model.kernel.mask_id, lambda where: answer.argmax(-1)[where])
-    _answer(denoiser, half_open, model.steps[len(model.steps) // 2].t, model)
-    if isinstance(model.kernel, Ticking):
-        _check_times(denoiser, half_open, answer.dtype)
-    return answer
-
-
-def _check_mode(denoiser: Denoiser) -> None:
-    """Networks with dropout, or norms over a batch, are other functions while they train."""
-    known = (denoiser, *(getattr(denoiser, name, None) for name in ("network", "trunk")))
-    nets = [net for net in known if isinstance(net, nn.Module)]
-    layers = [layer for net in nets for layer in net.modules() if isinstance(layer, RESTLESS) and layer.training]
-    if any(getattr(layer, "p", 1.0) > 0 for layer in layers):  # dropout may be turned off
-        warnings.warn(
-            "the denoiser's network is in training mode and has dropout or batch norm: it does not say the same twice. "
-            "Call .eval()",
-            stacklevel=4,
-        )
-
-
-def _check_times(denoiser: Denoiser, x: Tensor, dtype: torch.dtype) -> None:
-    """Two rows at two times must be answered as they are one by one."""
-    times = (0.75, 0.25)
-    with torch.no_grad():
-        apart = torch.cat([denoiser(x, t) for t in times])
-        try:
-            together = denoiser(x.repeat(2, 1), torch.tensor(times, dtype=dtype, device=x.device))
-        except Exception as error:
-            raise ValueError(
-                f"the denoiser fails with a time for each row, t of shape (P,): {error}. Particles have clocks of "
-                "their own here: let it take such a t, or use a kernel with one time for all, such as Ancestral"
-            ) from error
-    if together.shape != apart.shape or not torch.allclose(together.exp(), apart.exp(), atol=1e-3):
-        raise ValueError(
-            "the denoiser answers wrongly with a time for each row, t of shape (P,): row i must be answered as at t[i] "
-            "alone. Is t broadcast along the wrong axis? Use t.view(-1, 1, 1)"
-        )
-
-
-def halfway(x: Tensor, mask_id: int, likeliest: Callable[[Tensor], Tensor]) -> Tensor:
-    """x with its likeliest tokens, which are asked for where they are wanted, at every other masked site."""
-    every_other = torch.arange(x.shape[-1], device=x.device) % 2 == 0
-    where = (x == mask_id) & every_other
-    return x.masked_scatter(where, likeliest(where))
-
-
-def _answer(denoiser: Denoiser, x: Tensor, t: float, model: Diffusion) -> Tensor:
-    """log p(x_0 | x_t) for one row, held to the contract at the sites that are read."""
-    length, mask_id = x.shape[1], model.kernel.mask_id
-    try:
-        with torch.no_grad():
-            written = x._version
-            answer = denoiser(x, t)
-    except Exception as error:
-        raise ValueError(
-            f"the denoiser fails on a template of length {length}: {error}. If the model is shorter than that, "
-            "shorten the template; if it takes no time, wrap it as from_logits(network, mask_id, ignores_time=True)"
-        ) from error
-    if x._version != written:
-        raise ValueError("the denoiser writes to the sequences it is given, which are the particles: let it clone them")
-    if answer.dim() != 3 or tuple(answer.shape[:2]) != (1, length):
-        raise ValueError(
-            f"the denoiser must answer (1, {length}, V) for a template of length {length}, got "
-            f"{tuple(answer.shape)}: is the template longer than the model?"
-        )
-    vocab_size = answer.shape[-1]
-    has_mask = isinstance(noise_of(model.kernel), MaskNoise)
-    if has_mask and not 0 <= mask_id < vocab_size:
-        raise ValueError(
-            f"mask_id {mask_id} is outside the vocabulary of {vocab_size}: the mask must be one of the denoiser's "
-            "entries; add a column for it"
-        )
-    if int(model.template.max()) >= vocab_size or int(model.template.min()) < (0 if has_mask else NO_MASK):
-        raise ValueError(f"the template holds ids outside 0..{vocab_size - 1}, the denoiser's vocabulary")
-    if answer.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"the denoiser must answer in float32 or float64, got {answer.dtype}: wrap it in from_logits")
-    read = answer[x == mask_id] if has_mask else answer.flatten(0, 1)
-    if read.isnan().any():
-        raise ValueError("the denoiser gives NaN at masked sites of the template: check its weights and inputs")
-    if has_mask and (read[:, mask_id] > NEVER).any():
-        raise ValueError(
-            f"the denoiser gives mass to the mask token {mask_id}: its log-probability there must be -inf. Wrap raw "
-            "logits as from_logits(network, mask_id)"
-        )
-    if (read.logsumexp(-1).abs() > 1e-3).any():
-        raise ValueError(
-            "the denoiser's probabilities do not sum to one: it must give log-probabilities. Wrap raw logits as "
-            "from_logits(network, mask_id)"
-        )
-    return answer
 
 
 def _describe(x: object) -> str:

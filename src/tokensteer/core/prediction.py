@@ -14,8 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tokensteer.core.laws import Store
 from tokensteer.core.listing import unique
-from tokensteer.core.tokens import Store, Tokens
+from tokensteer.core.tokens import Tokens
 
 
 @dataclass(frozen=True)

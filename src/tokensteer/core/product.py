@@ -24,11 +24,12 @@ from tokensteer.core.denoiser import Time
 from tokensteer.core.derived import Powers, product_of_powers
 from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK, Ancestral, Interpolating, Kernel, LowConfidence
+from tokensteer.core.laws import Store
 from tokensteer.core.measure import Reveal, SiteMeasure, Table
 from tokensteer.core.model import Diffusion, predict_all
 from tokensteer.core.prediction import News, Prediction, kept_stores, updated
 from tokensteer.core.schedule import Step
-from tokensteer.core.tokens import Laws, Store, Tokens
+from tokensteer.core.tokens import Laws, Tokens
 
 Convention = Callable[[Reveal, float, float], Reveal]
 

@@ -19,13 +19,14 @@ from tokensteer.core.denoiser import Denoiser, check_head
 from tokensteer.core.draws import NEVER
 from tokensteer.core.estimates import Look
 from tokensteer.core.kernel import NO_MASK, Remembering
+from tokensteer.core.laws import Headed
 from tokensteer.core.listing import distinct, log_sum_runs, same_rows
 from tokensteer.core.measure import Listed, Measure, Reveal, SiteMeasure
 from tokensteer.core.model import Meter, Model, clock
 from tokensteer.core.prediction import Prediction
 from tokensteer.core.schedule import Step
 from tokensteer.core.smc import Evaluation
-from tokensteer.core.tokens import Headed, Laws, Tokens
+from tokensteer.core.tokens import Laws, Tokens
 from tokensteer.core.twist import Tilt, difference
 
 

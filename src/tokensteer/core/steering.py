@@ -8,25 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
-from torch.nn.functional import one_hot
 
-from tokensteer.core.chunks import ran_out
+from tokensteer.core.contract import halfway
 from tokensteer.core.denoiser import Time, Timeless
-from tokensteer.core.embedded import can_enter, straight_through
 from tokensteer.core.estimates import Look
+from tokensteer.core.following import Fresh, follow
 from tokensteer.core.kernel import Remembering
 from tokensteer.core.measure import Measure, Reveal, SiteMeasure, Table, draw
-from tokensteer.core.model import Diffusion, Model, clock, halfway, told_apart
-from tokensteer.core.prediction import Prediction, changed, each_apart, updated
+from tokensteer.core.model import Diffusion, Model, clock
+from tokensteer.core.prediction import Prediction, changed
 from tokensteer.core.proposal import FromModel, Gradient, Proposal, own_network
 from tokensteer.core.recording import recording
 from tokensteer.core.schedule import Step
 from tokensteer.core.smc import Evaluation, Rows
-from tokensteer.core.tokens import Logs, Store, joined
 from tokensteer.core.twist import Tilt, difference
 
 
@@ -210,62 +207,14 @@ class Steering:
     def _follow(
         self, x: Tensor, t: float, time: Time, generator: Generator | None, parent: Evaluation | None
     ) -> tuple[Prediction, Prediction, Fresh | None]:
-        """One pass forward and one back for the particles that have moved since the last: the prediction, the gradient,
-        and the estimates that came with it, if it is theirs."""
+        """The prediction, the gradient, and the estimates that came with it, if it is theirs."""
         twist, own = self._followed, self._followed is not self.twist
         assert twist is not None, "only a reward is followed"
         before = slopes = None
         if parent is not None and self._timeless and (own or self._lasting):
             before, slopes = _prediction(parent), _rows(parent.gradient)
-        new = changed(x, before, slopes)
-        if before is not None and slopes is not None and not len(new):
-            for model in self.model.networks:
-                model.meter.count(0, len(x))
-            nothing = torch.zeros(0, dtype=self.model.dtype, device=x.device)
-            return before, slopes, None if own else Fresh(new, nothing)
-        # Twins share their gradient only if it is not random: independent noise averages out, shared noise does not.
-        news = each_apart(new) if twist.estimator.random else told_apart(x, new, time, self.model.networks)
-        # A guess: what networks keep for their way back, or all there is with one-hots.
-        entered = can_enter(self.model, twist)
-        copies = 2 if entered else 8 + 6 * twist.draws
-        per_row = 4 * x.shape[1] * self.model.vocab_size * copies
-        parts = self.model.base.chunks.run(
-            lambda rows: self._differentiate(twist, x, t, time, rows, generator), news.asked, per_row
-        )
-        stores, estimates, gradients = zip(*parts, strict=True)
-        if entered:  # otherwise estimates are counted as they are made
-            twist.meter.count(twist.draws * len(news.asked))
-        prediction = self.model.differentiated(x, time, news, joined(stores), before)
-        gradient = updated(x, news, (joined(gradients),), slopes)
-        return prediction, gradient, None if own else Fresh(new, torch.cat(estimates)[news.which])
-
-    def _differentiate(
-        self, twist: Tilt, x: Tensor, t: float, time: Time, rows: Tensor, generator: Generator | None
-    ) -> tuple[Store, Tensor, Store]:
-        """The prediction, the estimate of the reward and its gradient in x_t, for some of the particles."""
-        model = self.model
-        if isinstance(model, Diffusion) and can_enter(model, twist):
-            movable = (x[rows] == model.kernel.mask_id) | any(model.kernel.remasks(step) for step in model.steps)
-            return straight_through(model, twist, x[rows], t, movable, generator)
-        with torch.enable_grad():
-            seen = one_hot(x[rows], self.model.vocab_size).to(self.model.dtype).requires_grad_()
-            log_x0 = self._relaxed(seen, time[rows] if isinstance(time, Tensor) else time)
-            estimate = twist.estimate(Look(seen, log_x0, t, self.model.kernel.mask_id), generator)
-            slopes = Logs(_gradient(estimate, seen).flatten(0, 1))
-            return Logs(log_x0.detach().flatten(0, 1)), estimate.detach(), slopes
-
-    def _relaxed(self, x: Tensor, t: Time) -> Tensor:
-        """The prediction from one-hots (P, L, V)."""
-        try:
-            return self.model.relaxed(x, t)
-        except (RuntimeError, TypeError, IndexError) as error:
-            if ran_out(error):
-                raise
-            raise ValueError(
-                f"for a gradient the denoiser is given one-hots (P, L, V) instead of ids, and fails on them: {error}. "
-                "Let its network take them, enter it behind its embedding layer, adapters.module(net, net.embedding, "
-                "mask_id), or use a proposal without gradients"
-            ) from error
+        prediction, gradient, fresh = follow(self.model, twist, x, t, time, generator, before, slopes)
+        return prediction, gradient, None if own else fresh
 
     def _chance(
         self, x: Tensor, known: Evaluation, t: float, parent: Evaluation | None, weighed: bool
@@ -371,13 +320,6 @@ class Steering:
         return {name: (sum(m.rows for m in of), sum(m.saved for m in of)) for name, of in meters.items() if of}
 
 
-class Fresh(NamedTuple):
-    """Estimates of the reward that were just made, (n,), and of which particles, (n,)."""
-
-    rows: Tensor
-    estimates: Tensor
-
-
 def _rows(known: Rows | None) -> Prediction | None:
     return known if isinstance(known, Prediction) else None
 
@@ -404,12 +346,3 @@ def _known(evaluation: Evaluation) -> Prediction:
 def _renewed(values: Tensor, new: Tensor, fresh: Tensor) -> Tensor:
     """values (P,) with fresh ones for the particles `new`."""
     return values.index_copy(0, new, fresh.to(values.dtype))
-
-
-def _gradient(estimate: Tensor, x: Tensor) -> Tensor:
-    if not estimate.requires_grad:
-        raise ValueError(
-            "the estimate of the reward does not depend on x_t in a way that can be differentiated: let the denoiser "
-            "or Value function take one-hots, or use a proposal without gradients"
-        )
-    return torch.autograd.grad(estimate.sum(), x)[0]

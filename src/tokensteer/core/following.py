@@ -1,0 +1,100 @@
+"""The gradient of the reward's estimate in x_t, which comes out of the same pass as the prediction.
+
+Networks that can be entered behind their embeddings are (`embedded`); the others are given one-hots.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import one_hot
+
+from tokensteer.core.chunks import ran_out
+from tokensteer.core.denoiser import Time
+from tokensteer.core.embedded import can_enter, straight_through
+from tokensteer.core.estimates import Look
+from tokensteer.core.laws import Logs, Store, joined
+from tokensteer.core.model import Diffusion, Model, told_apart
+from tokensteer.core.prediction import Prediction, changed, each_apart, updated
+from tokensteer.core.twist import Tilt
+
+
+class Fresh(NamedTuple):
+    """Estimates of the reward that were just made, (n,), and of which particles, (n,)."""
+
+    rows: Tensor
+    estimates: Tensor
+
+
+def follow(
+    model: Model,
+    twist: Tilt,
+    x: Tensor,
+    t: float,
+    time: Time,
+    generator: Generator | None,
+    before: Prediction | None,
+    slopes: Prediction | None,
+) -> tuple[Prediction, Prediction, Fresh]:
+    """One pass forward and one back for the particles that have moved since `before` and `slopes`, the prediction and
+    the gradient of their parents, if these hold: the two of x (P, L), and the estimates that came with them."""
+    new = changed(x, before, slopes)
+    if before is not None and slopes is not None and not len(new):
+        for network in model.networks:
+            network.meter.count(0, len(x))
+        return before, slopes, Fresh(new, torch.zeros(0, dtype=model.dtype, device=x.device))
+    # Twins share their gradient only if it is not random: independent noise averages out, shared noise does not.
+    news = each_apart(new) if twist.estimator.random else told_apart(x, new, time, model.networks)
+    # A guess: what networks keep for their way back, or all there is with one-hots.
+    entered = can_enter(model, twist)
+    copies = 2 if entered else 8 + 6 * twist.draws
+    per_row = 4 * x.shape[1] * model.vocab_size * copies
+    parts = model.base.chunks.run(
+        lambda rows: _differentiate(model, twist, x, t, time, rows, generator), news.asked, per_row
+    )
+    stores, estimates, gradients = zip(*parts, strict=True)
+    if entered:  # otherwise estimates are counted as they are made
+        twist.meter.count(twist.draws * len(news.asked))
+    prediction = model.differentiated(x, time, news, joined(stores), before)
+    gradient = updated(x, news, (joined(gradients),), slopes)
+    return prediction, gradient, Fresh(new, torch.cat(estimates)[news.which])
+
+
+def _differentiate(
+    model: Model, twist: Tilt, x: Tensor, t: float, time: Time, rows: Tensor, generator: Generator | None
+) -> tuple[Store, Tensor, Store]:
+    """The prediction, the estimate of the reward and its gradient in x_t, for some of the particles."""
+    if isinstance(model, Diffusion) and can_enter(model, twist):
+        movable = (x[rows] == model.kernel.mask_id) | any(model.kernel.remasks(step) for step in model.steps)
+        return straight_through(model, twist, x[rows], t, movable, generator)
+    with torch.enable_grad():
+        seen = one_hot(x[rows], model.vocab_size).to(model.dtype).requires_grad_()
+        log_x0 = _relaxed(model, seen, time[rows] if isinstance(time, Tensor) else time)
+        estimate = twist.estimate(Look(seen, log_x0, t, model.kernel.mask_id), generator)
+        slopes = Logs(_gradient(estimate, seen).flatten(0, 1))
+        return Logs(log_x0.detach().flatten(0, 1)), estimate.detach(), slopes
+
+
+def _relaxed(model: Model, x: Tensor, t: Time) -> Tensor:
+    """The prediction from one-hots (P, L, V)."""
+    try:
+        return model.relaxed(x, t)
+    except (RuntimeError, TypeError, IndexError) as error:
+        if ran_out(error):
+            raise
+        raise ValueError(
+            f"for a gradient the denoiser is given one-hots (P, L, V) instead of ids, and fails on them: {error}. "
+            "Let its network take them, enter it behind its embedding layer, adapters.module(net, net.embedding, "
+            "mask_id), or use a proposal without gradients"
+        ) from error
+
+
+def _gradient(estimate: Tensor, x: Tensor) -> Tensor:
+    if not estimate.requires_grad:
+        raise ValueError(
+            "the estimate of the reward does not depend on x_t in a way that can be differentiated: let the denoiser "
+            "or Value function take one-hots, or use a proposal without gradients"
+        )
+    return torch.autograd.grad(estimate.sum(), x)[0]
