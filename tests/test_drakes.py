@@ -88,9 +88,9 @@ def test_the_gradient_has_the_right_mean(sampler: str, temperature: float) -> No
         model = replace(model, steps=ts.uniform_steps(1))
     logits = torch.tensor([[0.4, -0.7, 0.0], [-0.3, 0.9, 0.0]], dtype=torch.float64)
     leaf = logits.expand(40_000, 2, 3).clone().requires_grad_()  # a copy for each path, so that each has its gradient
-    relaxation = Relaxation(model, lambda x, t: log_law(leaf, A.mask_id))
+    relaxation = Relaxation(model, lambda x, t: log_law(leaf.clone(), A.mask_id))
     x, _ = walked(relaxation, len(leaf), temperature, seeded())
-    law = log_law(logits, A.mask_id).exp()[:, :2]
+    law = log_law(logits.clone(), A.mask_id).exp()[:, :2]
     frequencies = x.detach()[..., :2]
     assert z_scores(frequencies, law).abs().max() < 4  # exact draws, whatever the temperature
     (gradient,) = torch.autograd.grad(reward_of(A)(x).sum(), leaf)

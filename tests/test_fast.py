@@ -394,7 +394,7 @@ def test_many_prompts_are_looked_at_a_few_at_a_time(monkeypatch: pytest.MonkeyPa
         return rows(self, index)
 
     monkeypatch.setattr(Headed, "rows", watched)
-    monkeypatch.setattr("tokensteer.core.tokens.WORKING", 8 * 4 * 3)  # the laws of one row
+    monkeypatch.setattr("tokensteer.core.laws.WORKING", 16 * 4 * 3)  # three laws
     prompts = torch.tensor([[k % 3, 3, 3] for k in range(10)])
     model = replace(model_of(forms()["hidden"][1]), template=prompts)
     spelt.clear()

@@ -103,7 +103,8 @@ def test_comes_back_from_its_file(config, tmp_path):
     nets.save(net, file)
     again = nets.load(file)
     assert again.config == config
-    assert torch.equal(again(x), net(x))
+    with torch.no_grad():  # some processors round otherwise where a gradient is wanted
+        assert torch.equal(again(x), net(x))
     assert not any(p.requires_grad for p in again.parameters())
     nets.save(net, file, torch.bfloat16)
     assert torch.equal(nets.load(file).head.weight, net.head.weight.bfloat16().float())

@@ -12,21 +12,31 @@ from tokensteer.core.denoiser import Denoiser
 from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK, Kernel, MaskNoise, Ticking, noise_of
 from tokensteer.core.schedule import Step
+from tokensteer.core.tokens import tokens_of
 
 RESTLESS = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)  # pyright: ignore[reportPrivateUsage]
 
 
-def check_denoiser(denoiser: Denoiser, kernel: Kernel, steps: Sequence[Step], template: Tensor, x: Tensor) -> Tensor:
-    """What a denoiser says of the start x (1, L), (1, L, V), or an error with its mend; looked at half-way too."""
+def check_denoiser(
+    denoiser: Denoiser, kernel: Kernel, steps: Sequence[Step], template: Tensor, x: Tensor
+) -> tuple[int, torch.dtype]:
+    """The size of a denoiser's vocabulary and its precision, seen at the start x (1, L) and half-way, or an error with
+    its mend."""
     _check_mode(denoiser)
-    answer = _answer(denoiser, x, steps[0].t)
+    likeliest, vocab_size, dtype = _look(denoiser, kernel, template, x, steps[0].t)
+    half_open = halfway(x, kernel.mask_id, lambda where: likeliest[where])
+    _look(denoiser, kernel, template, half_open, steps[len(steps) // 2].t)
+    if isinstance(kernel, Ticking):
+        _check_times(denoiser, half_open, dtype)
+    return vocab_size, dtype
+
+
+def _look(denoiser: Denoiser, kernel: Kernel, template: Tensor, x: Tensor, t: float) -> tuple[Tensor, int, torch.dtype]:
+    """The likeliest tokens (1, L) at x, and what they are likeliest of: laws are large, and not kept."""
+    answer = _answer(denoiser, x, t)
     _check_ids(kernel, template, answer.shape[-1])
     _check_law(answer, x, kernel)
-    half_open = halfway(x, kernel.mask_id, lambda where: answer.argmax(-1)[where])
-    _check_law(_answer(denoiser, half_open, steps[len(steps) // 2].t), half_open, kernel)
-    if isinstance(kernel, Ticking):
-        _check_times(denoiser, half_open, answer.dtype)
-    return answer
+    return answer.argmax(-1), answer.shape[-1], answer.dtype
 
 
 def _check_mode(denoiser: Denoiser) -> None:
@@ -107,15 +117,16 @@ def _check_law(answer: Tensor, x: Tensor, kernel: Kernel) -> None:
     mask_id, has_mask = kernel.mask_id, isinstance(noise_of(kernel), MaskNoise)
     if answer.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"the denoiser must answer in float32 or float64, got {answer.dtype}: wrap it in from_logits")
-    read = answer[x == mask_id] if has_mask else answer.flatten(0, 1)
-    if read.isnan().any():
+    read = (x == mask_id) if has_mask else torch.ones_like(x, dtype=torch.bool)
+    total = tokens_of(answer).mass(read)
+    if total.isnan().any():
         raise ValueError("the denoiser gives NaN at masked sites of the template: check its weights and inputs")
-    if has_mask and (read[:, mask_id] > NEVER).any():
+    if has_mask and (answer[..., mask_id][read] > NEVER).any():
         raise ValueError(
             f"the denoiser gives mass to the mask token {mask_id}: its log-probability there must be -inf. Wrap raw "
             "logits as from_logits(network, mask_id)"
         )
-    if (read.logsumexp(-1).abs() > 1e-3).any():
+    if (total.abs() > 1e-3).any():
         raise ValueError(
             "the denoiser's probabilities do not sum to one: it must give log-probabilities. Wrap raw logits as "
             "from_logits(network, mask_id)"

@@ -51,7 +51,7 @@ class FromLogits:
         return self.network(x) if self.ignores_time else self.network(x, t)
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
-        return log_law(self._ask(x, t), self.mask_id)
+        return log_law(self._ask(x, t).clone(), self.mask_id)
 
     def laws(self, x: Tensor, t: Time) -> Logits:
         return self.kept(self._ask(x, t))

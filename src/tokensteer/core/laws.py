@@ -192,11 +192,10 @@ class Headed(KeptLaws):
 
 
 def log_law(logits: Tensor, mask_id: int) -> Tensor:
-    """log-softmax in float32 at least, the mask forbidden."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    """log-softmax in float32 at least, the mask forbidden. The logits, of which there may be many, are overwritten."""
     if 0 <= mask_id < logits.shape[-1]:
-        logits = logits.index_fill(-1, torch.full((1,), mask_id, device=logits.device), NEVER)
-    return logits.log_softmax(-1)
+        logits[..., mask_id] = NEVER
+    return logits.log_softmax(-1, torch.promote_types(logits.dtype, torch.float32))
 
 
 def draw_by_parts(rows: Callable[[Tensor], Tensor], vocab_size: int, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

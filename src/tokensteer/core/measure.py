@@ -22,7 +22,7 @@ from tokensteer.core.bent import bend, log_bend, outcomes
 from tokensteer.core.derived import normal
 from tokensteer.core.draws import NEVER, categorical, uniforms
 from tokensteer.core.listing import same_rows, support
-from tokensteer.core.tokens import Laws, Tokens, at_sites, dense_of, row_by_row, tokens_of
+from tokensteer.core.tokens import Laws, Tokens, at_sites, dense_of, few_by_few, tokens_of
 
 
 class Measure(Protocol):
@@ -274,7 +274,7 @@ class Reveal:
         opens = self.masked & (other.log_move > NEVER)
         return bool(stay.all() and move.all()) and all(
             bool(((self.log_x0.at(few) > NEVER) | (other.log_x0.at(few) == NEVER)).all())
-            for few in row_by_row(opens, self.log_x0.vocab_size)
+            for few in few_by_few(opens, self.log_x0.vocab_size)
         )
 
     def dense(self) -> Table:

@@ -182,14 +182,14 @@ class Diffusion:
         # Known to the host, so that nothing is pinned, step after step, where nothing is fixed.
         object.__setattr__(self, "_fixes", bool((self.template != self.kernel.mask_id).any()))
         x = self.start(self.populations, torch.Generator(self.device).manual_seed(0))[:1]
-        answer = check_denoiser(self.denoiser, self.kernel, self.steps, self.template, x)
+        vocab_size, dtype = check_denoiser(self.denoiser, self.kernel, self.steps, self.template, x)
         if not (self.template == self.kernel.mask_id).any():
             raise ValueError(
                 f"the template has no free site, none that holds {self.kernel.mask_id}: is mask_id right? A process "
                 "without a mask marks its free sites by NO_MASK"
             )
-        object.__setattr__(self, "vocab_size", answer.shape[-1])
-        object.__setattr__(self, "dtype", answer.dtype)
+        object.__setattr__(self, "vocab_size", vocab_size)
+        object.__setattr__(self, "dtype", dtype)
 
     @property
     def device(self) -> torch.device:

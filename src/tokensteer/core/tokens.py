@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.draws import NEVER, uniforms
-from tokensteer.core.laws import WORKING, Law, Logs, few
+from tokensteer.core.laws import Law, Logs, few
 from tokensteer.core.recording import recording
 
 
@@ -134,11 +134,10 @@ class Tokens:
         return at_sites(known, change(self.at(known)))
 
 
-def row_by_row(where: Tensor, vocab_size: int) -> Iterator[Tensor]:
-    """The sites `where` (P, L) in groups of rows, as masks (P, L), whose laws can be spelt out at once."""
-    some = max(1, WORKING // (8 * vocab_size * where.shape[1]))
-    for rows in torch.split(torch.arange(len(where), device=where.device), some):
-        yield torch.zeros_like(where).index_copy(0, rows, where[rows])
+def few_by_few(where: Tensor, vocab_size: int) -> Iterator[Tensor]:
+    """The sites `where` (P, L) in groups, as masks (P, L), whose laws can be spelt out at once."""
+    for sites in torch.split(where.flatten().nonzero().squeeze(-1), few(vocab_size)):
+        yield torch.zeros_like(where).flatten().index_fill(0, sites, True).view_as(where)
 
 
 def _put(where: Tensor, sites: tuple[Tensor, ...] | None, values: Tensor) -> Tensor:
