@@ -103,8 +103,7 @@ def test_comes_back_from_its_file(config, tmp_path):
     nets.save(net, file)
     again = nets.load(file)
     assert again.config == config
-    with torch.no_grad():  # some processors round otherwise where a gradient is wanted
-        assert torch.equal(again(x), net(x))
+    assert torch.equal(again(x), net.requires_grad_(False)(x))  # weights that learn may be rounded otherwise
     assert not any(p.requires_grad for p in again.parameters())
     nets.save(net, file, torch.bfloat16)
     assert torch.equal(nets.load(file).head.weight, net.head.weight.bfloat16().float())
