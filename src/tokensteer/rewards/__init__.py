@@ -1,9 +1,10 @@
 """Rewards by field. Here: constraints on the canvas, as finite automata over tokens, and sums and products of rewards;
 text is in `rewards.text`, DNA in `rewards.dna`."""
 
-from tokensteer.rewards.automaton import Automaton, avoids, both, contains, count, either, fixed, minimal, negate, regex
+from tokensteer.rewards.automaton import Automaton, avoids, both, contains, count, either, fixed, minimal, negate
 from tokensteer.rewards.combine import log_product, product, weighted
 from tokensteer.rewards.constraints import Conditioned, Constrained, Kept, LookAhead, Satisfies, constrain, kept
+from tokensteer.rewards.patterns import regex
 
 __all__ = [
     "Automaton",
