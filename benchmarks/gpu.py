@@ -24,7 +24,8 @@ from benchmarks.nets import DenoiserNet, RewardNet
 DESCRIPTION = """\
 A transformer of MDLM's size (12 layers, 768 wide, 50,258 words, bf16, random weights) steered by SMC_base and SMC_grad.
 A step is a whole one: prediction, M clean draws and their rewards, weights, resampling, move. It is compared with one
-bare forward pass over the same rows, logits and all, in the same mode, eager or compiled. The grid is coarse enough
+bare forward pass over the same rows, logits and all, in the same mode, eager or compiled, one of as many as there are
+steps, one after the other. The grid is coarse enough
 that nearly every particle changes at every step, so that nothing is gained from rows that are known already; --fine
 shows what is gained where they are. Peak memory is what a run takes beyond the weights and one forward pass."""
 
@@ -79,6 +80,17 @@ def timed(run: Callable[[], Any], device: torch.device, repeats: int) -> tuple[f
         if device.type == "cuda":
             peak = (torch.cuda.max_memory_allocated(device) - before) / 2**30
     return best, peak
+
+
+def passes(forward: Callable[[], Any], count: int, device: torch.device, repeats: int) -> tuple[float, float]:
+    """`timed` for one of so many forward passes that follow each other as those of a run do."""
+
+    def run() -> None:
+        for _ in range(count):
+            forward()
+
+    took, peak = timed(run, device, repeats)
+    return took / count, peak
 
 
 def _wait(device: torch.device) -> None:
@@ -179,8 +191,11 @@ def bench(options: Options, console: Console) -> None:
     def path(denoiser: ts.Denoiser, sharing: bool = False, num_steps: int = options.num_steps) -> ts.Steering:
         return ts.Steering(model(options, denoiser, num_steps, sharing, device), tilt)
 
+    def one(forward: Callable[[], Any]) -> tuple[float, float]:
+        return passes(forward, options.num_steps, device, options.repeats)
+
     with torch.no_grad():
-        eager = timed(lambda: net(x), device, options.repeats + 2)
+        eager = one(lambda: net(x))
         forms = {
             "logits": ts.from_logits(net, mask_id, ignores_time=True),
             "hidden states": ts.from_hidden(net.body, net.head, mask_id, ignores_time=True),
@@ -194,7 +209,7 @@ def bench(options: Options, console: Console) -> None:
                 add(f"as fine as its sites, {_rows(sharing)}", steering, eager)
         launched = eager
         if options.recorded:
-            launched = timed(_graph_of(lambda: net(x)), device, options.repeats + 2)[0], eager[1]
+            launched = one(_graph_of(lambda: net(x)))[0], eager[1]
         if options.recorded and options.base:
             for name, denoiser in forms.items():
                 add(f"SMC_base, {name}", path(denoiser), launched, record=True)
@@ -204,10 +219,10 @@ def bench(options: Options, console: Console) -> None:
         if options.compiled:
             for mode, graphs in (("compiled", None), ("compiled, CUDA graphs", "reduce-overhead")):
                 fast, body = torch.compile(net, mode=graphs), torch.compile(net.body, mode=graphs)
-                forward = timed(lambda fast=fast: fast(x), device, options.repeats + 2)
+                forward = one(lambda fast=fast: fast(x))
                 graphed = forward
                 if options.recorded and graphs is None:
-                    graphed = timed(_graph_of(lambda fast=fast: fast(x)), device, options.repeats + 2)[0], forward[1]
+                    graphed = one(_graph_of(lambda fast=fast: fast(x)))[0], forward[1]
                 compiled = {
                     "logits": ts.from_logits(lambda x, t, fast=fast: fast(x), mask_id),
                     "hidden states": ts.from_hidden(lambda x, t, body=body: body(x), net.head, mask_id),

@@ -30,6 +30,27 @@ def model(denoiser=uniform, mask_id: int = MASK, template: Tensor | None = None,
     return ts.Diffusion(denoiser, ts.Ancestral(mask_id), ts.uniform_steps(3) if steps is None else steps, canvas)
 
 
+class Clocked:
+    """It says that it ignores the time, and does not."""
+
+    ignores_time = True
+
+    def __call__(self, x: Tensor, t: float) -> Tensor:
+        return (uniform(x, t) + torch.arange(TOKENS + 1) * t).log_softmax(-1)
+
+
+class Reusing:
+    """It writes all its answers into the same memory."""
+
+    def __init__(self) -> None:
+        self.answer = torch.empty(0)
+
+    def __call__(self, x: Tensor, t: float) -> Tensor:
+        said = (uniform(x, t) + (x == 0).unsqueeze(-1) * torch.arange(TOKENS + 1)).log_softmax(-1)
+        self.answer = said if self.answer.shape != said.shape else self.answer.copy_(said)
+        return self.answer
+
+
 def ones(x: Tensor) -> Tensor:
     return (x == 1).sum(-1).float()
 
@@ -103,6 +124,11 @@ def test_the_right_thing_works() -> None:
         ),
         (lambda: ts.Tilt(ones, kl=math.inf), "positive and finite"),
         (lambda: model(lambda x, t: uniform(x.zero_(), t)), "denoiser writes to the sequences.*clone"),
+        (lambda: model(Clocked()), "says that it ignores the time.*let ignores_time be False"),
+        (lambda: model(ts.from_logits(Reusing(), MASK)), "into the same memory.*clone"),
+        (lambda: model(Reusing()), "into the same memory.*clone"),
+        (lambda: ts.padded([], 0), "one or more templates"),
+        (lambda: ts.padded([[1, 2]], 0), "each a tensor of ids"),
         (
             lambda: ts.Steering(model(), ts.Tilt(lambda x: ones(x) + x.zero_().sum(-1))),
             "reward writes to the sequences",

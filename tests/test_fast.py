@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 import weakref
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ import tokensteer as ts
 from tokensteer.core.chunks import Chunks, parse_memory
 from tokensteer.core.laws import Headed
 from tokensteer.core.prediction import Prediction
+from tokensteer.core.tokens import Tokens
 from tokensteer.testing import TableDenoiser, enumerate_steering, score
 
 B = Toy("B")
@@ -269,7 +271,14 @@ def test_lazy_twists_are_unbiased(potential: Any, ramp: Any) -> None:
 
 
 TOO_MUCH = torch.OutOfMemoryError("too much")
-ON_CPU = RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes.")
+ELSEWHERE = RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes.")
+
+
+def the_real_one() -> Exception:
+    """What torch says here when it is asked for more memory than there is."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**55)
+    return caught.value
 
 
 @dataclass
@@ -288,7 +297,7 @@ class Small:
         return self.net(x)
 
 
-@pytest.mark.parametrize("error", [TOO_MUCH, ON_CPU])
+@pytest.mark.parametrize("error", [TOO_MUCH, ELSEWHERE, the_real_one(), MemoryError()], ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize("proposal", [ts.FromModel(), ts.Gradient()])
 def test_running_out_of_memory_halves_the_chunk(proposal: ts.Proposal, error: Exception) -> None:
     tilt = ts.Tilt(B.reward, B.kl, estimator=ts.Exact())
@@ -305,13 +314,58 @@ def test_running_out_of_memory_halves_the_chunk(proposal: ts.Proposal, error: Ex
     roomy = model_of(ts.from_logits(Small(small.net, 1000), 3, ignores_time=True))
     same(result, ts.smc(ts.Steering(roomy, tilt, proposal), 16, 4, generator=seeded()))
     small.most = 0
-    with pytest.raises(RuntimeError, match=r"too much|not enough memory"):
+    with pytest.raises(type(error)) as caught:
         model.predict(torch.full((4, 3), 3), 1.0)
+    assert "One row alone does not fit" in caught.value.__notes__[-1]
     small.error = RuntimeError("shapes do not fit")  # any other error is told at once
     small.sizes.clear()
     with pytest.raises(RuntimeError, match="do not fit"):
         model.predict(torch.full((4, 3), 3), 1.0)
     assert len(small.sizes) == 1
+
+
+def test_a_gradient_that_runs_out_of_memory_draws_the_same_again() -> None:
+    """On the way back, when clean sequences have been drawn already."""
+
+    class Narrow(torch.autograd.Function):
+        most = 1000
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            if len(g) > Narrow.most:
+                raise torch.OutOfMemoryError
+            return g
+
+    net = Net().requires_grad_(False)
+    model = model_of(ts.from_logits(lambda x: Narrow.apply(net(x)), 3, ignores_time=True))
+    tilt = ts.Tilt(lambda x: x.float()[..., 0].sum(-1) if x.dim() == 3 else (x == 0).float().sum(-1), B.kl, draws=2)
+    steering = ts.Steering(model, replace(tilt, differentiable=True), ts.Gradient())
+    roomy = ts.smc(steering, 16, 4, generator=seeded())
+    Narrow.most = 5
+    with pytest.warns(UserWarning, match="going on with fewer"):
+        same(roomy, ts.smc(steering, 16, 4, generator=seeded()))
+
+
+def test_means_over_laws_are_taken_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    steering = ts.Steering(
+        model_of(forms()["hidden"][1]),
+        ts.Tilt(lambda x: x[..., 0].sum(-1) if x.is_floating_point() else (x == 0).float().sum(-1), 1.0,
+                estimator=ts.SoftInput(), differentiable=True),
+    )  # fmt: skip
+    whole, sizes, dense = ts.smc(steering, 8, 2, generator=seeded()), [], Tokens.dense
+
+    def watched(self: Tokens) -> Tensor:
+        sizes.append(len(self.index))
+        return dense(self)
+
+    monkeypatch.setattr(Tokens, "dense", watched)
+    monkeypatch.setattr("tokensteer.core.laws.WORKING", 16 * 4 * 3 * 2)  # the laws of two rows
+    same(whole, ts.smc(steering, 8, 2, generator=seeded()))
+    assert max(sizes) == 2
 
 
 @pytest.mark.parametrize("proposal", [ts.FromModel(), ts.Gradient()])
@@ -489,12 +543,14 @@ def test_what_rests_does_so_whoever_has_moved(kind: str, proposal: ts.Proposal) 
     assert (kept[-2].evaluation.ramp is not None) == (kind == "adaptive")
 
 
-@pytest.mark.parametrize(("words", "size"), [("8GiB", 2**33), ("1.5 MB", 1_500_000), ("100", 100), (7, 7)])
+@pytest.mark.parametrize(
+    ("words", "size"), [("8GiB", 2**33), ("1.5 MB", 1_500_000), ("100", 100), (7, 7), (1e9, 10**9), ("1TiB", 2**40)]
+)
 def test_memory_is_read_as_people_write_it(words: str | int, size: int) -> None:
     assert parse_memory(words) == size
 
 
-@pytest.mark.parametrize("words", ["much", "8 apples", "-1", 0, "0GiB", ""])
+@pytest.mark.parametrize("words", ["much", "8 apples", "-1", 0, "0GiB", "", "1.2.3GiB", b"8GiB", True, math.inf])
 def test_memory_that_cannot_be_read(words: str | int) -> None:
     with pytest.raises(ValueError, match="memory must"):
         parse_memory(words)

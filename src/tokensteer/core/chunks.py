@@ -14,26 +14,26 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from tokensteer.core.recording import recording
 
 Answer = TypeVar("Answer")
 
-UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+UNITS = {"": 1, "b": 1} | {
+    f"{letter}{ending}": base**k for ending, base in (("b", 1000), ("ib", 1024)) for k, letter in enumerate("kmgt", 1)
+}
 ON_CPU = 2**31
 
 
-def parse_memory(memory: str | int) -> int:
+def parse_memory(memory: str | float) -> int:
     """Bytes from a number or from words such as "8GiB"."""
-    if isinstance(memory, int):
-        found = memory
-    else:
-        match = re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", memory)
-        unit = None if match is None else UNITS.get(match[2].lower())
-        if match is None or unit is None:
-            raise ValueError(f"memory must read like '8GiB' or '500MB', or be a number of bytes, got {memory!r}")
-        found = int(float(match[1]) * unit)
+    words = f"{memory:.0f}" if type(memory) in (int, float) else str(memory)
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-z]*)\s*", words.lower())
+    unit = None if match is None else UNITS.get(match[2])
+    if match is None or unit is None:
+        raise ValueError(f"memory must read like '8GiB' or '500MB', or be a number of bytes, got {memory!r}")
+    found = int(float(match[1]) * unit)
     if found <= 0:
         raise ValueError(f"memory must be positive, got {memory!r}")
     return found
@@ -58,28 +58,39 @@ class Chunks:
         room = _physical() // 2 if self.memory is None else self.memory
         return 3 * answers <= room
 
-    def run(self, network: Callable[[Tensor], Answer], rows: Tensor, row_bytes: int) -> list[Answer]:
-        """network(rows[part]) for all parts of the rows (n, ...), at least one."""
-        return self.stretches(lambda part: network(rows[part]), len(rows), row_bytes, rows.device)
+    def run(
+        self, network: Callable[[Tensor], Answer], rows: Tensor, row_bytes: int, generator: Generator | None = None
+    ) -> list[Answer]:
+        """network(rows[part]) for all parts of the rows (n, ...), at least one; `generator` is what it draws from."""
+        return self.stretches(lambda part: network(rows[part]), len(rows), row_bytes, rows.device, generator)
 
     def stretches(
-        self, network: Callable[[slice], Answer], count: int, row_bytes: int, device: torch.device
+        self,
+        network: Callable[[slice], Answer],
+        count: int,
+        row_bytes: int,
+        device: torch.device,
+        generator: Generator | None = None,
     ) -> list[Answer]:
         """network(part) for stretches of so many rows, at least one."""
         answers: list[Answer] = []
         done, size = 0, self.size(row_bytes, device)
         size = -(-count // max(1, -(-count // size)))  # parts of a size: the largest is what memory is for
         while done < count or not answers:
+            drawn = None if generator is None or recording() else generator.get_state()
             try:
                 answers.append(network(slice(done, done + size)))
-            except RuntimeError as error:
+            except (RuntimeError, MemoryError) as error:
                 taken = min(size, count - done)
                 if recording() or not ran_out(error):
                     raise
                 if taken <= 1:
                     self.most.pop(row_bytes, None)  # fewer did not help: something else is too large
+                    error.add_note("One row alone does not fit: shorten the sequences, or take a smaller network.")
                     raise
                 size = self._halve(taken, row_bytes)
+                if generator is not None and drawn is not None:  # those who try again draw the same numbers
+                    generator.set_state(drawn)
                 torch.cuda.empty_cache()
             else:
                 done += size
@@ -87,7 +98,11 @@ class Chunks:
 
     def _halve(self, size: int, row_bytes: int) -> int:
         if not self.most:
-            warnings.warn(f"out of memory with {size} rows at once: going on with fewer", stacklevel=2)
+            warnings.warn(
+                f"a network or reward ran out of memory with {size} rows at once: going on with fewer. A smaller "
+                "memory=... spares the tries",
+                stacklevel=2,
+            )
         self.most[row_bytes] = size // 2
         return size // 2
 
@@ -98,5 +113,6 @@ def _physical() -> int:
 
 
 def ran_out(error: Exception) -> bool:
-    """Whether it was memory that there was not enough of; on a CPU that is no error of its own kind."""
-    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
+    """Whether it was memory that there was not enough of; on a CPU that is no error of torch's own kind."""
+    said = ("can't allocate memory", "not enough memory")  # by torch on Linux, and elsewhere
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in said)

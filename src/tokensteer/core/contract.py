@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from tokensteer.core.denoiser import Denoiser
+from tokensteer.core.denoiser import Denoiser, FromHidden, FromLogits, Structured, Timeless
 from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK, Kernel, MaskNoise, Ticking, noise_of
+from tokensteer.core.laws import Law
 from tokensteer.core.schedule import Step
 from tokensteer.core.tokens import tokens_of
 
@@ -18,14 +19,17 @@ RESTLESS = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)  # p
 
 
 def check_denoiser(
-    denoiser: Denoiser, kernel: Kernel, steps: Sequence[Step], template: Tensor, x: Tensor
+    denoiser: Denoiser, kernel: Kernel, steps: Sequence[Step], template: Tensor, x: Tensor, *, kept: bool
 ) -> tuple[int, torch.dtype]:
     """The size of a denoiser's vocabulary and its precision, seen at the start x (1, L) and half-way, or an error with
-    its mend."""
+    its mend. `kept`: what it says is used again."""
     _check_mode(denoiser)
     likeliest, vocab_size, dtype = _look(denoiser, kernel, template, x, steps[0].t)
     half_open = halfway(x, kernel.mask_id, lambda where: likeliest[where])
     _look(denoiser, kernel, template, half_open, steps[len(steps) // 2].t)
+    if kept:
+        _check_memory(denoiser, x, half_open, likeliest, steps[0].t)
+    _check_timeless(denoiser, half_open, steps)
     if isinstance(kernel, Ticking):
         _check_times(denoiser, half_open, dtype)
     return vocab_size, dtype
@@ -50,6 +54,41 @@ def _check_mode(denoiser: Denoiser) -> None:
             "Call .eval()",
             stacklevel=5,
         )
+
+
+@torch.no_grad()
+def _check_memory(denoiser: Denoiser, x: Tensor, other: Tensor, tokens: Tensor, t: float) -> None:
+    """What was said of x (1, L), here of the `tokens` (1, L), stays what it was as another state is asked about."""
+
+    def laws(x: Tensor) -> Law:
+        return denoiser.laws(x, t) if isinstance(denoiser, Structured) else tokens_of(denoiser(x, t)).store
+
+    said, sites = laws(x), torch.arange(x.shape[1], device=x.device)
+    before = said.entries(sites, tokens[0])
+    laws(other)
+    if not torch.allclose(said.entries(sites, tokens[0]), before, equal_nan=True):
+        raise ValueError(
+            "the denoiser's network writes all its answers into the same memory, so that what it said of one state is "
+            "lost when it is asked about another: let it return a new tensor, or answer.clone()"
+        )
+
+
+@torch.no_grad()
+def _check_timeless(denoiser: Denoiser, x: Tensor, steps: Sequence[Step]) -> None:
+    """A denoiser of one's own that says it ignores the time may be wrong about it; from_logits sees to it."""
+    if isinstance(denoiser, FromLogits | FromHidden) or not _says_it_ignores_time(denoiser):
+        return
+    times = steps[0].t, steps[len(steps) // 2].t
+    early, late = (denoiser(x, t).exp() for t in times)
+    if not torch.allclose(early, late, atol=1e-3, equal_nan=True):
+        raise ValueError(
+            f"the denoiser says that it ignores the time, and answers one thing at t = {times[0]:.3g} and another at "
+            f"t = {times[1]:.3g}: let ignores_time be False"
+        )
+
+
+def _says_it_ignores_time(denoiser: object) -> bool:
+    return isinstance(denoiser, Timeless) and denoiser.ignores_time
 
 
 def _check_times(denoiser: Denoiser, x: Tensor, dtype: torch.dtype) -> None:
@@ -88,7 +127,8 @@ def _answer(denoiser: Denoiser, x: Tensor, t: float) -> Tensor:
     except Exception as error:
         raise ValueError(
             f"the denoiser fails on a template of length {length}: {error}. If the model is shorter than that, "
-            "shorten the template; if it takes no time, wrap it as from_logits(network, mask_id, ignores_time=True)"
+            "shorten the template. A network that takes no time is wrapped as from_logits(network, mask_id, "
+            "ignores_time=True), and called as network(x); without the flag it is called as network(x, t)"
         ) from error
     if x._version != written:
         raise ValueError("the denoiser writes to the sequences it is given, which are the particles: let it clone them")

@@ -52,7 +52,7 @@ def follow(
     copies = 2 if entered else 8 + 6 * twist.draws
     per_row = 4 * x.shape[1] * model.vocab_size * copies
     parts = model.base.chunks.run(
-        lambda rows: _differentiate(model, twist, x, t, time, rows, generator), news.asked, per_row
+        lambda rows: _differentiate(model, twist, x, t, time, rows, generator), news.asked, per_row, generator
     )
     stores, estimates, gradients = zip(*parts, strict=True)
     if entered:  # otherwise estimates are counted as they are made

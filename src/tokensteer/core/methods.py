@@ -45,7 +45,7 @@ class Method:
         populations: int = 1,
         *,
         generator: Generator | None = None,
-        memory: str | int | None = None,
+        memory: str | float | None = None,
         progress: bool = False,
     ) -> Result:
         return smc(

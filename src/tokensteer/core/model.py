@@ -135,6 +135,8 @@ def padded(templates: Sequence[Tensor], pad_id: int) -> Tensor:
     Padding is fixed like a prompt, so no particle ever moves there; the networks are to look past it, and tell it by
     its id.
     """
+    if not templates or not all(isinstance(canvas, Tensor) and canvas.dim() == 1 for canvas in templates):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError("padded: give one or more templates, each a tensor of ids (L,), such as template(...) makes")
     if any((canvas == pad_id).any() for canvas in templates):
         raise ValueError(f"padded: a template holds {pad_id}, the padding itself: choose an id that nothing else has")
     return torch.nn.utils.rnn.pad_sequence(list(templates), batch_first=True, padding_value=pad_id)
@@ -182,7 +184,7 @@ class Diffusion:
         # Known to the host, so that nothing is pinned, step after step, where nothing is fixed.
         object.__setattr__(self, "_fixes", bool((self.template != self.kernel.mask_id).any()))
         x = self.start(self.populations, torch.Generator(self.device).manual_seed(0))[:1]
-        vocab_size, dtype = check_denoiser(self.denoiser, self.kernel, self.steps, self.template, x)
+        vocab_size, dtype = check_denoiser(self.denoiser, self.kernel, self.steps, self.template, x, kept=self.shares)
         if not (self.template == self.kernel.mask_id).any():
             raise ValueError(
                 f"the template has no free site, none that holds {self.kernel.mask_id}: is mask_id right? A process "

@@ -61,7 +61,9 @@ class Recorded:
         return bool((log_w.isnan() | (log_w == math.inf)).any() | (result.samples == mask_id).any())
 
 
-def recorded(method: Method, num_particles: int, populations: int = 1, *, memory: str | int | None = None) -> Recorded:
+def recorded(
+    method: Method, num_particles: int, populations: int = 1, *, memory: str | float | None = None
+) -> Recorded:
     """Record a run of a method on a GPU, after one run to warm up. Call what comes back for a `Result`.
 
     A run can be recorded if nothing on the way makes the host look at the device: no sharing of rows, which is the

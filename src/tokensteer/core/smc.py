@@ -258,7 +258,7 @@ def smc(
     resample: Resampler = systematic,
     when: Trigger = ess_below(0.5),
     generator: Generator | None = None,
-    memory: str | int | None = None,
+    memory: str | float | None = None,
     progress: bool = False,
 ) -> Result:
     """Run `sweep` to its end and keep what a person needs; `progress` shows a bar with ESS and reward.
