@@ -12,6 +12,7 @@ import torch
 from toys import Toy
 
 import tokensteer as ts
+from tokensteer.core.result import pooled
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -135,6 +136,25 @@ def test_progress_shows_a_bar(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ESS/N" in capsys.readouterr().out
     ts.smc(ts.Steering(toy.model("mdm"), toy.tilt("mdm")), 4, generator=seeded())
     assert capsys.readouterr().out == ""
+
+
+def test_normalisers_of_different_prompts_are_not_pooled(tmp_path: Path) -> None:
+    toy = Toy("C")
+    prompts = torch.stack([ts.template(4, 4, [2], at=[1]), ts.template(4, 4, [0, 3], at=[0, 3])])
+    steering = ts.Steering(replace(toy.model("mdm"), template=prompts), ts.Tilt(toy.reward, toy.kl))
+    result = ts.smc(steering, 16, 6, generator=seeded())
+    assert (result.samples[:3, :, 1] == 2).all()
+    assert (result.samples[3:, :, 0] == 0).all()
+    result.save(tmp_path / "result.safetensors")
+    again = ts.Result.load(tmp_path / "result.safetensors")
+    for shown in (repr(result), repr(again)):
+        line = next(line for line in shown.splitlines() if "log Z" in line)
+        values = [f"{value:.4f} ± {error:.4f}" for value, error in map(pooled, (result.log_z[:3], result.log_z[3:]))]
+        assert line.split(maxsplit=2)[2] == ", ".join(values)
+    dead = replace(result, log_w=result.log_w.index_fill(0, torch.tensor([1]), -math.inf))
+    lives = [0, 2, 3, 4, 5]
+    mean = float((result.weights * result.reward).sum(-1)[lives].mean())
+    assert f"{mean:.4f} weighted mean" in repr(dead)
 
 
 def test_posterior_draws_follow_the_weights() -> None:

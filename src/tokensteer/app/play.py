@@ -160,7 +160,7 @@ def perform(ready: Ready, place: Place, watch: Callable[[Record], None]) -> Resu
     records = sweep(
         steering, job.particles, populations, resample=method.resample, when=method.when, generator=generator
     )
-    return with_rows(summarise(map(watched, records), generator), before, steering.spent())
+    return with_rows(summarise(map(watched, records), generator, steering.populations), before, steering.spent())
 
 
 def salvage(ready: Ready, place: Place, watch: Callable[[Record], None], error: Exception) -> tuple[Ready, Result]:

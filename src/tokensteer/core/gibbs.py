@@ -185,5 +185,5 @@ def particle_gibbs(
             sweep(pinned, num_particles, populations, resample=pinned.resample, when=when, generator=generator)
         )
         picked.append(pick(records, generator))
-    result = with_rows(summarise(records, generator), before, path.spent())
+    result = with_rows(summarise(records, generator, path.populations), before, path.spent())
     return Chain(torch.stack([x[-1] for x in picked]), result)

@@ -84,9 +84,10 @@ def recorded(
     noise = torch.Generator(device).manual_seed(int(torch.randint(2**63 - 1, ())))
 
     def run() -> Result:
-        return summarise(
-            sweep(steering, num_particles, populations, resample=method.resample, when=method.when, generator=noise)
+        records = sweep(
+            steering, num_particles, populations, resample=method.resample, when=method.when, generator=noise
         )
+        return summarise(records, templates=steering.populations)
 
     steering.limit(None if memory is None else parse_memory(memory))
     try:

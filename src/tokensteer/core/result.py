@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -33,7 +33,8 @@ class Result:
 
     samples (B, N, L), log_w and reward (B, N), log_z (B,); ess and mean_reward (T + 1, B), where no reward was asked
     for that of the weights so far and NaN; ancestors (T + 1, B, N); `ramp` (T + 1, B), what an adaptive ramp chose;
-    `rows` counts the network rows computed, `saved` those asked for that were known already.
+    `templates`, how many there were: the first B / templates populations are of the first, and so on; `rows` counts the
+    network rows computed, `saved` those asked for that were known already.
     `sample` draws from the target; `best` picks by reward and is no posterior draw.
     """
 
@@ -47,6 +48,7 @@ class Result:
     saved: Mapping[str, int] = field(default_factory=dict[str, int])
     generator: Generator | None = None
     ramp: Tensor | None = None
+    templates: int = 1
 
     @property
     def log_z(self) -> Tensor:
@@ -55,7 +57,8 @@ class Result:
 
     @property
     def pooled_log_z(self) -> tuple[float, float]:
-        """The log of the mean of exp(log_z) over populations, with its standard error (delta method)."""
+        """The log of the mean of exp(log_z) over populations, with its standard error (delta method). Those of
+        different templates have different normalisers: look at `log_z` itself then."""
         return pooled(self.log_z)
 
     @property
@@ -109,7 +112,7 @@ class Result:
         tensors = {name: value.contiguous() for name, value in named.items() if isinstance(value, Tensor)}
         counts = {"rows": self.rows, "saved": self.saved}
         counted = {f"{of}.{name}": torch.tensor(n) for of, rows in counts.items() for name, n in rows.items()}
-        save_file({**tensors, **counted}, str(file))
+        save_file({**tensors, **counted, "templates": torch.tensor(self.templates)}, str(file))
 
     @classmethod
     def load(cls, file: str | Path) -> Result:
@@ -130,29 +133,36 @@ class Result:
             rows={name.removeprefix("rows."): int(n) for name, n in stored.items() if name.startswith("rows.")},
             saved={name.removeprefix("saved."): int(n) for name, n in stored.items() if name.startswith("saved.")},
             ramp=stored.get("ramp"),
+            templates=int(stored.get("templates", 1)),
         )
 
     def __repr__(self) -> str:
         populations, particles, length = self.samples.shape
-        log_z, error = self.pooled_log_z
         lines = [
             f"Result: {populations} × {particles} particles of {length} tokens, {len(self.ess) - 1} steps",
-            f"  log Z    {log_z:.4f} ± {error:.4f}" if populations > 1 else f"  log Z    {log_z:.4f}",
+            f"  log Z    {_some([_with_error(*pooled(part)) for part in self.log_z.chunk(self.templates)])}",
             f"  ESS/N    {float(self.ess[-1].mean()) / particles:.3f} at the end, "
             f"{float(self.ess.min()) / particles:.3f} at worst",
         ]
         if not self.alive.all():
             lines.append(f"  died     {int((~self.alive).sum())} of {populations} populations")
         if self.reward is not None:
-            counted = torch.where(self.weights > 0, self.reward, 0.0)
-            posterior, best = (self.weights * counted).sum(-1).mean(), self._counted_reward(self.reward).max()
+            counted = torch.where(self.weights > 0, self.reward, 0.0)[self.alive]
+            posterior, best = (
+                (self.weights[self.alive] * counted).sum(-1).mean(),
+                self._counted_reward(self.reward).max(),
+            )
             lines.append(f"  reward   {float(posterior):.4f} weighted mean, {float(best):.4f} best")
         lines.append("  rows     " + ", ".join(self._rows_of(name) for name in self.rows))
         return "\n".join(lines)
 
 
-def _some(numbers: list[int]) -> str:
-    return ", ".join(str(n) for n in numbers[:8]) + (", ..." if len(numbers) > 8 else "")
+def _some(things: Sequence[int | str]) -> str:
+    return ", ".join(str(thing) for thing in things[:8]) + (", ..." if len(things) > 8 else "")
+
+
+def _with_error(value: float, error: float) -> str:
+    return f"{value:.4f}" if math.isnan(error) else f"{value:.4f} ± {error:.4f}"
 
 
 def with_rows(result: Result, before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> Result:

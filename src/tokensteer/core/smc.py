@@ -263,7 +263,9 @@ def smc(
 ) -> Result:
     """Run `sweep` to its end and keep what a person needs; `progress` shows a bar with ESS and reward.
 
-    Networks are given as many rows at once as fit into `memory`, such as "8GiB"; by default what the device has free.
+    A model with several templates takes as many populations, or a multiple: the first of them are of the first
+    template, and so on. Networks are given as many rows at once as fit into `memory`, such as "8GiB"; by default what
+    the device has free.
     """
     if not hasattr(path, "spent"):
         raise TypeError(f"smc runs a Steering, got {type(path).__name__}: wrap a model as Steering(model, tilt)")
@@ -271,14 +273,15 @@ def smc(
     path.limit(None if memory is None else parse_memory(memory))
     records = sweep(path, num_particles, populations, resample=resample, when=when, generator=generator)
     try:
-        result = summarise(_bar(records, len(path.steps) + 1) if progress else records, generator)
+        shown = _bar(records, len(path.steps) + 1) if progress else records
+        result = summarise(shown, generator, path.populations)
     finally:
         path.limit(None)
     return with_rows(result, before, path.spent())
 
 
-def summarise(records: Iterable[Record], generator: Generator | None = None) -> Result:
-    """The result of a sweep from its records, one after the other."""
+def summarise(records: Iterable[Record], generator: Generator | None = None, templates: int = 1) -> Result:
+    """The result of a sweep from its records, one after the other, and of so many templates."""
     log_w: list[Tensor] = []
     ancestors: list[Tensor] = []
     rewards: list[Tensor | None] = []
@@ -303,6 +306,7 @@ def summarise(records: Iterable[Record], generator: Generator | None = None) -> 
         rows={},
         generator=generator,
         ramp=None if ramps[-1] is None else _stacked(ramps, log_w[-1], 0.0)[..., 0],
+        templates=templates,
     )
 
 
