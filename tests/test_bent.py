@@ -222,3 +222,12 @@ def test_the_ratio_of_a_draw_needs_no_look_at_the_model(
         largest = max(largest, float(alone.abs().max()))
         x = y
     assert largest > 0.01
+
+
+def test_weights_hold_on_to_no_graph() -> None:
+    """Not even where networks learn: a run is no place for gradients in their parameters."""
+    trunk, reward = Entered(4), Valued(1)
+    denoiser = ts.from_hidden(trunk, trunk.head, 3, ignores_time=True)
+    model = ts.Diffusion(denoiser, ts.Ancestral(3), ts.uniform_steps(3), ts.template(3, 3))
+    steering = ts.Steering(model, ts.Tilt(reward, draws=2, differentiable=True), ts.Gradient())
+    assert not ts.smc(steering, 4, generator=seeded(0)).log_w.requires_grad

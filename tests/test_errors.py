@@ -175,6 +175,41 @@ def ids_only() -> ts.Diffusion:
     return model(ts.from_logits(table, MASK, ignores_time=True))
 
 
+def test_answers_that_others_hold_are_not_written_to() -> None:
+    table, seen = torch.randn(1, LENGTH, TOKENS + 1), []
+    held = table.clone()
+    steering = ts.Steering(model(ts.from_logits(lambda x, t: table.expand(len(x), -1, -1), MASK)), ts.Tilt(ones))
+    ts.smc(steering, 4, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(table, held)
+    model(ts.from_logits(lambda x, t: torch.nn.Parameter(table.expand(len(x), -1, -1)), MASK))
+    model(ts.from_logits(lambda x, t: torch.ones(len(x), LENGTH, TOKENS + 1, dtype=torch.int64), MASK))
+    head = torch.nn.Linear(2, TOKENS + 1).requires_grad_(False)
+    head.register_forward_hook(lambda layer, given, answer: seen.append(answer))
+    denoiser = ts.from_hidden(lambda x, t: torch.ones(*x.shape, 2), head, MASK)
+    denoiser(torch.full((1, LENGTH), MASK), 1.0)
+    assert torch.isfinite(seen[0]).all()
+
+
+def test_support_is_looked_at_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few sites at a time, and the fault may be in any of them."""
+    monkeypatch.setattr("tokensteer.core.laws.WORKING", 16 * (TOKENS + 1))  # one law
+
+    def last_cut(x: Tensor, t: float) -> Tensor:
+        log_p = uniform(x, t).clone()
+        log_p[:, -1, 0] = -math.inf
+        return log_p.log_softmax(-1)
+
+    with pytest.raises(ValueError, match="no mass to states that the model can reach"):
+        ts.Steering(model(), proposal=ts.Amortised(last_cut))
+
+
+def test_the_warning_of_a_network_that_trains_points_at_its_user() -> None:
+    net = torch.nn.Sequential(torch.nn.Embedding(TOKENS + 1, TOKENS + 1), torch.nn.Dropout(0.1))
+    with pytest.warns(UserWarning, match="training mode") as caught:
+        model(ts.from_logits(net, MASK, ignores_time=True))
+    assert caught[0].filename == __file__
+
+
 def test_a_network_that_trains_is_noticed() -> None:
     net = torch.nn.Sequential(torch.nn.Embedding(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 4))
     with pytest.warns(UserWarning, match=r"training mode and has dropout.*\.eval\(\)"):

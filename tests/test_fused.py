@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tokensteer.core import fused
 from tokensteer.core.fused import draw_from_head, draw_from_logits, log_prob_from_head, log_prob_from_logits
+from tokensteer.core.laws import log_law
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 GPU = pytest.mark.parametrize("device", DEVICES[1:])
@@ -374,3 +375,41 @@ def test_the_host_never_waits(device: str) -> None:
         everything()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+# ---- what is overwritten, and what is not
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_laws_that_are_read_stay_as_they_are(dtype: torch.dtype) -> None:
+    logits, states, weight = law(6, 9, 0, dtype), law(6, 4, 1, dtype), law(9, 4, 2, dtype)
+    before = [logits.clone(), states.clone(), weight.clone()]
+    rows, u, tokens = torch.arange(6), uniforms(6, 2, 3), torch.full((6,), 5)
+    draw_from_logits(logits, rows, u, 8)
+    log_prob_from_logits(logits, rows, tokens, 8)
+    draw_from_head(states, weight, None, rows, u, 8)
+    log_prob_from_head(states, weight, None, rows, tokens, 8)
+    assert all(torch.equal(now, then) for now, then in zip((logits, states, weight), before, strict=True))
+
+
+def test_a_mask_beyond_the_vocabulary_forbids_nothing() -> None:
+    logits, worth = law(3, 5, 0), law(3, 5, 1)
+    for mask in (-1, 5, 99):
+        assert torch.allclose(log_law(logits.clone(), mask), logits.log_softmax(-1))
+        mu = logits.softmax(-1)
+        slope, means = fused.softmax_slope(logits.clone(), worth.clone(), 5, mask)
+        assert torch.allclose(means, (mu * worth).sum(-1))
+        assert torch.allclose(slope, mu * (worth - means.unsqueeze(-1)))
+
+
+def test_who_asks_for_nothing_may_name_no_token() -> None:
+    found = log_prob_from_logits(law(2, 5, 0), torch.tensor([0, -1]), torch.tensor([1, -1]), None)
+    assert torch.allclose(found, torch.stack([dense(law(2, 5, 0))[0, 1].float(), torch.tensor(0.0)]))
+
+
+def test_a_head_is_multiplied_out_in_single_precision_under_autocast_too() -> None:
+    states, weight, bias = law(4, 8, 0), law(6, 8, 1), 50 * law(1, 6, 2)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = fused.head_logits(states, weight, bias)
+    assert found.dtype == torch.float32
+    assert (found - (states @ weight.T + bias)).abs().max() < 0.5  # bias and all in half precision it is off by more

@@ -139,6 +139,7 @@ class Bent:
     def rows(self, index: Tensor) -> Tensor:
         return self._spelt(index).log_softmax(-1)
 
+    @torch.no_grad()
     def _spelt(self, index: Tensor) -> Tensor:
         return self.law.rows(self.site[index]).add_(self.bends.rows(self.line[index]))
 

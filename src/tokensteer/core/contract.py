@@ -28,7 +28,7 @@ def check_denoiser(
     half_open = halfway(x, kernel.mask_id, lambda where: likeliest[where])
     _look(denoiser, kernel, template, half_open, steps[len(steps) // 2].t)
     if kept:
-        _check_memory(denoiser, x, half_open, likeliest, steps[0].t)
+        _check_memory(denoiser, kernel, x, half_open, likeliest, steps[0].t)
     _check_timeless(denoiser, half_open, steps)
     if isinstance(kernel, Ticking):
         _check_times(denoiser, half_open, dtype)
@@ -57,11 +57,13 @@ def _check_mode(denoiser: Denoiser) -> None:
 
 
 @torch.no_grad()
-def _check_memory(denoiser: Denoiser, x: Tensor, other: Tensor, tokens: Tensor, t: float) -> None:
+def _check_memory(denoiser: Denoiser, kernel: Kernel, x: Tensor, other: Tensor, tokens: Tensor, t: float) -> None:
     """What was said of x (1, L), here of the `tokens` (1, L), stays what it was as another state is asked about."""
 
     def laws(x: Tensor) -> Law:
-        return denoiser.laws(x, t) if isinstance(denoiser, Structured) else tokens_of(denoiser(x, t)).store
+        if isinstance(denoiser, Structured) and kernel.mask_id != NO_MASK:
+            return denoiser.laws(x, t)
+        return tokens_of(denoiser(x, t)).store
 
     said, sites = laws(x), torch.arange(x.shape[1], device=x.device)
     before = said.entries(sites, tokens[0])
@@ -132,7 +134,7 @@ def _answer(denoiser: Denoiser, x: Tensor, t: float) -> Tensor:
         ) from error
     if x._version != written:
         raise ValueError("the denoiser writes to the sequences it is given, which are the particles: let it clone them")
-    if answer.dim() != 3 or tuple(answer.shape[:2]) != (1, length):
+    if answer.dim() != 3 or tuple(answer.shape[:2]) != (1, length) or not answer.shape[-1]:
         raise ValueError(
             f"the denoiser must answer (1, {length}, V) for a template of length {length}, got "
             f"{tuple(answer.shape)}: is the template longer than the model?"

@@ -48,7 +48,8 @@ class FromLogits:
     ignores_time: bool
 
     def _ask(self, x: Tensor, t: Time) -> Tensor:
-        return self.network(x) if self.ignores_time else self.network(x, t)
+        logits = self.network(x) if self.ignores_time else self.network(x, t)
+        return logits if logits.is_floating_point() else logits.to(torch.get_default_dtype())
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
         return log_law(self._ask(x, t).clone(), self.mask_id)
@@ -96,7 +97,7 @@ class FromHidden:
         return self.trunk(x) if self.ignores_time else self.trunk(x, t)
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
-        return log_law(self.head(self._ask(x, t)), self.mask_id)
+        return log_law(self.head(self._ask(x, t)).clone(), self.mask_id)  # a hook may hold on to what it saw
 
     def laws(self, x: Tensor, t: Time) -> Headed:
         return self.kept(self._ask(x, t))

@@ -18,7 +18,7 @@ from torch.nn.functional import one_hot
 from tokensteer.core.denoiser import carry_over
 from tokensteer.core.draws import NEVER, shared_uniforms
 from tokensteer.core.kernel import NO_MASK
-from tokensteer.core.laws import few
+from tokensteer.core.laws import laws_at_once
 from tokensteer.core.listing import distinct, support
 from tokensteer.core.tokens import Laws, Tokens, dense_of, tokens_of
 
@@ -238,7 +238,7 @@ class SoftInput:
         if look.relaxed or not len(look.x):
             return tilt.exact(look.clean_law())
         # Laws of whole rows are large: as many at once as may be spelt out.
-        at_once = max(1, few(look.tokens.vocab_size) // look.x.shape[1])
+        at_once = max(1, laws_at_once(look.tokens.vocab_size) // look.x.shape[1])
         parts = torch.split(torch.arange(len(look.x), device=look.x.device), at_once)
         return torch.cat([tilt.exact(look.take(rows).clean_law()) for rows in parts])
 

@@ -183,7 +183,7 @@ def _score(x: Tensor, log_norm: Tensor, rows: Tensor, tokens: Tensor, mask: int)
 
 
 def _plain(logits: Tensor, rows: Tensor, ask: Tensor, mask: int) -> tuple[Tensor, Tensor]:
-    """The same for the logits (k, V) of the lines themselves, which are overwritten; rows (k,) is -1 for none."""
+    """`_answer` in plain torch, from the logits (k, V) of each line, which are overwritten; rows is -1 for none."""
     k, V = logits.shape
     size = math.isqrt(V - 1) + 1  # of a block
     if mask >= 0:
@@ -201,7 +201,7 @@ def _plain(logits: Tensor, rows: Tensor, ask: Tensor, mask: int) -> tuple[Tensor
         tokens = torch.where(total > 0, block * size + _invert(inside, rest)[0], int(mask == 0))
         tokens = tokens.masked_fill(rows.unsqueeze(-1) < 0, 0)
     log_norm = total.log().squeeze(-1) + top.squeeze(-1)
-    return tokens, _score(logits.gather(1, tokens), log_norm, rows, tokens, mask)
+    return tokens, _score(logits.gather(1, tokens.clamp(min=0)), log_norm, rows, tokens, mask)
 
 
 def _invert(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,7 +219,7 @@ def _invert(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 def head_logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """states (k, H) @ weight (V, H)^T + bias, in single precision at least, without a copy of the whole weight."""
     exact = _exact(states.dtype)
-    if states.dtype == exact:
+    if states.dtype == exact and not torch.is_autocast_enabled(states.device.type):  # which would round the answer
         return linear(states, weight, bias)
     if states.is_cuda and states.dtype in HALF and torch.__version__ >= "2.8":
         logits = torch.mm(states, weight.T, out_dtype=exact)  # tensor cores add in float32 anyway
@@ -357,7 +357,7 @@ def softmax_slope(logits: Tensor, worth: Tensor, vocab_size: int, mask: int) -> 
     """The slope mu · (worth - <mu, worth>) in the logits of what is worth so much for each word, and <mu, worth>.
 
     mu = softmax(logits) without the mask; both tables are (k, V), or wider: what is beyond the vocabulary is not read.
-    Both are overwritten; the means (k,) are in single precision at least.
+    Both may be overwritten; the means (k,) are in single precision at least.
     """
     programs = kernels() if logits.is_cuda and logits.dtype in HALF and worth.dtype in HALF else None
     if programs is not None and logits.stride(1) == worth.stride(1) == 1:

@@ -206,7 +206,7 @@ def draw_by_parts(rows: Callable[[Tensor], Tensor], vocab_size: int, index: Tens
         return draw_from_logits(laws, torch.arange(len(laws), device=laws.device), u[asked], None)
 
     asked = _asked_for(index)
-    drawn = zip(*map(draw, torch.split(asked, few(vocab_size))), strict=True)
+    drawn = zip(*map(draw, torch.split(asked, laws_at_once(vocab_size))), strict=True)
     tokens, log_p = (_spread(index, asked, torch.cat(parts)) for parts in drawn)
     return tokens, log_p
 
@@ -214,7 +214,7 @@ def draw_by_parts(rows: Callable[[Tensor], Tensor], vocab_size: int, index: Tens
 def score_by_parts(score: Callable[[Tensor], Tensor], vocab_size: int, index: Tensor) -> Tensor:
     """A score of laws by their index, (k,) -> (k,), a few at a time; 0 where the index is -1."""
     asked = _asked_for(index)
-    parts = [score(index[part].clamp(min=0)) for part in torch.split(asked, few(vocab_size))]
+    parts = [score(index[part].clamp(min=0)) for part in torch.split(asked, laws_at_once(vocab_size))]
     return _spread(index, asked, torch.cat(parts))
 
 
@@ -230,6 +230,6 @@ def _spread(index: Tensor, asked: Tensor, values: Tensor) -> Tensor:
     return values.new_zeros(len(index), *values.shape[1:]).index_copy(0, asked, values)
 
 
-def few(vocab_size: int) -> int:
+def laws_at_once(vocab_size: int) -> int:
     """How many laws are spelt out at once."""
     return max(1, WORKING // (16 * vocab_size))

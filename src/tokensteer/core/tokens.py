@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.draws import NEVER, uniforms
-from tokensteer.core.laws import Law, Logs, few
+from tokensteer.core.laws import Law, Logs, laws_at_once
 from tokensteer.core.recording import recording
 
 
@@ -117,7 +117,7 @@ class Tokens:
 
     def _by_parts(self, score: Callable[[Tensor], Tensor], index: Tensor) -> Tensor:
         """A score of many laws, a few at a time."""
-        return torch.cat([score(self.store.rows(part)) for part in torch.split(index, few(self.vocab_size))])
+        return torch.cat([score(self.store.rows(part)) for part in torch.split(index, laws_at_once(self.vocab_size))])
 
     def dense(self) -> Tensor:
         """All laws, (P, L, V), 0 where there is none: for small vocabularies and processes without a mask."""
@@ -136,7 +136,7 @@ class Tokens:
 
 def few_by_few(where: Tensor, vocab_size: int) -> Iterator[Tensor]:
     """The sites `where` (P, L) in groups, as masks (P, L), whose laws can be spelt out at once."""
-    for sites in torch.split(where.flatten().nonzero().squeeze(-1), few(vocab_size)):
+    for sites in torch.split(where.flatten().nonzero().squeeze(-1), laws_at_once(vocab_size)):
         yield torch.zeros_like(where).flatten().index_fill(0, sites, True).view_as(where)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -86,10 +87,10 @@ def find(
     file, twist = (file_of(folder, task, part, goal) for part in PARTS)
     if not file.is_file():
         known = sorted(file.stem for file in folder.glob(f"{task}-proposal*.safetensors"))
-        taught = "" if folder == SHIPPED else f" --weights {folder}"
+        model = "" if folder == SHIPPED else f" --weights {shlex.quote(str(folder))}"
         raise FileNotFoundError(
             f"there is no {file.name} in the weights (there: {', '.join(known) or 'none'}): train it by "
-            f"tokensteer train {task} --proposal{_towards(goal)}{taught} --out FOLDER, and give --weights FOLDER"
+            f"tokensteer train {task} --proposal{_towards(goal)}{model} --out FOLDER, and give --weights FOLDER"
         )
     net = load(file, device, folder / f"{task}-denoiser.safetensors")
     card = json.loads(file.with_suffix(".json").read_text())
