@@ -257,10 +257,11 @@ def compare(options: Options, gradient: bool, console: Console) -> None:
         for label, cost in (*mine, ("dense, batched", batched), ("dense, loop", loop)):
             ratios = f"{loop.cpu / cost.cpu:.2f}", f"{batched.cpu / cost.cpu:.2f}"
             costs.add_row(label, *cells(cost), *ratios, "" if cost.ess is None else f"{cost.ess:.2f}")
-        first = mine[0][1]
+        default = GRAD if gradient else BASE
+        own = dict(mine)[default.name]
         costs.caption = (
-            f"tokensteer: {first.denoiser_rows / (options.particles * options.num_steps):.3f}·N·T denoiser rows, "
-            f"{first.reward_rows / loop.reward_rows:.3f} of dense reward rows. "
+            f"{default.name}: {own.denoiser_rows / (options.particles * options.num_steps):.3f}·N·T denoiser rows, "
+            f"{own.reward_rows / loop.reward_rows:.3f} of dense reward rows. "
             f"Dense: {loop.ran} of {options.num_steps} steps were run and scaled."
         )
     console.print(costs)

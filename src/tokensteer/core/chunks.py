@@ -1,7 +1,7 @@
 """How many rows a network is given at once, and what is kept of its answers: as much as memory allows.
 
 A chunk is sized by a budget and a guess of what a row takes; if a network runs out of memory all the same, the chunk is
-halved, reported once, and the work goes on. Nothing else changes: rows are independent.
+halved, reported once, and the work goes on, with the same random numbers. Nothing else changes: rows are independent.
 """
 
 from __future__ import annotations
