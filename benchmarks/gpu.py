@@ -24,10 +24,10 @@ from benchmarks.nets import DenoiserNet, RewardNet
 DESCRIPTION = """\
 A transformer of MDLM's size (12 layers, 768 wide, 50,258 words, bf16, random weights) steered by SMC_base and SMC_grad.
 A step is a whole one: prediction, M clean draws and their rewards, weights, resampling, move. It is compared with one
-bare forward pass over the same rows, logits and all, in the same mode, eager or compiled, one of as many as there are
-steps, one after the other. The grid is coarse enough
-that nearly every particle changes at every step, so that nothing is gained from rows that are known already; --fine
-shows what is gained where they are. Peak memory is what a run takes beyond the weights and one forward pass."""
+of as many bare forward passes over the same rows, logits and all, one after the other and in the same mode, eager or
+compiled. The grid is coarse enough that nearly every particle changes at every step, so that nothing is gained from
+rows that are known already; --fine shows what is gained where they are. Peak memory is what a run takes beyond the
+weights and one forward pass."""
 
 
 @dataclass(frozen=True)

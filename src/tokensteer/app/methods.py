@@ -54,15 +54,17 @@ def some(result: Result, populations: Tensor) -> Result:
     def of(values: Tensor | None) -> Any:
         return None if values is None else values[:, populations]
 
+    samples = result.samples[populations]
     return replace(
         result,
-        samples=result.samples[populations],
+        samples=samples,
         log_w=result.log_w[populations],
         reward=None if result.reward is None else result.reward[populations],
         ess=of(result.ess),
         mean_reward=of(result.mean_reward),
         ancestors=of(result.ancestors),
         ramp=of(result.ramp),
+        templates=1 if result.templates == 1 else len(samples),  # of which each has how many is no longer known
     )
 
 
