@@ -178,7 +178,8 @@ class Offset:
 
     def __call__(self, x: Tensor, evaluation: ts.Evaluation, step: ts.Step, model: ts.Model, twist: ts.Tilt | None):
         slope = evaluation.gradient.laws().dense() + self.offset.unsqueeze(-1)
-        moved = replace(evaluation, gradient=Prediction(x, torch.arange(len(x)), (Logs(slope.flatten(0, 1)),)))
+        sites = torch.arange(x.numel()).view_as(x)
+        moved = replace(evaluation, gradient=Prediction(x, sites, (Logs(slope.flatten(0, 1)),)))
         return ts.Gradient(tokens_only=self.tokens_only)(x, moved, step, model, twist)
 
 

@@ -12,6 +12,11 @@ APART = 0x5EED_1E55_0DD5
 """Added to seeds of shared noise: a run may well have the same seed, and must not draw the same numbers."""
 
 
+def instead_of_never(values: Tensor, other: float) -> Tensor:
+    """Another number where there is -inf."""
+    return values.nan_to_num(nan=math.nan, posinf=math.inf, neginf=other)
+
+
 def uniforms(shape: tuple[int, ...], like: Tensor, generator: Generator | None) -> Tensor:
     """Uniforms on (0, 1] in double precision: never 0, so that inverting a CDF never lands on an empty cell."""
     return 1.0 - torch.rand(shape, generator=generator, device=like.device, dtype=torch.float64)

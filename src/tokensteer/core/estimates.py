@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
 from tokensteer.core.denoiser import carry_over
-from tokensteer.core.draws import NEVER, shared_uniforms
+from tokensteer.core.draws import NEVER, instead_of_never, shared_uniforms
 from tokensteer.core.kernel import NO_MASK
 from tokensteer.core.laws import laws_at_once
 from tokensteer.core.listing import distinct, support
@@ -90,7 +90,9 @@ def log_mean_exp(r: Tensor, log_v: Tensor, kl: float) -> Tensor:
     """kl · log E[exp(r/kl)], the scale inside: the soft value of one-shot denoising."""
     v, centre = _weights_and_centre(r, log_v)
     mean = (v * ((r - centre) / kl).exp()).sum(0) / v.detach().sum(0)
-    nothing = mean == 0  # and not NaN, which goes on to the weights and is found there
+    if not mean.requires_grad:
+        return centre + kl * mean.log()
+    nothing = mean == 0  # whose gradient would be NaN; and not NaN, which goes on to the weights and is found there
     return torch.where(nothing, NEVER, centre + kl * torch.where(nothing, 1.0, mean).log())
 
 
@@ -113,7 +115,7 @@ def _weights_and_centre(r: Tensor, log_v: Tensor) -> tuple[Tensor, Tensor]:
     """v, and the largest reward as a constant, 0 where there is none. Only the numerator's weights carry a gradient:
     that makes the gradient through them the REINFORCE estimator."""
     centre = r.detach().masked_fill(log_v == NEVER, NEVER).amax(0)
-    return log_v.exp(), torch.where(centre == NEVER, 0.0, centre)
+    return log_v.exp(), instead_of_never(centre, 0.0)
 
 
 # ---- estimators

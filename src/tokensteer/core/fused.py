@@ -262,7 +262,7 @@ def _sum_tiles(
     k, blocks = len(rows), -(-V // HEAD_BLOCK)
     sums = torch.empty(kinds, 2, k, blocks, dtype=torch.float32, device=rows.device)
     found = [(kind[0], kind[1]) for kind in sums]
-    order = (rows < 0).byte().argsort()  # those to skip come last, where whole programs have nothing to do
+    order = (rows < 0).view(torch.uint8).argsort()  # those to skip come last, where whole programs have nothing to do
     programs.tile_sums[(-(-k // HEAD_ROWS) * blocks,)](
         *law, order, rows, *found[0], *found[-1], k, V, mask, blocks, *shape, HEAD_ROWS, 64,
         num_warps=4 * kinds, num_stages=3,
@@ -276,7 +276,8 @@ def _choose(
     """The block of each draw and how far into it, the log-normalisers (k,), and room for tokens and log-probabilities.
     Sums are by draws, or where they are `lined`, rows says which of them is whose."""
     k, blocks = len(rows), sums[0].shape[1]
-    block = torch.empty(u.shape, dtype=torch.int32, device=u.device)  # of each draw; `blocks` is none
+    short = torch.int16 if blocks < 2**15 else torch.int32  # short keys sort faster
+    block = torch.empty(u.shape, dtype=short, device=u.device)  # of each draw; `blocks` is none
     within = torch.empty_like(u)  # how far into its block, in (0, 1]
     log_norm = torch.empty(k, dtype=torch.float64, device=u.device)
     tokens = torch.empty_like(u, dtype=torch.int64)
@@ -296,8 +297,7 @@ def _find_in_tiles(
     chosen: tuple[Tensor, ...], draws: tuple[int, ...], V: int, mask: int, lined: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     (k, M), blocks = draws, -(-V // HEAD_BLOCK)
-    # Draws from one block read its weights together. Short keys sort faster; if they overflow, only speed is lost.
-    order = chosen[1].view(-1).short().argsort()
+    order = chosen[1].view(-1).argsort()  # draws from one block read its weights together
     if k * M:
         programs.find_in_tiles[(-(-k * M // FIND_ROWS),)](
             *law, order, rows, *chosen, k * M, M, V, mask, blocks, *shape, FIND_ROWS, int(lined),

@@ -89,7 +89,7 @@ def kernels() -> SimpleNamespace | None:
         M: "Any", V: "Any", stride: "Any", mask: "Any", blocks: "Any", ALIGN: "constexpr", BLOCK: "constexpr",
     ) -> None:  # fmt: skip
         draw = tl.program_id(0).to(tl.int64)
-        b = tl.load(block + draw)
+        b = tl.load(block + draw).to(tl.int32)
         if b == blocks:
             return
         start = tl.load(rows + draw // M) * stride
@@ -191,7 +191,7 @@ def kernels() -> SimpleNamespace | None:
     ) -> None:  # fmt: skip
         slot = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         draw = tl.load(order + slot, mask=slot < draws, other=0)
-        own = tl.load(block + draw, mask=slot < draws, other=blocks)
+        own = tl.load(block + draw, mask=slot < draws, other=blocks).to(tl.int32)
         i = draw // M
         line = tl.maximum(tl.load(lines + i), 0) if LINED else i
         row = tl.maximum(tl.load(rows + line), 0)

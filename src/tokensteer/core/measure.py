@@ -159,7 +159,7 @@ class Reveal:
     def factorises(self) -> bool:
         return True
 
-    @property
+    @cached_property
     def masked(self) -> Tensor:
         return self.x == self.mask_id
 
@@ -177,7 +177,7 @@ class Reveal:
         """A draw and its log-probability, (P,), which the token law gives away as it is drawn from."""
         masked = self.masked
         u = torch.rand(self.x.shape, generator=generator, device=self.x.device, dtype=torch.float64)
-        moves = u < self.log_move.double().exp()
+        moves = u.log() < self.log_move
         opens = moves & masked
         token, log_token = self._token(opens, generator)
         y = torch.where(moves, torch.where(masked, token, self.mask_id), self.x)
@@ -186,8 +186,9 @@ class Reveal:
     def _token(self, opens: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor]:
         """Tokens and their log-probabilities at the sites that open, (P, L)."""
         token, log_p = (drawn[0] for drawn in self.log_x0.draw(opens, 1, generator))
-        # The mask has no mass, so only a law of NaNs lands on it; any token will do, for the log-probability is NaN.
-        return torch.where(token == self.mask_id, (self.mask_id + 1) % self.log_x0.vocab_size, token), log_p
+        if self.mask_id == 0:  # which a law of NaNs lands on; any token will do, for the log-probability is NaN
+            token = token.clamp(min=1)
+        return token, log_p
 
     def log_prob(self, y: Tensor) -> Tensor:
         masked, still = self.masked, y == self.x

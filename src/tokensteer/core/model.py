@@ -312,7 +312,8 @@ def predict_all(models: Sequence[Diffusion], x: Tensor, t: Time, before: Predict
     if before is None and not models[0].shares:  # all rows, as they are
         for model in models:
             model.meter.count(len(x), len(x))
-        return Prediction(x, torch.arange(len(x), device=x.device), tuple(model.laws(x, t) for model in models))
+        sites = torch.arange(x.numel(), device=x.device).view_as(x)
+        return Prediction(x, sites, tuple(model.laws(x, t) for model in models))
     news = told_apart(x, changed(x, before), t, models)
     asked, stores = news.asked, tuple[Store, ...]()
     if len(asked):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -21,27 +21,23 @@ from tokensteer.core.tokens import Tokens
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the networks said at the states x (P, L): one store of laws for each model, with L laws a row, and the row
-    of each particle (P,). Twins share a row, so that taking particles copies integers. Without any stores it says who
-    has moved since, and no more."""
+    """What the networks said at the states x (P, L): one store of laws for each model, with L laws a row side by side,
+    and which of them is that of each site, `index` (P, L). Twins share a row, so that taking particles copies integers.
+    Without any stores it says who has moved since, and no more."""
 
     x: Tensor
-    row: Tensor
+    index: Tensor
     stores: tuple[Store, ...]
 
-    def take(self, index: Tensor) -> Prediction:
-        return Prediction(self.x[index], self.row[index], self.stores)
+    def take(self, rows: Tensor) -> Prediction:
+        return Prediction(self.x[rows], self.index[rows], self.stores)
 
     def laws(self, model: int = 0) -> Tokens:
-        return Tokens(self.stores[model], self._index)
+        return Tokens(self.stores[model], self.index)
 
     @property
     def nbytes(self) -> int:
         return sum(store.nbytes for store in self.stores)
-
-    @cached_property
-    def _index(self) -> Tensor:
-        return _sites(self.row, self.x.shape[1])
 
 
 def _sites(row: Tensor, length: int) -> Tensor:
@@ -65,12 +61,10 @@ class News(NamedTuple):
 
 def changed(x: Tensor, *before: Prediction | None) -> Tensor:
     """The particles about which one of `before` says nothing, (n,)."""
-    new = torch.zeros_like(x[:, 0], dtype=torch.bool)
-    for prediction in before:
-        if prediction is None:
-            return torch.arange(len(x), device=x.device)
-        new = new | (x != prediction.x).any(-1)
-    return new.nonzero().squeeze(-1)
+    known = [prediction for prediction in before if prediction is not None]
+    if len(known) < len(before):
+        return torch.arange(len(x), device=x.device)
+    return reduce(torch.logical_or, ((x != prediction.x).any(-1) for prediction in known)).nonzero().squeeze(-1)
 
 
 def each_apart(new: Tensor) -> News:
@@ -82,12 +76,13 @@ def updated(x: Tensor, news: News, stores: tuple[Store, ...], before: Prediction
     """`before` with fresh answers of the stores, whose rows are those `asked`, for what is new."""
     new, _, which = news
     if before is None or len(new) == len(x):
-        return Prediction(x, which, stores)
+        return Prediction(x, _sites(which, x.shape[1]), stores)
     if not len(new):
-        return Prediction(x, before.row, before.stores)
+        return Prediction(x, before.index, before.stores)
     old = torch.ones_like(x[:, 0], dtype=torch.bool).index_fill(0, new, False).nonzero().squeeze(-1)
-    kept, row = unique(before.row[old])
-    sites = _sites(kept, x.shape[1]).flatten()
-    rows = torch.empty_like(before.row).index_copy(0, old, row).index_copy(0, new, len(kept) + which)
+    length, rows = x.shape[1], torch.empty_like(x[:, 0])
+    kept, row = unique(before.index[old, 0] // length)
+    sites = _sites(kept, length).flatten()
+    rows = rows.index_copy(0, old, row).index_copy(0, new, len(kept) + which)
     joined = tuple(a.select(sites).join(b) for a, b in zip(before.stores, stores, strict=True))
-    return Prediction(x, rows, joined)
+    return Prediction(x, _sites(rows, length), joined)

@@ -29,7 +29,7 @@ from tokensteer.core.schedule import Step
 class Rows(Protocol):
     """Something large that is known of each particle, kept so that taking particles copies little."""
 
-    def take(self, index: Tensor) -> Rows: ...
+    def take(self, rows: Tensor) -> Rows: ...
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def sweep(
     looked_at = [looks(when, step) for step in path.steps] + [True]
     evaluation = path.evaluate(x, path.steps[0].t, generator, weighed=looked_at[0])
     log_w = evaluation.log_twist.double().view(shape)
-    watch = _Watch(16 if x.is_cuda else 1)
+    watch = _Watch(64 if x.is_cuda else 1)
     watch.add(log_w, None, evaluation.log_twist, torch.zeros_like(log_w))
     yield Record(None, x.view(*shape, -1), log_w, log_w, here, evaluation)
     for step in path.steps:
@@ -159,16 +159,16 @@ def sweep(
             x, evaluation = x[rows], evaluation.take(rows)
 
         x_s, log_ratio = path.move(x, evaluation, step, generator)
-        change = log_ratio.double() - evaluation.log_twist.double()
+        change = log_ratio.double() - evaluation.log_twist
         # A dead particle stays dead: its own twist may be -inf, and the difference is then without meaning.
         pending = torch.where(log_w == -math.inf, log_w, log_w + change.view(shape))
         parent = path.hand_down(replace(evaluation, pending=pending))
         del evaluation
         evaluation = path.evaluate(x_s, step.s, generator, parent, weighed=looked_at[step.index + 1])
         del parent
-        log_twist = evaluation.log_twist.double()
+        log_twist = evaluation.log_twist
         log_w = torch.where(pending == -math.inf, pending, pending + log_twist.view(shape))
-        watch.add(log_w, step, evaluation.log_twist, log_ratio, last=step.s == 0)
+        watch.add(log_w, step, log_twist, log_ratio, last=step.s == 0)
         x = x_s
         yield Record(step, x.view(*shape, -1), log_w, (change + log_twist).view(shape), ancestors, evaluation)
 

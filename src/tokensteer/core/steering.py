@@ -172,6 +172,8 @@ class Steering:
         if fresh is not None and len(fresh.rows) == len(look.x):
             return fresh.estimates
         keeps = self._keeps(parent)
+        if fresh is None and keeps is None:
+            return self.twist.estimate(look, generator)
         missing = changed(look.x, _prediction(keeps))
         if fresh is not None:
             missing = missing[~torch.isin(missing, fresh.rows)]

@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 
 from tokensteer.core.adaptive import Adaptive
 from tokensteer.core.chunks import Chunks
-from tokensteer.core.draws import NEVER
+from tokensteer.core.draws import instead_of_never
 from tokensteer.core.estimates import Average, Look, Relaxed, Sampled, SoftInput, log_mean_exp
 from tokensteer.core.model import Meter
 from tokensteer.core.schedule import Ramp, constant_ramp, linear_ramp
@@ -200,7 +200,8 @@ class Tilt:
         if torch.is_grad_enabled():  # whoever differentiates sees to the size of the whole
             found = self._rewards(x0)
         else:
-            found = torch.cat(self.chunks.run(self._rewards, x0, 64 * x0[0].numel() if len(x0) else 1))
+            first, *others = self.chunks.run(self._rewards, x0, 64 * x0[0].numel() if len(x0) else 1)
+            found = torch.cat([first, *others]) if others else first
         self.meter.count(len(x0))  # once it is there: what ran out of memory is tried again
         return found
 
@@ -239,4 +240,4 @@ class Tilt:
 
     def hopeful(self, r: Tensor) -> Tensor:
         """An estimate, never -inf."""
-        return torch.where(r == NEVER, self.hopeless * self.kl, r)
+        return instead_of_never(r, self.hopeless * self.kl)
