@@ -20,6 +20,7 @@ from torch import Tensor
 
 import tokensteer as ts
 from benchmarks.nets import DenoiserNet, RewardNet
+from tokensteer.core.embedded import Embedded
 
 DESCRIPTION = """\
 A transformer of MDLM's size (12 layers, 768 wide, 50,258 words, bf16, random weights) steered by SMC_base and SMC_grad.
@@ -114,6 +115,13 @@ def _graph_of(run: Callable[[], Any]) -> Callable[[], None]:
     return graph.replay
 
 
+def _there_and_back(network: Embedded, x: Tensor) -> Tensor:
+    """The gradient of what a network says in its embedded tokens: what one of SMC_grad's networks has to do."""
+    entered = network.embedding.detach()[x].requires_grad_()
+    answer = network.of_embeddings(entered)
+    return torch.autograd.grad(answer, entered, torch.ones_like(answer))[0]
+
+
 def _rows(sharing: bool) -> str:
     return "distinct rows" if sharing else "all rows"
 
@@ -168,6 +176,9 @@ def bench(options: Options, console: Console) -> None:
         box=box.SIMPLE,
     )
 
+    def row(name: str, took: float, forward: tuple[float, float], extra: float, rows: float) -> None:
+        table.add_row(name, *(f"{figure:.2f}" for figure in (took, forward[0], took / forward[0], extra, rows)))
+
     def add(
         name: str, steering: ts.Steering | CompiledStep, forward: tuple[float, float], record: bool = False
     ) -> None:
@@ -179,14 +190,8 @@ def bench(options: Options, console: Console) -> None:
             go = partial(ts.smc, steering, options.particles, memory=options.memory)
         took, peak = timed(lambda: results.append(go(generator=generator)), device, options.repeats)
         num_steps = len(steering.steps)
-        table.add_row(
-            name + (", recorded" if record else ""),
-            f"{took / num_steps:.2f}",
-            f"{forward[0]:.2f}",
-            f"{took / num_steps / forward[0]:.2f}",
-            f"{(held if record else peak) - forward[1]:.2f}",
-            f"{results[-1].rows['denoiser'] / (options.particles * num_steps):.2f}",
-        )
+        extra, rows = (held if record else peak) - forward[1], results[-1].rows["denoiser"] / options.particles
+        row(name + (", recorded" if record else ""), took / num_steps, forward, extra, rows / num_steps)
 
     def path(denoiser: ts.Denoiser, sharing: bool = False, num_steps: int = options.num_steps) -> ts.Steering:
         return ts.Steering(model(options, denoiser, num_steps, sharing, device), tilt)
@@ -232,6 +237,9 @@ def bench(options: Options, console: Console) -> None:
                     if options.recorded and graphs is None:
                         add(f"{mode}, {name}", path(denoiser), graphed, record=True)
     if options.grad:
+        drawn = torch.randint(0, mask_id, (options.draws * options.particles, options.length), device=device)
+        took, peak = one(lambda: (_there_and_back(net.body, x), _there_and_back(reward_net, drawn)))
+        row("networks of SMC_grad alone, there and back", took, eager, peak - eager[1], 1.0)
         soft = ts.Tilt(reward_net, 0.1, draws=options.draws, average=ts.mean, differentiable=True)
         for label, proposal in {
             "SMC_grad": ts.Gradient(clip=3.0),

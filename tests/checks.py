@@ -9,12 +9,29 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from toys import Following, Toy, case, multilinear
 
 import tokensteer as ts
 from tokensteer.testing import enumerate_steering
 
 torch.set_num_threads(1)  # many small operations: more threads only get into one another's way
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that operations gave, by their names, whatever asked for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        answer, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        answers = answer if isinstance(answer, tuple | list) else (answer,)
+        sizes = (found.numel() for found in answers if isinstance(found, Tensor))
+        self.numel[name] = max(self.numel.get(name, 0), *sizes, 0)
+        return answer
+
 
 CHUNK = 2**16  # particles in one call
 ROUNDING = 1e-7  # so that an estimate without variance is not judged by its last bits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import subprocess
 import sys
@@ -65,14 +66,14 @@ def test_a_baseline_without_p_over_q_is_found_out(run: Any, monkeypatch: pytest.
 
 @pytest.mark.usefixtures("run")
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read as Linux tells it")
-def test_logits_over_a_large_vocabulary_are_never_all_there() -> None:
+@pytest.mark.parametrize("kind", ["from_hidden", pytest.param("maskgit", marks=pytest.mark.slow)])
+def test_logits_over_a_large_vocabulary_are_never_all_there(kind: str) -> None:
     """Beyond the network, less than a half of what all logits would take, with a budget of less than that."""
-    memory = import_module("benchmarks.memory")
-    particles = 6
-    whole = particles * memory.LENGTH * memory.VOCAB * 4 / 2**30
+    sizes = {"particles": 24, "length": 256, "vocab": 50258}
+    whole = math.prod(sizes.values()) * 4 / 2**30
     assert whole > 1
-    kind = "from_hidden"
-    printed = output("benchmarks.memory", "--kind", kind, "--particles", f"{particles}", "--memory", "256MiB")
+    options = [f"--{name}={size}" for name, size in sizes.items()]
+    printed = output("benchmarks.memory", "--kind", kind, *options, "--memory", "256MiB")
     found = re.fullmatch(rf"{kind} +([\d.]+) GiB above what there was before, \d+ CPU seconds\n", printed)
     assert found, f"cannot read the peak from {printed!r}"
     peak = float(found[1])

@@ -352,6 +352,36 @@ def test_unbiased(sampler, variant):
         assert automaton.accepts(result.samples.flatten(0, 1)).all()
 
 
+class MaskedOnly(ts.FromModel):
+    """The model's own moves, which say nothing of open sites, as those of proposals that bend laws may."""
+
+    def __call__(self, x, evaluation, step, model, twist):
+        q = super().__call__(x, evaluation, step, model, twist)
+        return replace(q, log_x0=replace(q.log_x0, index=torch.where(q.masked, q.log_x0.index, -1)))
+
+
+@pytest.mark.parametrize("base", [MaskedOnly(), ts.Gradient()], ids=["masked only", "gradient"])
+def test_a_proposal_does_not_depend_on_other_particles(base):
+    """Where sites are masked again, the laws of open ones are read, and there may be none."""
+    steering = constrain(B.model("remdm"), toy_automaton(B), B.tilt("remdm"), base)
+    step, generator = steering.steps[1], torch.Generator().manual_seed(0)
+    x = torch.tensor([[0, 3, 1], [3, 3, 3], [2, 1, 3], [0, 1, 2]])
+
+    def log_q(rows):
+        evaluation = steering.evaluate(x[rows], step.t, generator)
+        y = words(3, 4)
+        index = torch.arange(len(rows)).repeat_interleave(len(y))
+        return steering.propose(x[rows], evaluation, step).take(index).log_prob(y.repeat(len(rows), 1)).view(-1, len(y))
+
+    alone = torch.cat([log_q(torch.tensor([row])) for row in range(len(x))])
+    assert torch.allclose(log_q(torch.arange(len(x))), alone)
+    assert torch.allclose(alone.exp().sum(-1), torch.ones(len(x), dtype=alone.dtype))
+    if isinstance(base, MaskedOnly):
+        truth = answer(steering.model, ts.Tilt(Satisfies(toy_automaton(B), B.reward), B.kl))
+        outcome = trial(steering, truth, populations=2048, seed=7)
+        assert outcome.unbiased, str(outcome)
+
+
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_unbiased_on_the_larger_toy(sampler):
     model, automaton = C.model(sampler), toy_automaton(C)

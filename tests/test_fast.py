@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from checks import answer, trial
+from checks import Largest, answer, trial
 from torch import Tensor, nn
 from toys import Toy
 
@@ -366,6 +366,52 @@ def test_means_over_laws_are_taken_a_few_rows_at_a_time(monkeypatch: pytest.Monk
     monkeypatch.setattr("tokensteer.core.laws.WORKING", 16 * 4 * 3 * 2)  # the laws of two rows
     same(whole, ts.smc(steering, 8, 2, generator=seeded()))
     assert max(sizes) == 2
+
+
+MASKGIT = {
+    "plain": ts.MaskGIT(3),
+    "noisy": ts.MaskGIT(3, temperature=1.0),
+    "extended": ts.MaskGITExtended(ts.MaskGIT(3)),
+}
+
+
+def in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The laws of one row of three sites and four words at once."""
+    monkeypatch.setattr("tokensteer.core.laws.WORKING", 16 * 4 * 3)
+    monkeypatch.setattr("tokensteer.core.draws.WORKING", 32 * 4 * 3)
+    monkeypatch.setattr("tokensteer.core.fused.BUDGET", 32 * 4 * 3 + 128 * 2 * 3)
+
+
+@pytest.mark.parametrize("proposal", [ts.FromModel(), ts.Gradient()], ids=["base", "gradient"])
+@pytest.mark.parametrize("kernel", MASKGIT)
+def test_ranks_are_found_a_few_rows_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, kernel: str, proposal: ts.Proposal
+) -> None:
+    """Nothing is made that is as large as the laws of all particles, but for what is kept of networks; and nothing
+    changes."""
+    model = replace(model_of(forms()["hidden"][1], sharing=False), kernel=MASKGIT[kernel])
+    steering = ts.Steering(model, ts.Tilt(B.reward, B.kl, estimator=ts.Sampled(seed=1)), proposal)
+    whole = ts.smc(steering, 16, 4, generator=seeded())
+    in_small_pieces(monkeypatch)
+    with Largest() as mode:
+        same(whole, ts.smc(steering, 16, 4, memory="1KiB", generator=seeded()))
+    large = {name for name, numel in mode.numel.items() if numel >= 16 * 4 * 3 * 4}
+    assert large <= {"new_empty", "view", "detach", "slice", "alias"}
+
+
+@pytest.mark.parametrize("leaps", [False, True], ids=["exact", "leaps"])
+def test_uniform_noise_is_taken_away_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch, leaps: bool) -> None:
+    kernel, net = (ts.UniformLeap if leaps else ts.Interpolating)((0.25,) * 4), Net().requires_grad_(False)
+    canvas = torch.full((3,), ts.NO_MASK)
+    model = ts.Diffusion(lambda x, t: net(x).log_softmax(-1), kernel, ts.uniform_steps(4), canvas)
+    tilt = ts.Tilt(lambda x: x[..., 0].sum(-1) if x.is_floating_point() else (x == 0).double().sum(-1), 1.0,
+                   estimator=ts.SoftInput(), differentiable=True)  # fmt: skip
+    for proposal in (ts.FromModel(), ts.Gradient()):
+        steering = ts.Steering(model, tilt, proposal)
+        whole = ts.smc(steering, 8, 2, generator=seeded())
+        with monkeypatch.context() as small:
+            in_small_pieces(small)
+            same(whole, ts.smc(steering, 8, 2, generator=seeded()))
 
 
 @pytest.mark.parametrize("proposal", [ts.FromModel(), ts.Gradient()])

@@ -19,6 +19,8 @@ from tokensteer.core import orders
 from tokensteer.core.listing import support
 from tokensteer.core.maskgit import MaskGIT, MaskGITExtended, RankedReveal
 from tokensteer.core.orders import Blocks, ConfidenceRemask, Ranked, remdm_loop
+from tokensteer.core.ranking import Ranking
+from tokensteer.core.tokens import tokens_of
 from tokensteer.testing import enumerate_steering
 
 A, B, C = Toy("A"), Toy("B"), Toy("C")
@@ -66,7 +68,7 @@ def test_golden_maskgit() -> None:
 
 def naive(measure: RankedReveal, y: Tensor) -> Tensor:
     """What is often written: the probabilities of the tokens kept, as if their sites had not been chosen by them."""
-    log_mu = measure.log_x0.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    log_mu = measure.log_x0.dense().gather(-1, y.unsqueeze(-1)).squeeze(-1)
     return torch.where(y == measure.mask_id, 0.0, log_mu).sum(-1)
 
 
@@ -86,10 +88,10 @@ def brute_force(measure: RankedReveal, row: int) -> dict[tuple[int, ...], float]
     """The law of one row: every draw at the candidate sites, sorted by score and then by index."""
     law: dict[tuple[int, ...], float] = {}
     sites = measure.candidates[row].nonzero().flatten().tolist()
-    mu = measure.log_x0[row].exp()
+    mu, scores = measure.log_x0.dense()[row].exp(), measure.ranking.spelt()[row]
     for tokens in itertools.product(range(mu.shape[-1]), repeat=len(sites)):
         drawn = dict(zip(sites, tokens, strict=True))
-        best = sorted(sites, key=lambda l: (-float(measure.ranking[row, l, drawn[l]]), l))[: int(measure.count[row])]
+        best = sorted(sites, key=lambda l: (-float(scores[l, drawn[l]]), l))[: int(measure.count[row])]
         y = measure.x[row].tolist()
         for l in best:
             y[l] = drawn[l]
@@ -183,8 +185,7 @@ def test_product_of_maskgit_by_hand() -> None:
     prediction = model.predict(x, 1.0)
     combined = model.combined(prediction).dense()
     ranking = kernel.choose(x, prediction.laws(), model.steps[0])
-    assert ranking is not None
-    normalised = RankedReveal(x, combined.log_softmax(-1), ranking, torch.tensor([1]), M)
+    normalised = RankedReveal(x, tokens_of(combined.log_softmax(-1)), ranking, torch.tensor([1]), M)
     states, rows = B.states, torch.zeros(len(B.states)).long()
     log_p = model.log_prob(states, x[rows], prediction.take(rows), model.steps[0], ranking[rows])
     mass = combined.logsumexp(-1)[0]
@@ -265,7 +266,7 @@ class NaiveReveal:
     ranked: RankedReveal
 
     @property
-    def sites(self) -> Tensor:
+    def sites(self) -> Ranking:
         return self.ranked.sites
 
     def sample(self, generator: Generator | None) -> Tensor:
@@ -284,10 +285,10 @@ class NaiveMaskGIT:
     marginal: MaskGIT
     mask_id: int = M
 
-    def choose(self, x: Tensor, log_x0: Tensor, step: ts.Step) -> Tensor | None:
+    def choose(self, x: Tensor, log_x0: Tensor, step: ts.Step) -> Ranking:
         return self.marginal.choose(x, log_x0, step)
 
-    def __call__(self, x: Tensor, log_x0: Tensor, step: ts.Step, sites: Tensor | None = None) -> NaiveReveal:
+    def __call__(self, x: Tensor, log_x0: Tensor, step: ts.Step, sites: Ranking | None = None) -> NaiveReveal:
         return NaiveReveal(self.marginal(x, log_x0, step, sites))
 
 

@@ -201,17 +201,16 @@ def test_a_product_with_one_head_is_that_head_on_the_states_added_up() -> None:
     first, second = headed(1), headed(2)
     second = Headed(second.states, first.head, MASK)
     product, index = Powers((first, second), (1.5, -0.5)), torch.arange(LAWS).view(2, 3)
-    where = torch.tensor([[True, True, False], [True, False, True]])
-    ours, theirs = normal(Tokens(product, index), where, MASK), Tokens(Normal(product, MASK), index)
+    everywhere = torch.ones_like(index, dtype=torch.bool)
+    ours, theirs = normal(Tokens(product, index), MASK), Tokens(Normal(product, MASK), index)
     assert isinstance(ours.store, Headed)
-    close(ours.at(where), theirs.at(where))
-    assert (ours.index[~where] == -1).all()
+    close(ours.at(everywhere), theirs.at(everywhere))
     for other in (  # powers that do not add up to one, another head, another form
         Powers((first, second), (1.5, 0.5)),
         Powers((first, headed(2)), (1.5, -0.5)),
         Powers((first, logits(2)), (1.5, -0.5)),
     ):
-        assert isinstance(normal(Tokens(other, index), where, MASK).store, Normal)
+        assert isinstance(normal(Tokens(other, index), MASK).store, Normal)
 
 
 @pytest.mark.parametrize("form", ["logits", "hidden", "one head"])

@@ -15,9 +15,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from tokensteer.core.draws import WORKING
 from tokensteer.core.fused import HALF, Bend, Weighed, entries_of, fuses, weigh
-from tokensteer.core.laws import WORKING, Headed, KeptLaws, Law, Logits, draw_by_parts, score_by_parts
-from tokensteer.core.tokens import Tokens
+from tokensteer.core.laws import Headed, KeptLaws, Law, Logits, draw_by_parts, score_by_parts
+from tokensteer.core.tokens import Tokens, lines_of
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ def bends(
     here = slopes.entry(x, where)
     most = math.inf if clip is None else clip
     store = Bends(slopes.store, slopes.index.flatten(), scale.to(here).flatten(), here.flatten(), most, masked_only)
-    return Tokens(store, _lines(where))
+    return Tokens(store, lines_of(where))
 
 
 def outcomes(h: Tokens, x: Tensor, mask_id: int) -> tuple[Tensor | float, Tensor | float]:
@@ -197,7 +198,7 @@ def bend(laws: Tokens, h: Tokens, where: Tensor) -> tuple[Tokens, Tensor] | None
     if not isinstance(laws.store, Logits | Headed) or not isinstance(h.store, Bends):
         return None
     law = bent(laws.store, laws.index.flatten(), h.store, torch.where(where, h.index, -1).flatten())
-    tokens = Tokens(law, _lines(where))
+    tokens = Tokens(law, lines_of(where))
     return tokens, tokens.read(law.gain, where)
 
 
@@ -206,8 +207,3 @@ def log_bend(q: Tokens, p: Tokens, y: Tensor, where: Tensor) -> Tensor | None:
     it all, and p is not read."""
     bent = q.store if isinstance(q.store, Bent) and q.store.law is p.store else None
     return None if bent is None else q.score(bent.log_bend, y, where)
-
-
-def _lines(where: Tensor) -> Tensor:
-    """The lines of a store that has one for each site, (P, L), -1 where there is none."""
-    return torch.where(where, torch.arange(where.numel(), device=where.device).view_as(where), -1)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tokensteer.core.draws import NEVER
 from tokensteer.core.laws import Headed, Law, draw_by_parts, score_by_parts
-from tokensteer.core.tokens import Tokens
+from tokensteer.core.tokens import Tokens, lines_of
 
 
 def product_of_powers(log_measures: Iterable[Tensor], powers: Sequence[float]) -> Tensor:
@@ -100,10 +100,47 @@ class Normal:
         return torch.where(laws.amax(-1, keepdim=True) == NEVER, anything, laws)
 
 
-def normal(laws: Tokens, where: Tensor, mask_id: int) -> Tokens:
-    """Laws that sum to one, at the sites `where` (P, L) alone."""
-    store = (_of_one_head(laws.store) if isinstance(laws.store, Powers) else None) or Normal(laws.store, mask_id)
-    return Tokens(store, torch.where(where, laws.index, -1))
+@dataclass(frozen=True)
+class Tilted:
+    """The laws mu · exp(h), unnormalised, for K sites: mu is the law `site` (K,) of one store, h the line `line` (K,)
+    of another."""
+
+    law: Law
+    site: Tensor
+    h: Law
+    line: Tensor
+    normalised: ClassVar[bool] = False
+
+    @property
+    def vocab_size(self) -> int:
+        return self.law.vocab_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.promote_types(self.law.dtype, self.h.dtype)
+
+    def rows(self, index: Tensor) -> Tensor:
+        return self.law.rows(self.site[index]) + self.h.rows(self.line[index])
+
+    def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
+        return self.law.entries(self.site[index], tokens) + self.h.entries(self.line[index], tokens)
+
+    def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        return draw_by_parts(self.rows, self.vocab_size, index, u)
+
+
+def tilted(laws: Tokens, h: Tokens) -> Tokens:
+    """The laws mu · exp(h), unnormalised, where there is both."""
+    both = (laws.index >= 0) & (h.index >= 0)
+    return Tokens(Tilted(laws.store, laws.index.flatten(), h.store, h.index.flatten()), lines_of(both))
+
+
+def normal(laws: Tokens, mask_id: int) -> Tokens:
+    """Laws that sum to one."""
+    if laws.normalised:
+        return laws
+    one = _of_one_head(laws.store) if isinstance(laws.store, Powers) else None
+    return Tokens(Normal(laws.store, mask_id) if one is None else one, laws.index)
 
 
 def _of_one_head(product: Powers) -> Headed | None:

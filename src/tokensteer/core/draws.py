@@ -8,6 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 NEVER = -math.inf
+WORKING = 2**28  # bytes of laws spelt out at once
 APART = 0x5EED_1E55_0DD5
 """Added to seeds of shared noise: a run may well have the same seed, and must not draw the same numbers."""
 
@@ -39,5 +40,8 @@ def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
 
 def categorical(log_p: Tensor, generator: Generator | None) -> Tensor:
     """One draw from each row of (..., K) log-weights."""
-    weights = (log_p - log_p.amax(-1, keepdim=True)).exp()
-    return inverse_cdf(weights, uniforms((*log_p.shape[:-1], 1), log_p, generator)).squeeze(-1)
+    u, rows = uniforms((*log_p.shape[:-1], 1), log_p, generator), log_p.reshape(-1, log_p.shape[-1])
+    some = max(1, WORKING // (32 * log_p.shape[-1]))  # sums are in double precision, so as few at once as need be
+    parts = zip(torch.split(rows, some), torch.split(u.view(-1, 1), some), strict=True)
+    drawn = [inverse_cdf((part - part.amax(-1, keepdim=True)).exp(), u) for part, u in parts]
+    return torch.cat(drawn).view(log_p.shape[:-1])

@@ -21,7 +21,7 @@ from tokensteer.core.draws import NEVER, categorical
 from tokensteer.core.kernel import Interpolating
 from tokensteer.core.measure import Reveal, Table
 from tokensteer.core.schedule import Linear, Schedule, Step, uniform_steps
-from tokensteer.core.tokens import Laws, dense_of, tokens_of
+from tokensteer.core.tokens import Laws, row_by_row, tokens_of
 
 
 def leap(x: Tensor, rates: Tensor, span: float) -> Table:
@@ -72,7 +72,11 @@ class UniformLeap(Interpolating):
     def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> Table:
         if step.s == 0 or self.schedule.alpha(step.t) <= 0:
             return super().__call__(x, log_x0, step, sites)
-        return leap(x, uniform_rate(x, dense_of(log_x0), step.t, self.schedule), step.t - step.s)
+
+        def log_p(rows: Tensor, log_x0: Tensor) -> Tensor:
+            return leap(x[rows], uniform_rate(x[rows], log_x0, step.t, self.schedule), step.t - step.s).log_p
+
+        return Table(row_by_row(log_p, log_x0), x=x)
 
 
 def event_steps(canvas: Tensor, mask_id: int) -> tuple[Step, ...]:

@@ -15,7 +15,7 @@ from tokensteer.core.chunks import ran_out
 from tokensteer.core.denoiser import Time
 from tokensteer.core.embedded import can_enter, straight_through
 from tokensteer.core.estimates import Look
-from tokensteer.core.laws import Logs, Store, joined
+from tokensteer.core.laws import Logs, Shelf, Store
 from tokensteer.core.model import Diffusion, Model, told_apart
 from tokensteer.core.prediction import Prediction, changed, each_apart, updated
 from tokensteer.core.twist import Tilt
@@ -51,27 +51,34 @@ def follow(
     entered = can_enter(model, twist)
     copies = 2 if entered else 8 + 6 * twist.draws
     per_row = 4 * x.shape[1] * model.vocab_size * copies
-    parts = model.base.chunks.run(
-        lambda rows: _differentiate(model, twist, x, t, time, rows, generator), news.asked, per_row, generator
-    )
-    stores, estimates, gradients = zip(*parts, strict=True)
+    asked, said, sloping = x[news.asked], Shelf(x.shape[1] * len(news.asked)), Shelf(x.shape[1] * len(news.asked))
+    asked_at = time[news.asked] if isinstance(time, Tensor) else time
+
+    def differentiate(rows: slice) -> Tensor:
+        some, when = asked[rows], asked_at[rows] if isinstance(asked_at, Tensor) else asked_at
+        store, estimate, slope = _differentiate(model, twist, some, t, when, generator)
+        said.put(rows.start * x.shape[1], store, some.numel())
+        sloping.put(rows.start * x.shape[1], slope, some.numel())
+        return estimate
+
+    estimates = model.base.chunks.stretches(differentiate, len(asked), per_row, x.device, generator)
     if entered:  # otherwise estimates are counted as they are made
-        twist.meter.count(twist.draws * len(news.asked))
-    prediction = model.differentiated(x, time, news, joined(stores), before)
-    gradient = updated(x, news, (joined(gradients),), slopes)
+        twist.meter.count(twist.draws * len(asked))
+    prediction = model.differentiated(x, time, news, said.store, before)
+    gradient = updated(x, news, (sloping.store,), slopes)
     return prediction, gradient, Fresh(new, torch.cat(estimates)[news.which])
 
 
 def _differentiate(
-    model: Model, twist: Tilt, x: Tensor, t: float, time: Time, rows: Tensor, generator: Generator | None
+    model: Model, twist: Tilt, x: Tensor, t: float, time: Time, generator: Generator | None
 ) -> tuple[Store, Tensor, Store]:
-    """The prediction, the estimate of the reward and its gradient in x_t, for some of the particles."""
+    """The prediction, the estimate of the reward and its gradient in x_t."""
     if isinstance(model, Diffusion) and can_enter(model, twist):
-        movable = (x[rows] == model.kernel.mask_id) | any(model.kernel.remasks(step) for step in model.steps)
-        return straight_through(model, twist, x[rows], t, movable, generator)
+        movable = (x == model.kernel.mask_id) | any(model.kernel.remasks(step) for step in model.steps)
+        return straight_through(model, twist, x, t, movable, generator)
     with torch.enable_grad():
-        seen = one_hot(x[rows], model.vocab_size).to(model.dtype).requires_grad_()
-        log_x0 = _relaxed(model, seen, time[rows] if isinstance(time, Tensor) else time)
+        seen = one_hot(x, model.vocab_size).to(model.dtype).requires_grad_()
+        log_x0 = _relaxed(model, seen, time)
         estimate = twist.estimate(Look(seen, log_x0, t, model.kernel.mask_id), generator)
         slopes = Logs(_gradient(estimate, seen).flatten(0, 1))
         return Logs(log_x0.detach().flatten(0, 1)), estimate.detach(), slopes

@@ -21,9 +21,9 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.draws import NEVER, inverse_cdf, uniforms
-from tokensteer.core.measure import Reveal, SiteMeasure, Table
+from tokensteer.core.measure import Reveal, SiteMeasure, Sites, Table
 from tokensteer.core.schedule import Linear, Schedule, Step
-from tokensteer.core.tokens import Laws, dense_of, tokens_of
+from tokensteer.core.tokens import Laws, row_by_row, tokens_of
 
 NO_MASK = -1
 
@@ -43,8 +43,8 @@ class Kernel(Protocol):
         """The token that stands for what is not known; NO_MASK where any site may still change."""
         ...
 
-    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None: ...
-    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> SiteMeasure: ...
+    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Sites | None: ...
+    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None = None) -> SiteMeasure: ...
     def survival(self, step: Step) -> float:
         """alpha_t / alpha_s, the probability that the forward process leaves a token alone between s and t."""
         ...
@@ -65,7 +65,7 @@ class Remembering(Protocol):
     def remember(
         self, x: Tensor, before: Tensor | None, log_x0: Laws | None, generator: Generator | None
     ) -> Tensor | None: ...
-    def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Tensor | None: ...
+    def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Sites | None: ...
 
 
 @runtime_checkable
@@ -320,14 +320,17 @@ class Interpolating:
         return (self._forward(x, survival, like) * at_s).log() - at_t[x].log().unsqueeze(-1)
 
     def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> Table:
-        log_x0 = dense_of(log_x0)
+        return Table(row_by_row(lambda rows, log_x0: self._log_arrivals(x[rows], log_x0, step), log_x0), x=x)
+
+    def _log_arrivals(self, x: Tensor, log_x0: Tensor, step: Step) -> Tensor:
+        """log p(x_s = w | x_t) for every w, (P, L, V)."""
         alpha_s, survival, v = self._alpha_s(step), self.survival(step), self.law(log_x0)
         mu = self.believe(x, log_x0, step.t).exp()
         from_clean = self._forward(x, alpha_s * survival, log_x0)
         from_next = self._forward(x, survival, log_x0)
         share = torch.where(from_clean > 0, mu / torch.where(from_clean > 0, from_clean, 1.0), 0.0)
         arrive = alpha_s * share + (1.0 - alpha_s) * v * share.sum(-1, keepdim=True)
-        return Table((from_next * arrive).log(), x=x)
+        return (from_next * arrive).log()
 
 
 def uniform_noise(vocab_size: int, schedule: Schedule | None = None) -> Interpolating:

@@ -5,14 +5,14 @@ A softmax is computed where a law is read and nowhere else. What is drawn and wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from tokensteer.core.draws import NEVER
+from tokensteer.core.draws import NEVER, WORKING
 from tokensteer.core.fused import (
     draw_from_head,
     draw_from_logits,
@@ -21,8 +21,6 @@ from tokensteer.core.fused import (
     log_prob_from_logits,
 )
 from tokensteer.core.recording import recording
-
-WORKING = 2**28  # bytes of laws spelt out at once
 
 
 class Law(Protocol):
@@ -103,10 +101,26 @@ class KeptLaws:
             getattr(self, name)[first : first + len(lines)] = lines
 
 
-def joined(stores: Sequence[Store]) -> Store:
-    """Stores of one kind, one after the other, in one copy or, of a single one, none."""
-    first, *rest = stores
-    return first.join(*rest) if rest else first
+class Shelf:
+    """A store of so many laws that is filled a stretch at a time: what is said of a part goes where it will lie at
+    once, so that nothing is ever there twice."""
+
+    def __init__(self, laws: int) -> None:
+        self.laws = laws
+        self._store: Store | None = None
+
+    def put(self, first: int, part: Store, laws: int) -> None:
+        """So many laws, from the place `first` on."""
+        if laws == self.laws:
+            self._store = part
+            return
+        self._store = part.room(self.laws) if self._store is None else self._store
+        self._store.put(first, part)
+
+    @property
+    def store(self) -> Store:
+        assert self._store is not None, "there is always a stretch"
+        return self._store
 
 
 @dataclass(frozen=True)

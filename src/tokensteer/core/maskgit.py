@@ -2,7 +2,7 @@
 
 MaskGIT first draws a token at every masked site and then keeps those that rank best, by the probability of the token
 drawn plus annealed noise. The rank depends on the draw, and the ratio over the kept tokens alone is wrong. Given the
-ranking table, which p and q share, a move that keeps the tokens y at the sites S has probability
+scores, which p and q share, a move that keeps the tokens y at the sites S has probability
 
     prod_{l in S} mu^l(y^l) · prod_{l not in S} mu^l(tokens that rank below the worst kept),
 
@@ -18,27 +18,29 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.draws import NEVER, categorical, uniforms
+from tokensteer.core.derived import normal, tilted
+from tokensteer.core.draws import NEVER, uniforms
 from tokensteer.core.kernel import Count
 from tokensteer.core.listing import support
-from tokensteer.core.measure import SiteMeasure, Table
-from tokensteer.core.orders import best_sites, cosine_count, entry_at, possible
+from tokensteer.core.measure import SiteMeasure, Sites, Table
+from tokensteer.core.orders import cosine_count
+from tokensteer.core.ranking import Ranking, best_sites, entry_at
 from tokensteer.core.schedule import Step
-from tokensteer.core.tokens import Laws, dense_of
+from tokensteer.core.tokens import Laws, Tokens, few_rows, tokens_of
 
 
 @dataclass(frozen=True)
 class RankedReveal:
     """Draw a token at every candidate site, keep the `count` that rank best; ties go to the lowest index.
 
-    x (P, L); log_x0 (P, L, V); ranking (P, L, V), the score of each token, -inf at sites that are no candidates; count
-    (P,). The measure does not factorise. Where log_x0 is not normalised its mass counts at the sites kept, so that a
-    product counts each site once, when it opens.
+    x (P, L); count (P,). The candidates are the sites that the ranking says take part. The measure does not factorise.
+    Where log_x0 is not normalised its mass counts at the sites kept, so that a product counts each site once, when it
+    opens. Laws and scores of all tokens are spelt out a few rows at a time.
     """
 
     x: Tensor
-    log_x0: Tensor
-    ranking: Tensor
+    log_x0: Tokens
+    ranking: Ranking
     count: Tensor
     mask_id: int
     log_mass: None = None
@@ -48,59 +50,56 @@ class RankedReveal:
         return False
 
     @property
-    def sites(self) -> Tensor:
+    def sites(self) -> Ranking:
         return self.ranking
 
     @property
     def candidates(self) -> Tensor:
-        return self.ranking[..., 0] != NEVER
+        return self.ranking.candidates
 
     def draw(self, generator: Generator | None) -> Tensor:
         """A token at every candidate site, x elsewhere."""
-        candidates, tokens = self.candidates, self.x.clone()
-        tokens[candidates] = categorical(self.log_x0[candidates], generator)
-        return tokens
+        tokens = self.log_x0.draw(self.candidates, 1, generator)[0][0]
+        if self.mask_id == 0:  # which a law of NaNs lands on; any token will do, for the log-probability is NaN
+            tokens = tokens.clamp(min=1)
+        return torch.where(self.candidates, tokens, self.x)
 
     def keep(self, tokens: Tensor) -> Tensor:
         """x_s from a full draw."""
-        return torch.where(best_sites(entry_at(self.ranking, tokens), self.candidates, self.count), tokens, self.x)
+        scores = torch.cat([entry_at(self.ranking[few].spelt(), tokens[few]) for few in self._few_rows()])
+        return torch.where(best_sites(scores, self.candidates, self.count), tokens, self.x)
 
     def sample(self, generator: Generator | None) -> Tensor:
         return self.keep(self.draw(generator))
 
     def log_prob(self, y: Tensor) -> Tensor:
-        candidates = self.candidates
+        return torch.cat([self.take(few)._log_prob(y[few]) for few in self._few_rows()])
+
+    def _few_rows(self) -> tuple[Tensor, ...]:
+        """Whoever asks about the same particles sees the same rows together, and so the same numbers to the last bit:
+        ties depend on that."""
+        return few_rows(self.x.shape, self.log_x0.vocab_size, self.x.device)
+
+    def _log_prob(self, y: Tensor) -> Tensor:
+        candidates, log_x0, scores = self.candidates, self.log_x0.dense(), self.ranking.spelt()
         kept = candidates & (y != self.mask_id)
-        log_p = torch.where(kept, entry_at(self.log_x0, y), 0.0)
+        log_p = torch.where(kept, entry_at(log_x0, y), 0.0)
+        worst, last = _worst(entry_at(scores, y), kept)
         row, site = (candidates & ~kept).nonzero(as_tuple=True)
-        log_p[row, site] = self._log_below(*self._worst(y, kept), row, site)
+        log_p[row, site] = _log_below(log_x0[row, site], scores[row, site], worst[row], site > last[row])
         right = (candidates | (y == self.x)).all(-1) & (kept.sum(-1) == self.count.minimum(candidates.sum(-1)))
         return log_p.sum(-1).masked_fill(~right, NEVER)
 
-    def _worst(self, y: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-        """The score of the worst site kept and its place, the last one at that score, (P,) each."""
-        score = entry_at(self.ranking, y).masked_fill(~kept, math.inf)
-        worst = score.amin(-1)
-        place = torch.arange(y.shape[-1], device=y.device)
-        return worst, torch.where(kept & (score == worst.unsqueeze(-1)), place, -1).amax(-1)
-
-    def _log_below(self, worst: Tensor, last: Tensor, row: Tensor, site: Tensor) -> Tensor:
-        """log of the probability that the token drawn at a dropped site ranks below the worst kept, (K,)."""
-        log_x0, ranking, score = self.log_x0[row, site], self.ranking[row, site], worst[row].unsqueeze(-1)
-        below = (ranking < score) | ((ranking == score) & (site > last[row]).unsqueeze(-1))
-        total = log_x0.logsumexp(-1)
-        return torch.where(total == NEVER, NEVER, log_x0.masked_fill(~below, NEVER).logsumexp(-1) - total)
-
     def take(self, rows: Tensor) -> RankedReveal:
-        return RankedReveal(self.x[rows], self.log_x0[rows], self.ranking[rows], self.count[rows], self.mask_id)
+        return RankedReveal(self.x[rows], self.log_x0.take(rows), self.ranking[rows], self.count[rows], self.mask_id)
 
     def normalise(self) -> RankedReveal:
         """Normalise the token laws. Of an unnormalised measure this is a proposal, not its normalised self."""
-        return replace(self, log_x0=self.log_x0.log_softmax(-1))
+        return replace(self, log_x0=normal(self.log_x0, self.mask_id))
 
     def total(self) -> Tensor:
         """NaN: of token laws that are not normalised it is not known in closed form."""
-        return torch.full_like(self.log_x0[:, 0, 0], math.nan)
+        return torch.full(self.x.shape[:1], math.nan, dtype=self.log_x0.dtype, device=self.x.device)
 
     def with_mass(self, log_mass: Tensor | None) -> RankedReveal:
         """No mass to be known before the move: `normalise` does not divide by it."""
@@ -108,24 +107,40 @@ class RankedReveal:
 
     def tilt(self, h: Laws) -> RankedReveal:
         """Tilt the token laws by exp(h) (P, L, V); the ranking stays, and with it what p and q share."""
-        return replace(self, log_x0=self.log_x0 + dense_of(h)).normalise()
+        return replace(self, log_x0=tilted(self.log_x0, tokens_of(h))).normalise()
 
     def tilt_tokens(self, h: Laws) -> RankedReveal:
         return self.tilt(h)
 
     def pin(self, fixed: Tensor) -> RankedReveal:
-        return replace(self, ranking=self.ranking.masked_fill(fixed.unsqueeze(-1), NEVER))
+        return replace(self, ranking=self.ranking.pin(fixed))
 
     def covers(self, other: SiteMeasure) -> bool:
-        return self.dense().covers(other)
+        return all(self.take(few).dense().covers(other.take(few)) for few in self._few_rows())
 
     def dense(self) -> Table:
         """All that can be reached, with mass where there is any: for listing states, not the law itself."""
-        log_p = self.log_x0.masked_fill(~self.candidates.unsqueeze(-1), NEVER)
+        log_p = self.log_x0.dense().masked_fill(~self.candidates.unsqueeze(-1), NEVER)
         return Table(log_p.scatter(-1, self.x.unsqueeze(-1), 0.0), self.ranking, x=self.x)
 
     def support(self, limit: int) -> tuple[Tensor, Tensor]:
         return support(self.dense().log_p, limit)
+
+
+def _worst(scores: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """The score of the worst site kept and its place, the last one at that score, (P,) each."""
+    scores = scores.masked_fill(~kept, math.inf)
+    worst, place = scores.amin(-1), torch.arange(kept.shape[-1], device=kept.device)
+    return worst, torch.where(kept & (scores == worst.unsqueeze(-1)), place, -1).amax(-1)
+
+
+def _log_below(log_x0: Tensor, scores: Tensor, worst: Tensor, after: Tensor) -> Tensor:
+    """log of the probability that the token drawn at a dropped site ranks below the worst kept, (K,). log_x0 and scores
+    are those of the dropped sites (K, V), worst (K,) that of the worst kept, `after` (K,) whether it comes first."""
+    worst = worst.unsqueeze(-1)
+    below = (scores < worst) | ((scores == worst) & after.unsqueeze(-1))
+    total = log_x0.logsumexp(-1)
+    return torch.where(total == NEVER, NEVER, log_x0.masked_fill(~below, NEVER).logsumexp(-1) - total)
 
 
 @dataclass
@@ -146,7 +161,7 @@ class ExtendedReveal:
         return False
 
     @property
-    def sites(self) -> Tensor:
+    def sites(self) -> Sites:
         return self.ranked.ranking if self.tokens is None else self.tokens
 
     def sample(self, generator: Generator | None) -> Tensor:
@@ -159,9 +174,9 @@ class ExtendedReveal:
                 "MaskGITExtended only weighs moves that it drew itself. Use MaskGIT, which has the same target"
             )
         log_x0, candidates, dropped = self.ranked.log_x0, self.ranked.candidates, y == self.ranked.mask_id
-        log_p = entry_at(log_x0, self.tokens) - torch.where(dropped, log_x0.logsumexp(-1), 0.0)
+        log_p = log_x0.entry(self.tokens, candidates) - log_x0.mass(candidates & dropped)
         right = torch.where(dropped, candidates | (y == self.ranked.x), y == self.tokens).all(-1)
-        return torch.where(candidates, log_p, 0.0).sum(-1).masked_fill(~right, NEVER)
+        return log_p.sum(-1).masked_fill(~right, NEVER)
 
     def take(self, rows: Tensor) -> ExtendedReveal:
         return ExtendedReveal(self.ranked.take(rows), None if self.tokens is None else self.tokens[rows])
@@ -199,7 +214,7 @@ class MaskGIT:
     """Keep the `count` tokens of highest log mu^l(token) + temperature·s · Gumbel noise of the site, all else redrawn.
 
     The exact weight of what is kept, with the tokens dropped summed out: see the top of this module. p and q share the
-    ranking table (P, L, V), made by `choose` from p's prediction. The noise is annealed, none is left at the end.
+    ranking, made by `choose` from p's prediction. The noise is annealed, none is left at the end.
     """
 
     mask_id: int
@@ -214,12 +229,11 @@ class MaskGIT:
             return None
         return -(-uniforms(tuple(x.shape), x, generator).log()).clamp(min=1e-300).log()
 
-    def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Tensor | None:
-        log_x0 = dense_of(log_x0)
-        scores = log_x0 + (self.temperature * step.s * memory).to(log_x0.dtype).unsqueeze(-1)
-        return possible(scores).masked_fill((x != self.mask_id).unsqueeze(-1), NEVER)
+    def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Ranking:
+        lift = (self.temperature * step.s * memory).to(log_x0.dtype)
+        return Ranking(tokens_of(log_x0), lift.masked_fill(x != self.mask_id, NEVER))
 
-    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
+    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Ranking:
         return self.recall(x, log_x0, step, torch.zeros_like(x, dtype=log_x0.dtype))
 
     def remasks(self, step: Step) -> bool:
@@ -228,18 +242,16 @@ class MaskGIT:
     def survival(self, step: Step) -> float:
         return 1.0
 
-    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> RankedReveal:
-        ranking = self.choose(x, log_x0, step) if sites is None else sites
-        assert ranking is not None
-        count = self.count(step, (ranking[..., 0] != NEVER).sum(-1))
-        return RankedReveal(x, dense_of(log_x0), ranking, count, self.mask_id)
+    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None = None) -> RankedReveal:
+        ranking = self.choose(x, log_x0, step) if sites is None else Ranking.of(sites)
+        return RankedReveal(x, tokens_of(log_x0), ranking, self.count(step, ranking.candidates.sum(-1)), self.mask_id)
 
 
 @dataclass(frozen=True)
 class MaskGITExtended:
     """`MaskGIT` on the extended state: all sampled tokens are part of the move, the ratio runs over all masked sites.
 
-    Before a draw `sites` is the ranking table, after it the tokens drawn (P, L), x where none was.
+    Before a draw `sites` is the ranking, after it the tokens drawn (P, L), x where none was.
     """
 
     marginal: MaskGIT
@@ -253,10 +265,10 @@ class MaskGITExtended:
     ) -> Tensor | None:
         return self.marginal.remember(x, before, log_x0, generator)
 
-    def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Tensor | None:
+    def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Ranking:
         return self.marginal.recall(x, log_x0, step, memory)
 
-    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
+    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Ranking:
         return self.marginal.choose(x, log_x0, step)
 
     def remasks(self, step: Step) -> bool:
@@ -265,9 +277,8 @@ class MaskGITExtended:
     def survival(self, step: Step) -> float:
         return 1.0
 
-    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> ExtendedReveal:
-        if sites is None or sites.is_floating_point():
+    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None = None) -> ExtendedReveal:
+        if sites is None or isinstance(sites, Ranking) or sites.is_floating_point():
             return ExtendedReveal(self.marginal(x, log_x0, step, sites))
         idle = (sites == self.mask_id) | (x != self.mask_id)
-        ranking = torch.zeros(*x.shape, 1, dtype=log_x0.dtype, device=x.device).masked_fill(idle.unsqueeze(-1), NEVER)
-        return ExtendedReveal(self.marginal(x, log_x0, step, ranking), sites)
+        return ExtendedReveal(self.marginal(x, log_x0, step, self.choose(x, log_x0, step).pin(idle)), sites)

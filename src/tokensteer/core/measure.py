@@ -13,16 +13,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.bent import bend, log_bend, outcomes
-from tokensteer.core.derived import normal
+from tokensteer.core.derived import normal, tilted
 from tokensteer.core.draws import NEVER, categorical, uniforms
 from tokensteer.core.listing import same_rows, support
-from tokensteer.core.tokens import Laws, Tokens, at_sites, dense_of, few_by_few, tokens_of
+from tokensteer.core.tokens import Laws, Tokens, few_by_few, row_by_row, tokens_of
+
+Sites = Any
+"""What a kernel chose at each particle, and p and q share: most often which sites open, (P, L), or by which scores they
+are ranked. It can be indexed by particles."""
 
 
 class Measure(Protocol):
@@ -30,7 +34,7 @@ class Measure(Protocol):
     `log_mass` (P,) is set by locally optimal proposals: the log of what they were normalised by, the weight to come."""
 
     @property
-    def sites(self) -> Tensor | None: ...
+    def sites(self) -> Sites | None: ...
     @property
     def log_mass(self) -> Tensor | None: ...
     def sample(self, generator: Generator | None) -> Tensor: ...
@@ -79,7 +83,7 @@ def draw(measure: Measure, generator: Generator | None) -> tuple[Tensor, Tensor]
     return y, measure.log_prob(y)
 
 
-def _rows(value: Tensor | None, rows: Tensor) -> Tensor | None:
+def _rows(value: Sites | None, rows: Tensor) -> Any:
     return None if value is None else value[rows]
 
 
@@ -88,7 +92,7 @@ class Table:
     """A site-factorised measure as a dense table of logs, (P, L, V); x (P, L) is the state it leads on from."""
 
     log_p: Tensor
-    sites: Tensor | None = None
+    sites: Sites | None = None
     log_mass: Tensor | None = None
     x: Tensor | None = None
 
@@ -112,12 +116,11 @@ class Table:
         return replace(self, log_mass=log_mass)
 
     def normalise(self) -> Table:
-        nothing = self.log_p.amax(-1, keepdim=True) == NEVER  # any law will do, for p gives no mass to what it draws
-        return replace(self, log_p=torch.where(nothing, 0.0, self.log_p).log_softmax(-1))
+        return replace(self, log_p=row_by_row(lambda rows, log_p: _summing_to_one(log_p), self.log_p))
 
     def tilt(self, h: Laws) -> Table:
         """q ∝ m · exp(h), site by site."""
-        return replace(self, log_p=self.log_p + dense_of(h)).normalise()
+        return replace(self, log_p=row_by_row(lambda rows, h: _summing_to_one(self.log_p[rows] + h), h))
 
     def tilt_tokens(self, h: Laws) -> Table:
         """A table does not tell opening from choosing a token: the same as `tilt`."""
@@ -139,6 +142,11 @@ class Table:
         return support(self.log_p, limit)
 
 
+def _summing_to_one(log_p: Tensor) -> Tensor:
+    nothing = log_p.amax(-1, keepdim=True) == NEVER  # any law will do, for p gives no mass to what it draws
+    return torch.where(nothing, 0.0, log_p).log_softmax(-1)
+
+
 @dataclass(frozen=True)
 class Reveal:
     """One step of a masked process: every site stays with mass exp(log_stay) or moves with mass exp(log_move).
@@ -152,7 +160,7 @@ class Reveal:
     log_move: Tensor
     log_x0: Tokens
     mask_id: int
-    sites: Tensor | None = None
+    sites: Sites | None = None
     log_mass: Tensor | None = None
 
     @property
@@ -230,7 +238,7 @@ class Reveal:
         if self.log_x0.normalised:
             return self
         log_move = self.log_move + self.token_mass if carry_mass else self.log_move
-        return replace(self, log_x0=normal(self.log_x0, self.masked, self.mask_id), log_move=log_move)
+        return replace(self, log_x0=normal(self.log_x0, self.mask_id), log_move=log_move)
 
     def _normalise_outcomes(self) -> Reveal:
         total = torch.logaddexp(self.log_stay, self.log_move)
@@ -257,8 +265,7 @@ class Reveal:
         masked = self.masked
         bent = bend(self.log_x0, h, masked)
         if bent is None:
-            summed = at_sites(masked, self.log_x0.at(masked) + h.at(masked))
-            return replace(self, log_x0=summed).normalise_tokens(carry_mass)
+            return replace(self, log_x0=tilted(self.log_x0, h)).normalise_tokens(carry_mass)
         log_x0, mass = bent
         return replace(self, log_x0=log_x0, log_move=self.log_move + mass if carry_mass else self.log_move)
 
@@ -301,7 +308,7 @@ class Listed:
     log_p: Tensor
     owner: Tensor
     row: Tensor
-    sites: Tensor | None = None
+    sites: Sites | None = None
     log_mass: Tensor | None = None
 
     def sample(self, generator: Generator | None) -> Tensor:

@@ -14,9 +14,9 @@ from tokensteer.core.contract import check_denoiser
 from tokensteer.core.denoiser import Denoiser, Structured, Time, Timeless
 from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK, Interpolating, Kernel, Ticking, noise_of
-from tokensteer.core.laws import Logs, Store
+from tokensteer.core.laws import Logs, Shelf, Store
 from tokensteer.core.listing import distinct
-from tokensteer.core.measure import SiteMeasure
+from tokensteer.core.measure import SiteMeasure, Sites
 from tokensteer.core.prediction import News, Prediction, changed, each_apart, kept_stores, updated
 from tokensteer.core.schedule import Step
 from tokensteer.core.tokens import Laws, Tokens
@@ -95,15 +95,15 @@ class Model(Protocol):
         """The token law of the target at masked sites, perhaps unnormalised."""
         ...
 
-    def step_with(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None) -> SiteMeasure:
+    def step_with(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None) -> SiteMeasure:
         """The kernel with any token law, the template's sites pinned."""
         ...
 
-    def transition(self, x: Tensor, prediction: Prediction, step: Step, sites: Tensor | None) -> SiteMeasure:
+    def transition(self, x: Tensor, prediction: Prediction, step: Step, sites: Sites | None) -> SiteMeasure:
         """The reference p(· | x_t), perhaps unnormalised."""
         ...
 
-    def log_prob(self, y: Tensor, x: Tensor, prediction: Prediction, step: Step, sites: Tensor | None) -> Tensor:
+    def log_prob(self, y: Tensor, x: Tensor, prediction: Prediction, step: Step, sites: Sites | None) -> Tensor:
         """log p(y | x_t), (P,), as it stands in the weight."""
         ...
 
@@ -253,21 +253,13 @@ class Diffusion:
                 return self.denoiser.laws(x[rows], time)
             return Logs(self._known(x[rows], self.denoiser(x[rows], time), time).flatten(0, 1).contiguous())
 
-        whole: Store | None = None
+        shelf = Shelf(x.numel())
 
         def answer(rows: slice) -> None:
-            # What is said of a part of the rows goes where it will lie at once, so that nothing is ever there twice.
-            nonlocal whole
-            part = ask(rows)
-            if len(x[rows]) == len(x):
-                whole = part
-                return
-            whole = part.room(x.numel()) if whole is None else whole
-            whole.put(rows.start * x.shape[1], part)
+            shelf.put(rows.start * x.shape[1], ask(rows), x[rows].numel())
 
         self.chunks.stretches(answer, len(x), self._row_bytes, x.device)
-        assert whole is not None, "there is always a stretch"
-        return whole
+        return shelf.store
 
     @property
     def _row_bytes(self) -> int:
@@ -291,17 +283,17 @@ class Diffusion:
     def combined(self, prediction: Prediction) -> Tokens:
         return prediction.laws()
 
-    def step_with(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None) -> SiteMeasure:
+    def step_with(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None) -> SiteMeasure:
         return self.pin(self.kernel(x, log_x0, step, sites), len(x))
 
     def pin(self, measure: SiteMeasure, rows: int) -> SiteMeasure:
         """Hold fixed what the template fixes."""
         return measure.pin(self._rows(rows) != self.kernel.mask_id) if self._fixes else measure
 
-    def transition(self, x: Tensor, prediction: Prediction, step: Step, sites: Tensor | None) -> SiteMeasure:
+    def transition(self, x: Tensor, prediction: Prediction, step: Step, sites: Sites | None) -> SiteMeasure:
         return self.step_with(x, prediction.laws(), step, sites)
 
-    def log_prob(self, y: Tensor, x: Tensor, prediction: Prediction, step: Step, sites: Tensor | None) -> Tensor:
+    def log_prob(self, y: Tensor, x: Tensor, prediction: Prediction, step: Step, sites: Sites | None) -> Tensor:
         return self.transition(x, prediction, step, sites).log_prob(y)
 
 

@@ -28,29 +28,12 @@ from tokensteer.core.kernel import (
     evenly,
     no_remasking,
 )
-from tokensteer.core.measure import Reveal, SiteMeasure
+from tokensteer.core.measure import Reveal, SiteMeasure, Sites
+from tokensteer.core.ranking import Ranking, best_sites
 from tokensteer.core.schedule import Step, uniform_steps
 from tokensteer.core.tokens import Laws, tokens_of
 
 Confidence = Callable[[Tensor], Tensor]
-
-
-def entry_at(table: Tensor, y: Tensor) -> Tensor:
-    """table[..., y], (P, L)."""
-    return table.gather(-1, y.unsqueeze(-1)).squeeze(-1)
-
-
-def possible(scores: Tensor) -> Tensor:
-    """Scores with -inf made the lowest number, so that -inf is left to say "takes no part"."""
-    return scores.clamp(min=torch.finfo(scores.dtype).min)
-
-
-def best_sites(scores: Tensor, among: Tensor, count: Tensor) -> Tensor:
-    """The `count` (P,) sites of highest score among those allowed, (P, L); ties go to the lowest index."""
-    order = possible(scores).masked_fill(~among, NEVER).sort(dim=-1, descending=True, stable=True).indices
-    places = torch.arange(scores.shape[-1], device=scores.device).expand(scores.shape)
-    rank = torch.empty_like(order).scatter_(-1, order, places)
-    return among & (rank < count.unsqueeze(-1))
 
 
 # ---- how many
@@ -169,26 +152,28 @@ class Blocks:
         start = self.start + block * self.size
         return slice(start if block else 0, start + self.size), self.grid(each)[step.index % each]
 
-    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
+    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Sites | None:
         block, inner = self.within(step)
-        return self._spread(self.kernel.choose(x[:, block], tokens_of(log_x0).columns(block), inner), x, block)
+        part = self.kernel.choose(x[:, block], tokens_of(log_x0).columns(block), inner)
+        return self._spread(part, x, log_x0, block)
 
     def remember(
         self, x: Tensor, before: Tensor | None, log_x0: Laws | None, generator: Generator | None
     ) -> Tensor | None:
         return self.kernel.remember(x, before, log_x0, generator) if isinstance(self.kernel, Remembering) else None
 
-    def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Tensor | None:
+    def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Sites | None:
         assert isinstance(self.kernel, Remembering), "there is no memory without a kernel that remembers"
         block, inner = self.within(step)
-        return self._spread(
-            self.kernel.recall(x[:, block], tokens_of(log_x0).columns(block), inner, memory[:, block]), x, block
-        )
+        part = self.kernel.recall(x[:, block], tokens_of(log_x0).columns(block), inner, memory[:, block])
+        return self._spread(part, x, log_x0, block)
 
-    def _spread(self, part: Tensor | None, x: Tensor, block: slice) -> Tensor | None:
+    def _spread(self, part: Sites | None, x: Tensor, log_x0: Laws, block: slice) -> Sites | None:
         """What was chosen inside the block, on the whole canvas."""
         if part is None:
             return None
+        if isinstance(part, Ranking):
+            return part.within(log_x0, block)
         nowhere = NEVER if part.is_floating_point() else False
         sites = torch.full((*x.shape, *part.shape[2:]), nowhere, dtype=part.dtype, device=part.device)
         sites[:, block] = part
@@ -200,7 +185,7 @@ class Blocks:
     def survival(self, step: Step) -> float:
         return 1.0
 
-    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> SiteMeasure:
+    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None = None) -> SiteMeasure:
         if x.shape[-1] != self.length:
             raise ValueError(f"Blocks was made for sequences of length {self.length}, got {x.shape[-1]}")
         block, inner = self.within(step)

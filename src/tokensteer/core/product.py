@@ -25,7 +25,7 @@ from tokensteer.core.derived import Powers, product_of_powers
 from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK, Ancestral, Interpolating, Kernel, LowConfidence
 from tokensteer.core.laws import Store
-from tokensteer.core.measure import Reveal, SiteMeasure, Table
+from tokensteer.core.measure import Reveal, SiteMeasure, Sites, Table
 from tokensteer.core.model import Diffusion, predict_all
 from tokensteer.core.prediction import News, Prediction, kept_stores, updated
 from tokensteer.core.schedule import Step
@@ -181,10 +181,10 @@ class Product:
     def log_start(self, x: Tensor) -> Tensor:
         return self.models[0].log_start(x)
 
-    def step_with(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None) -> SiteMeasure:
+    def step_with(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None) -> SiteMeasure:
         return self.models[0].step_with(x, log_x0, step, sites)
 
-    def transition(self, x: Tensor, prediction: Prediction, step: Step, sites: Tensor | None) -> SiteMeasure:
+    def transition(self, x: Tensor, prediction: Prediction, step: Step, sites: Sites | None) -> SiteMeasure:
         if sites is None:
             sites = self.kernel.choose(x, self.clean(prediction), step)
         measure = self.kernel(x, self.combined(prediction), step, sites)
@@ -200,7 +200,7 @@ class Product:
             log_p = torch.where(log_p == NEVER, NEVER, log_p - too_much)
         return self.models[0].pin(Table(log_p, sites, x=x), len(x))
 
-    def log_prob(self, y: Tensor, x: Tensor, prediction: Prediction, step: Step, sites: Tensor | None) -> Tensor:
+    def log_prob(self, y: Tensor, x: Tensor, prediction: Prediction, step: Step, sites: Sites | None) -> Tensor:
         if not (self.correct_remasking and self.kernel.remasks(step)):
             return self.transition(x, prediction, step, sites).log_prob(y)
         remasked = (x != self.kernel.mask_id) & (y == self.kernel.mask_id)

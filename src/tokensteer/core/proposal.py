@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from tokensteer.core.bent import bends
 from tokensteer.core.denoiser import Denoiser, check_head
+from tokensteer.core.derived import normal
 from tokensteer.core.draws import NEVER
 from tokensteer.core.estimates import Look
 from tokensteer.core.kernel import NO_MASK, Remembering
 from tokensteer.core.laws import Headed
 from tokensteer.core.listing import distinct, log_sum_runs, same_rows
-from tokensteer.core.measure import Listed, Measure, Reveal, SiteMeasure
+from tokensteer.core.measure import Listed, Measure, SiteMeasure, Sites
 from tokensteer.core.model import Meter, Model, clock
 from tokensteer.core.prediction import Prediction
 from tokensteer.core.schedule import Step
@@ -62,7 +63,7 @@ def _prediction(evaluation: Evaluation) -> Prediction:
     return evaluation.prediction
 
 
-def chosen(x: Tensor, log_x0: Laws, evaluation: Evaluation, step: Step, model: Model) -> Tensor | None:
+def chosen(x: Tensor, log_x0: Laws, evaluation: Evaluation, step: Step, model: Model) -> Sites | None:
     """The sites that the kernel opens, by the order of log_x0 and what it remembers of the particles."""
     if evaluation.memory is not None and isinstance(model.kernel, Remembering):
         return model.kernel.recall(x, log_x0, step, evaluation.memory)
@@ -91,12 +92,7 @@ class Guided:
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
         prediction = _prediction(evaluation)
         sites = chosen(x, model.clean(prediction), evaluation, step, model)
-        combined = model.combined(prediction)
-        q = model.step_with(x, combined, step, sites)
-        # Only masked sites are read by a masked kernel, so the vocabulary is normalised there alone.
-        if isinstance(q, Reveal):
-            return q.normalise_tokens()
-        return model.step_with(x, combined.dense().log_softmax(-1), step, sites)
+        return model.step_with(x, normal(model.combined(prediction), model.kernel.mask_id), step, sites)
 
 
 @dataclass(frozen=True)

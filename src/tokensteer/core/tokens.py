@@ -171,3 +171,30 @@ def at_sites(where: Tensor, values: Tensor) -> Tokens:
     """Logs (k, V) for the sites `where` (P, L) alone."""
     rank = where.flatten().cumsum(0).view_as(where) - 1
     return Tokens(Logs(values), torch.where(where, rank, -1))
+
+
+def few_rows(shape: torch.Size, vocab_size: int, device: torch.device) -> tuple[Tensor, ...]:
+    """The rows of (P, L) sites in groups (n,) whose laws can be spelt out at once."""
+    return torch.split(torch.arange(shape[0], device=device), max(1, laws_at_once(vocab_size) // shape[1]))
+
+
+def row_by_row(change: Callable[[Tensor, Tensor], Tensor], laws: Laws) -> Tensor:
+    """change(rows, logs) of all laws, (P, L, V), where logs (n, L, V) are those of some of the rows (n,) at a time."""
+    if isinstance(laws, Tensor):
+        groups = few_rows(laws.shape[:2], laws.shape[2], laws.device)
+    else:
+        groups = few_rows(laws.index.shape, laws.vocab_size, laws.device)
+    if len(groups) == 1:
+        return change(groups[0], dense_of(laws))
+    answer: Tensor | None = None
+    for rows in groups:
+        part = change(rows, laws[rows] if isinstance(laws, Tensor) else laws.take(rows).dense())
+        answer = part.new_empty(sum(map(len, groups)), *part.shape[1:]) if answer is None else answer
+        answer[rows] = part
+    assert answer is not None, "there is at least one group"
+    return answer
+
+
+def lines_of(where: Tensor) -> Tensor:
+    """The lines of a store that has one for each site, (P, L), -1 where there is none."""
+    return torch.where(where, torch.arange(where.numel(), device=where.device).view_as(where), -1)

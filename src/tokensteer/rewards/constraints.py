@@ -97,19 +97,27 @@ def _spoken(automaton: Automaton, log_x0: Tensor, mask_id: int, masked: Tensor) 
 
     A network need not say anything of an open site, and many just repeat its token: then any token is as likely.
     """
-    log_mass = automaton.log_mass(log_x0)
-    tokens = torch.zeros_like(log_x0[:1])
-    tokens[:, mask_id] = NEVER
-    anything = automaton.log_mass(tokens)
+    log_mass, anything = automaton.log_mass(log_x0), _any_token(automaton, log_x0, mask_id)
     silent = ~masked & ~((log_mass > LOW / 2) | (anything < LOW / 2)).all(-1)
     log_mass = torch.where(silent.unsqueeze(-1), anything, log_mass)
     return log_mass - log_mass.logsumexp(-1, keepdim=True)
 
 
+def _any_token(automaton: Automaton, like: Tensor, mask_id: int) -> Tensor:
+    """The log of how many tokens each class has, the mask aside, (1, C)."""
+    tokens = like.new_zeros(1, like.shape[-1])
+    tokens[:, mask_id] = NEVER
+    return automaton.log_mass(tokens)
+
+
 def _law(automaton: Automaton, log_x0: Tokens, mask_id: int, masked: Tensor, read: Tensor) -> Tensor:
-    """log mu by classes, (P, L, C), at the sites to be read (P, L)."""
+    """log mu by classes, (P, L, C), at the sites to be read (P, L). Where there is no law, as at open sites once a
+    proposal has bent those of the others, any token is as likely."""
     law = torch.zeros(*read.shape, automaton.step.shape[1], dtype=torch.float64, device=read.device)
-    law[read] = _spoken(automaton, log_x0.at(read).detach(), mask_id, masked[read])
+    known = read & (log_x0.index >= 0)
+    spoken = log_x0.at(known).detach()
+    law[known] = _spoken(automaton, spoken, mask_id, masked[known]).to(law)
+    law[read & ~known] = _any_token(automaton, spoken, mask_id).log_softmax(-1).to(law)
     return law
 
 

@@ -19,6 +19,7 @@ from tokensteer.core.measure import SiteMeasure
 from tokensteer.core.model import Meter, Model, clock
 from tokensteer.core.prediction import Prediction
 from tokensteer.core.proposal import Amortised, FromModel, chosen
+from tokensteer.core.ranking import Ranking
 from tokensteer.core.resample import never, watching
 from tokensteer.core.schedule import Step
 from tokensteer.core.smc import Evaluation, sweep
@@ -31,8 +32,9 @@ class Paths:
     """P paths of T steps: x (T + 1, P, L), log_twist (T + 1, P), log_p (T, P), and of the policy that walked them
     log p/q of each move, log_ratio (T, P), and the log-weight log_w (P,) with which it arrived.
 
-    `sites` (T, P, L) are those a kernel chose to open, `times` (T, P) the particles' own if they have clocks, `share`
-    (P,) how much each path counts if not all count the same, `since` () the first step that counts.
+    `sites` (T, P, L) are those a kernel chose to open, or the scores (T, P, L, V) that rank them, `times` (T, P) the
+    particles' own if they have clocks, `share` (P,) how much each path counts if not all count the same, `since` () the
+    first step that counts.
     """
 
     x: Tensor
@@ -98,7 +100,7 @@ def walk(steering: Steering, num_paths: int, generator: Generator | None, twists
     log_twist: list[Tensor] = []
     log_p: list[Tensor] = []
     log_ratio: list[Tensor] = []
-    sites: list[Tensor | None] = []
+    sites: list[Tensor] = []
     times: list[Tensor] = []
     log_w = torch.zeros(0)
     records = sweep(steering, each, model.populations, when=watching if twists else never, generator=generator)
@@ -114,7 +116,8 @@ def walk(steering: Steering, num_paths: int, generator: Generator | None, twists
         time = clock(model, here.evaluation.memory, step.t)
         if isinstance(time, Tensor):
             times.append(time)
-        sites.append(opened)
+        if opened is not None:
+            sites.append(opened.spelt() if isinstance(opened, Ranking) else opened)
         x.append(x_t)
         log_twist.append(here.evaluation.log_twist)
         risen = (there.evaluation.log_twist - here.evaluation.log_twist).view_as(there.log_w)
@@ -127,14 +130,13 @@ def walk(steering: Steering, num_paths: int, generator: Generator | None, twists
             "the reward of a path is -inf, and no proposal can learn from that by log-weights: train with a reward "
             "that is finite everywhere, and put the hard constraint into the Steering that samples"
         )
-    chosen_sites = [opened for opened in sites if opened is not None]
     return Paths(
         torch.stack(x),
         torch.stack(log_twist),
         torch.stack(log_p),
         torch.stack(log_ratio),
         log_w.flatten(),
-        torch.stack(chosen_sites) if chosen_sites else None,
+        torch.stack(sites) if sites else None,
         torch.stack(times) if times else None,
     )
 
