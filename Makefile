@@ -25,6 +25,7 @@ bench: $(READY) ## measure the cost of steering against a dense baseline (minute
 	@$(BIN)/python -m benchmarks.memory
 	@if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
 		$(BIN)/python -m benchmarks.kernels; \
+		$(BIN)/python -m benchmarks.gpu --grad; \
 		for size in "" "--particles 16 --length 1024"; do \
 			$(BIN)/python -m benchmarks.gpu --compiled --recorded $$size; \
 			for memory in 4GiB 2GiB; do \

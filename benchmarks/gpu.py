@@ -62,7 +62,8 @@ class Options:
     memory: str | None = None
     """The budget of chunks, such as 2GiB."""
     device: str = "cuda"
-    repeats: int = 3
+    repeats: int = 10
+    """Runs of each kind, of which the best counts: the speed of a host changes by half from one second to the next."""
 
 
 def timed(run: Callable[[], Any], device: torch.device, repeats: int) -> tuple[float, float]:

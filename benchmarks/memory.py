@@ -47,9 +47,9 @@ def steer(kind: str, particles: int, length: int, vocab: int, memory: str) -> tu
         kernel = ts.MaskGIT(mask)
     if kind == "uniform":
         denoiser, kernel, canvas = lambda x, t: network(x).log_softmax(-1), ts.uniform_noise(vocab), ts.NO_MASK
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     model = ts.Diffusion(denoiser, kernel, ts.uniform_steps(STEPS), torch.full((length,), canvas))
     tilt = ts.Tilt(_fives, draws=4, differentiable=kind == "one_hots")
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     method = (ts.smc_grad if kind == "one_hots" else ts.smc_base)(model, tilt)
     if kind == "guided":
         other = nn.Linear(HIDDEN, vocab, bias=False).requires_grad_(False)

@@ -79,6 +79,7 @@ from tokensteer.core.pilot import adapted_ramp
 from tokensteer.core.planner import Plan, plan
 from tokensteer.core.product import Product, denoiser_powers, guided, kernel_powers, paper_powers
 from tokensteer.core.proposal import Amortised, Enumerated, FromModel, Gradient, Guided, Optimal, OtherHead, Proposal
+from tokensteer.core.ranking import Ranking
 from tokensteer.core.replay import Recorded, recorded
 from tokensteer.core.resample import (
     all_of,
@@ -167,6 +168,7 @@ __all__ = [
     "Proposal",
     "Ranked",
     "RankedReveal",
+    "Ranking",
     "Record",
     "Recorded",
     "Relaxed",
