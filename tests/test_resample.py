@@ -118,6 +118,7 @@ def test_populations_do_not_touch_each_other() -> None:
 def test_ess() -> None:
     log_w = torch.tensor([[0.0, 0.0, 0.0, 0.0], [7.0, -math.inf, -math.inf, -math.inf], [-math.inf] * 4])
     assert torch.allclose(ts.ess(log_w), torch.tensor([4.0, 1.0, 0.0]))
+    assert ts.ess(torch.tensor([[0.0, math.nan], [math.inf, 0.0]])).isnan().all()  # which is not to be dead
 
 
 def test_triggers() -> None:

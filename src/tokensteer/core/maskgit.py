@@ -73,15 +73,18 @@ class RankedReveal:
         return self.keep(self.draw(generator))
 
     def log_prob(self, y: Tensor) -> Tensor:
-        return torch.cat([self.take(few)._log_prob(y[few]) for few in self._few_rows()])
+        own = self.ranking.orders(self.log_x0)
+        return torch.cat([self.take(few)._log_prob(y[few], own) for few in self._few_rows()])
 
     def _few_rows(self) -> tuple[Tensor, ...]:
         """Whoever asks about the same particles sees the same rows together, and so the same numbers to the last bit:
         ties depend on that."""
-        return few_rows(self.x.shape, self.log_x0.vocab_size, self.x.device)
+        return few_rows(self.log_x0)
 
-    def _log_prob(self, y: Tensor) -> Tensor:
-        candidates, log_x0, scores = self.candidates, self.log_x0.dense(), self.ranking.spelt()
+    def _log_prob(self, y: Tensor, own: bool) -> Tensor:
+        """`log_prob` of few rows, whose ranking is by their `own` laws or by others."""
+        candidates, log_x0 = self.candidates, self.log_x0.dense()
+        scores = self.ranking.spelt(log_x0 if own else None)
         kept = candidates & (y != self.mask_id)
         log_p = torch.where(kept, entry_at(log_x0, y), 0.0)
         worst, last = _worst(entry_at(scores, y), kept)

@@ -22,7 +22,7 @@ from tokensteer.core.bent import bend, log_bend, outcomes
 from tokensteer.core.derived import normal, tilted
 from tokensteer.core.draws import NEVER, categorical, uniforms
 from tokensteer.core.listing import same_rows, support
-from tokensteer.core.tokens import Laws, Tokens, few_by_few, row_by_row, tokens_of
+from tokensteer.core.tokens import Laws, Tokens, few_by_few, row_by_row, rows_of, tokens_of
 
 Sites = Any
 """What a kernel chose at each particle, and p and q share: most often which sites open, (P, L), or by which scores they
@@ -120,7 +120,10 @@ class Table:
 
     def tilt(self, h: Laws) -> Table:
         """q ∝ m · exp(h), site by site."""
-        return replace(self, log_p=row_by_row(lambda rows, h: _summing_to_one(self.log_p[rows] + h), h))
+        h = h.expand_as(self.log_p) if isinstance(h, Tensor) else h
+        return replace(
+            self, log_p=row_by_row(lambda rows, log_p: _summing_to_one(log_p + rows_of(h, rows)), self.log_p)
+        )
 
     def tilt_tokens(self, h: Laws) -> Table:
         """A table does not tell opening from choosing a token: the same as `tilt`."""

@@ -64,7 +64,11 @@ class Ranking:
         lift[:, block] = self.lift
         return Ranking(laws, lift)
 
-    def spelt(self) -> Tensor:
-        """All scores, (P, L, V)."""
+    def orders(self, laws: Tokens) -> bool:
+        """Whether these very laws are what it ranks by."""
+        return self.laws.store is laws.store and self.laws.index is laws.index
+
+    def spelt(self, laws: Tensor | None = None) -> Tensor:
+        """All scores, (P, L, V), from laws (P, L, V) where they have been spelt out already."""
         lift = self.lift.unsqueeze(-1)
-        return possible(self.laws.dense() + lift).masked_fill_(lift == NEVER, NEVER)
+        return possible((self.laws.dense() if laws is None else laws) + lift).masked_fill_(lift == NEVER, NEVER)

@@ -37,7 +37,7 @@ def weights(log_w: Tensor) -> Tensor:
 
 def ess(log_w: Tensor) -> Tensor:
     """Effective sample size (sum w)² / sum w², in [1, N]; 0 where a population has died."""
-    return log_w.softmax(-1).square().sum(-1).reciprocal().nan_to_num(nan=0.0)  # of no weights at all a softmax is NaN
+    return log_w.softmax(-1).square().sum(-1).reciprocal().masked_fill(log_w.amax(-1) == -math.inf, 0.0)
 
 
 def _even(log_w: Tensor, ancestors: Tensor) -> tuple[Tensor, Tensor]:

@@ -173,25 +173,28 @@ def at_sites(where: Tensor, values: Tensor) -> Tokens:
     return Tokens(Logs(values), torch.where(where, rank, -1))
 
 
-def few_rows(shape: torch.Size, vocab_size: int, device: torch.device) -> tuple[Tensor, ...]:
-    """The rows of (P, L) sites in groups (n,) whose laws can be spelt out at once."""
-    return torch.split(torch.arange(shape[0], device=device), max(1, laws_at_once(vocab_size) // shape[1]))
+def few_rows(laws: Laws) -> tuple[Tensor, ...]:
+    """The rows of laws (P, L) in groups (n,) that can be spelt out at once."""
+    rows, length, vocab_size = laws.shape if isinstance(laws, Tensor) else (*laws.index.shape, laws.vocab_size)
+    return torch.split(torch.arange(rows, device=laws.device), max(1, laws_at_once(vocab_size) // length))
+
+
+def rows_of(laws: Laws, rows: Tensor) -> Tensor:
+    """Logs (n, L, V) of some rows."""
+    return laws[rows] if isinstance(laws, Tensor) else laws.take(rows).dense()
 
 
 def row_by_row(change: Callable[[Tensor, Tensor], Tensor], laws: Laws) -> Tensor:
     """change(rows, logs) of all laws, (P, L, V), where logs (n, L, V) are those of some of the rows (n,) at a time."""
-    if isinstance(laws, Tensor):
-        groups = few_rows(laws.shape[:2], laws.shape[2], laws.device)
-    else:
-        groups = few_rows(laws.index.shape, laws.vocab_size, laws.device)
+    groups = few_rows(laws)
     if len(groups) == 1:
         return change(groups[0], dense_of(laws))
-    answer: Tensor | None = None
-    for rows in groups:
-        part = change(rows, laws[rows] if isinstance(laws, Tensor) else laws.take(rows).dense())
-        answer = part.new_empty(sum(map(len, groups)), *part.shape[1:]) if answer is None else answer
-        answer[rows] = part
-    assert answer is not None, "there is at least one group"
+    first, *others = groups
+    part = change(first, rows_of(laws, first))
+    answer = part.new_empty(sum(map(len, groups)), *part.shape[1:])
+    answer[first] = part
+    for rows in others:
+        answer[rows] = change(rows, rows_of(laws, rows))
     return answer
 
 

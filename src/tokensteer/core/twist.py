@@ -200,8 +200,8 @@ class Tilt:
         if torch.is_grad_enabled():  # whoever differentiates sees to the size of the whole
             found = self._rewards(x0)
         else:
-            first, *others = self.chunks.run(self._rewards, x0, 64 * x0[0].numel() if len(x0) else 1)
-            found = torch.cat([first, *others]) if others else first
+            # A copy: the memory that a reward answers in may be its own.
+            found = torch.cat(self.chunks.run(self._rewards, x0, 64 * x0[0].numel() if len(x0) else 1))
         self.meter.count(len(x0))  # once it is there: what ran out of memory is tried again
         return found
 
