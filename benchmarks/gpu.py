@@ -5,6 +5,7 @@ python -m benchmarks.gpu --help
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -255,8 +256,10 @@ def bench(options: Options, console: Console) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = tyro.cli(Options, args=arguments, prog="python -m benchmarks.gpu", description=DESCRIPTION)
+    if torch.device(options.device).type == "cuda" and not torch.cuda.is_available():
+        sys.exit("benchmarks.gpu needs a GPU; --device cpu shows the eager rows without one")
     console = Console(width=130)
-    name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    name = "CPU" if options.device == "cpu" else torch.cuda.get_device_name(options.device)
     console.print(f"torch {torch.__version__}, {name}", highlight=False)
     bench(options, console)
 

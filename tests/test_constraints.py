@@ -352,6 +352,22 @@ def test_unbiased(sampler, variant):
         assert automaton.accepts(result.samples.flatten(0, 1)).all()
 
 
+@pytest.mark.parametrize("sampler", ["mdm", "remdm"])
+def test_gradients_inside_constraints_may_be_rarer_or_of_fewer_draws(sampler):
+    model, automaton = B.model(sampler), toy_automaton(B)
+    tilt = B.tilt(sampler, estimator=ts.Sampled(), draws=4)
+    truth = answer(model, ts.Tilt(Satisfies(automaton, B.reward), B.kl))
+    asked = []
+    for base in (ts.Gradient(clip=2.0), ts.Gradient(clip=2.0, every=2), ts.Gradient(clip=2.0, draws=1)):
+        steering = constrain(model, automaton, tilt, base)
+        result = ts.smc(steering, 8, 64, when=ts.every(2), generator=torch.Generator().manual_seed(0))
+        asked.append(result.rows["reward"])
+        if sampler == "mdm":  # with remasking, tails are too heavy to be judged by so few
+            outcome = trial(steering, truth, populations=4096, seed=3)
+            assert outcome.unbiased, str(outcome)
+    assert max(asked[1:]) < 0.75 * asked[0]
+
+
 class MaskedOnly(ts.FromModel):
     """The model's own moves, which say nothing of open sites, as those of proposals that bend laws may."""
 

@@ -386,6 +386,21 @@ def test_noise_inside_blocks_and_with_a_tilt(proposal: str) -> None:
     assert abs(gap / error) < 4
 
 
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: MaskGIT(M, 2), "count must be a function"),
+        (lambda: MaskGIT(M, temperature=-1.0), "finite and not negative"),
+        (lambda: MaskGIT(M, temperature=math.nan), "finite and not negative"),
+        (lambda: MaskGITExtended(M), r"MaskGITExtended\(MaskGIT\(mask_id\)\)"),
+        (lambda: KEEP_TWO(*golden()[1:3], STEP, golden()[1] == M), r"scores \(P, L, V\)"),
+    ],
+)
+def test_what_maskgit_cannot_mean_is_refused(make: Any, says: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=says):
+        make()
+
+
 # ---- blocks
 
 

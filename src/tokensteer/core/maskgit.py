@@ -224,6 +224,12 @@ class MaskGIT:
     count: Count = cosine_count
     temperature: float = 0.0
 
+    def __post_init__(self) -> None:
+        if not callable(self.count):
+            raise TypeError(f"MaskGIT.count must be a function of step and masked, got {self.count!r}: fixed(2) is one")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"MaskGIT.temperature must be finite and not negative, got {self.temperature}")
+
     def remember(
         self, x: Tensor, before: Tensor | None, log_x0: Laws | None, generator: Generator | None
     ) -> Tensor | None:
@@ -258,6 +264,11 @@ class MaskGITExtended:
     """
 
     marginal: MaskGIT
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.marginal, MaskGIT):  # pyright: ignore[reportUnnecessaryIsInstance]
+            kind = type(self.marginal).__name__
+            raise TypeError(f"MaskGITExtended extends a kernel, MaskGITExtended(MaskGIT(mask_id)), got {kind}")
 
     @property
     def mask_id(self) -> int:

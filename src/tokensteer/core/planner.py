@@ -259,7 +259,7 @@ def _settings(
     numbers = (draws or (tilt.draws, 4 * tilt.draws)) if estimated else (tilt.draws,)
     settings: list[Setting] = []
     for m, (ramp_name, ramp) in product(numbers, ramps.items()):
-        path = replace(steering, twist=replace(tilt, draws=m, ramp=ramp))
+        path = replace(steering, twist=replace(tilt.with_draws(m), ramp=ramp))
         settings += [
             Setting(n, m if estimated else None, ramp_name, name, Method(path, resample, when))
             for n, (name, when) in product(particles, triggers.items())

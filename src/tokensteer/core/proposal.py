@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -49,10 +49,13 @@ class SiteProposal(Proposal, Protocol):
     ) -> SiteMeasure: ...
 
 
-def own_network(proposal: Proposal) -> Amortised | None:
-    """The proposal, or the one that it builds on, that has a network of its own."""
+Kind = TypeVar("Kind")
+
+
+def inmost(proposal: Proposal, kind: type[Kind]) -> Kind | None:
+    """The proposal, or the one that it builds on, of this kind."""
     inner: object = proposal
-    while inner is not None and not isinstance(inner, Amortised):
+    while inner is not None and not isinstance(inner, kind):
         inner = getattr(inner, "base", None)
     return inner
 

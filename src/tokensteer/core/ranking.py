@@ -45,6 +45,11 @@ class Ranking:
         """A ranking, or a table of scores (P, L, V) as one."""
         if isinstance(scores, Ranking):
             return scores
+        if scores.dim() != 3 or not scores.is_floating_point():
+            raise ValueError(
+                f"tokens are ranked by scores (P, L, V), -inf at sites that take no part, or by a Ranking; got "
+                f"{str(scores.dtype).removeprefix('torch.')} of shape {tuple(scores.shape)}"
+            )
         return cls(tokens_of(scores), torch.zeros_like(scores[..., 0]).masked_fill(scores[..., 0] == NEVER, NEVER))
 
     @property

@@ -20,7 +20,7 @@ from tokensteer.core.kernel import Remembering
 from tokensteer.core.measure import Measure, Reveal, SiteMeasure, Table, draw
 from tokensteer.core.model import Diffusion, Model, clock
 from tokensteer.core.prediction import Prediction, changed
-from tokensteer.core.proposal import FromModel, Gradient, Proposal, own_network
+from tokensteer.core.proposal import Amortised, FromModel, Gradient, Proposal, inmost
 from tokensteer.core.recording import recording
 from tokensteer.core.schedule import Step
 from tokensteer.core.smc import Evaluation, Rows
@@ -50,7 +50,7 @@ class Steering:
             )
         if self.proposal.needs_gradient and self.twist is None:
             raise ValueError("the proposal follows a gradient and there is no reward to follow: give Steering a Tilt")
-        own = own_network(self.proposal)
+        own = inmost(self.proposal, Amortised)
         if own is not None:  # it is asked as the model is: about distinct states, and about those that are new
             object.__setattr__(self, "_own", replace(self.model.base, denoiser=own.denoiser))
         object.__setattr__(self, "_followed", self._to_follow())
@@ -58,7 +58,8 @@ class Steering:
 
     def _to_follow(self) -> Tilt | None:
         """The tilt whose gradient is taken: that of the target, perhaps with draws of its own."""
-        draws = self.proposal.draws if isinstance(self.proposal, Gradient) else None
+        gradient = inmost(self.proposal, Gradient)
+        draws = None if gradient is None else gradient.draws
         if self.twist is None or draws is None:
             return self.twist
         if not self.twist.drawn:
@@ -141,19 +142,15 @@ class Steering:
 
     def _differentiates(self, t: float, parent: Evaluation | None) -> bool:
         """Whether the gradient is taken here, or that of the parent followed if there is any need of one."""
-        if (
-            not isinstance(self.proposal, Gradient)
-            or self.proposal.every == 1
-            or parent is None
-            or parent.gradient is None
-        ):
+        if self._pace == 1 or parent is None or parent.gradient is None:
             return self.proposal.needs_gradient
-        return next(step.index for step in self.steps if step.t == t) % self.proposal.every == 0
+        return next(step.index for step in self.steps if step.t == t) % self._pace == 0
 
     @property
     def _pace(self) -> int:
         """A gradient is taken at each so many steps."""
-        return self.proposal.every if isinstance(self.proposal, Gradient) else 1
+        gradient = inmost(self.proposal, Gradient)
+        return 1 if gradient is None else gradient.every
 
     def _estimated(
         self,

@@ -132,7 +132,8 @@ class Tilt:
 
     def with_draws(self, draws: int) -> Tilt:
         """The same tilt with another number of draws, its rows counted and cut with those of this one."""
-        other = replace(self, draws=draws)
+        inner = getattr(self.estimator, "with_draws", None)  # where the estimate is another tilt's
+        other = replace(self, draws=draws, estimator=self.estimator if inner is None else inner(draws))
         object.__setattr__(other, "meter", self.meter)
         object.__setattr__(other, "chunks", self.chunks)
         return other
@@ -146,7 +147,7 @@ class Tilt:
     @property
     def drawn(self) -> bool:
         """Whether the reward on the way is estimated from draws, be their noise fresh or shared."""
-        return isinstance(self.estimator, Sampled | Relaxed)
+        return isinstance(self.estimator, Sampled | Relaxed) or getattr(self.estimator, "drawn", False)
 
     def scale(self, t: float, chosen: Tensor | None = None) -> float | Tensor:
         """ramp(t)/kl, exactly 1/kl at the end; for a ramp that adapts, of the lambdas `chosen`, 0 if none were yet."""

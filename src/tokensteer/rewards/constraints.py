@@ -167,6 +167,13 @@ class Softly:
         inner = None if self.soft is None else self.soft.estimator
         return inner is None or (isinstance(inner, Timeless) and inner.ignores_time)
 
+    @property
+    def drawn(self) -> bool:
+        return self.soft is not None and self.soft.drawn
+
+    def with_draws(self, draws: int) -> Softly:
+        return Softly(None if self.soft is None else self.soft.with_draws(draws))
+
     def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
         if self.soft is None:
             return look.zeros(len(look.x))
