@@ -58,11 +58,9 @@ class Chunks:
         room = _physical() // 2 if self.memory is None else self.memory
         return 3 * answers <= room
 
-    def run(
-        self, network: Callable[[Tensor], Answer], rows: Tensor, row_bytes: int, generator: Generator | None = None
-    ) -> list[Answer]:
-        """network(rows[part]) for all parts of the rows (n, ...), at least one; `generator` is what it draws from."""
-        return self.stretches(lambda part: network(rows[part]), len(rows), row_bytes, rows.device, generator)
+    def run(self, network: Callable[[Tensor], Answer], rows: Tensor, row_bytes: int) -> list[Answer]:
+        """network(rows[part]) for all parts of the rows (n, ...), at least one."""
+        return self.stretches(lambda part: network(rows[part]), len(rows), row_bytes, rows.device)
 
     def stretches(
         self,
@@ -72,7 +70,7 @@ class Chunks:
         device: torch.device,
         generator: Generator | None = None,
     ) -> list[Answer]:
-        """network(part) for stretches of so many rows, at least one."""
+        """network(part) for stretches of so many rows, at least one; `generator` is what it draws from."""
         answers: list[Answer] = []
         done, size = 0, self.size(row_bytes, device)
         size = -(-count // max(1, -(-count // size)))  # parts of a size: the largest is what memory is for

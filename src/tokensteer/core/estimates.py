@@ -182,6 +182,7 @@ class Sampled:
 
     seed: int | None = None
     ignores_time: bool = field(default=True, init=False, repr=False)
+    drawn: bool = field(default=True, init=False, repr=False)
     _shared: dict[Any, Tensor] = field(default_factory=dict[Any, Tensor], init=False, repr=False, compare=False)
 
     @property
@@ -222,6 +223,7 @@ class Relaxed:
     hard: bool = False
     random: bool = field(default=True, init=False, repr=False)
     ignores_time: bool = field(default=True, init=False, repr=False)
+    drawn: bool = field(default=True, init=False, repr=False)
 
     def __call__(self, tilt: Rewarding, look: Look, generator: Generator | None) -> Tensor:
         soft = gumbel_softmax(look, _gumbel(look, tilt.draws, generator), self.temperature)

@@ -169,7 +169,7 @@ class OneSite(Reveal):
         moves = self.moves.unsqueeze(-1)
         site = categorical(torch.where(moves, self.log_move, 0.0), generator).unsqueeze(-1)
         opens = moves & (torch.arange(self.x.shape[-1], device=self.x.device) == site)
-        token, log_token = self._token(opens, generator)
+        token, log_token = self.log_x0.draw_one(opens, self.mask_id, generator)
         log_p = torch.where(opens, self.log_move + log_token, 0.0).sum(-1)
         return torch.where(opens, token, self.x), log_p
 

@@ -56,7 +56,7 @@ class Store(Law, Protocol):
     @property
     def nbytes(self) -> int: ...
     def select(self, index: Tensor) -> Self: ...
-    def join(self, *others: Self) -> Self:
+    def join(self, other: Self) -> Self:
         """These laws and the others after them."""
         ...
 
@@ -87,11 +87,9 @@ class KeptLaws:
     def select(self, index: Tensor) -> Self:
         return self._with({name: lines[index] for name, lines in self._lines().items()})
 
-    def join(self, *others: Self) -> Self:
-        parts = [other._lines() for other in others]
-        return self._with(
-            {name: torch.cat([own, *(part[name] for part in parts)]) for name, own in self._lines().items()}
-        )
+    def join(self, other: Self) -> Self:
+        more = other._lines()
+        return self._with({name: torch.cat([own, more[name]]) for name, own in self._lines().items()})
 
     def room(self, laws: int) -> Self:
         return self._with({name: own.new_empty(laws, *own.shape[1:]) for name, own in self._lines().items()})

@@ -59,10 +59,7 @@ class RankedReveal:
 
     def draw(self, generator: Generator | None) -> Tensor:
         """A token at every candidate site, x elsewhere."""
-        tokens = self.log_x0.draw(self.candidates, 1, generator)[0][0]
-        if self.mask_id == 0:  # which a law of NaNs lands on; any token will do, for the log-probability is NaN
-            tokens = tokens.clamp(min=1)
-        return torch.where(self.candidates, tokens, self.x)
+        return torch.where(self.candidates, self.log_x0.draw_one(self.candidates, self.mask_id, generator)[0], self.x)
 
     def keep(self, tokens: Tensor) -> Tensor:
         """x_s from a full draw."""

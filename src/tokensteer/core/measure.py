@@ -190,16 +190,9 @@ class Reveal:
         u = torch.rand(self.x.shape, generator=generator, device=self.x.device, dtype=torch.float64)
         moves = u.log() < self.log_move
         opens = moves & masked
-        token, log_token = self._token(opens, generator)
+        token, log_token = self.log_x0.draw_one(opens, self.mask_id, generator)
         y = torch.where(moves, torch.where(masked, token, self.mask_id), self.x)
         return y, torch.where(moves, self.log_move + log_token, self.log_stay).sum(-1)
-
-    def _token(self, opens: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor]:
-        """Tokens and their log-probabilities at the sites that open, (P, L)."""
-        token, log_p = (drawn[0] for drawn in self.log_x0.draw(opens, 1, generator))
-        if self.mask_id == 0:  # which a law of NaNs lands on; any token will do, for the log-probability is NaN
-            token = token.clamp(min=1)
-        return token, log_p
 
     def log_prob(self, y: Tensor) -> Tensor:
         masked, still = self.masked, y == self.x

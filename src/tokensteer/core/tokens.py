@@ -86,6 +86,12 @@ class Tokens:
             tokens, log_p = (_put(where, sites, values) for values in drawn)
         return tokens, log_p
 
+    def draw_one(self, where: Tensor, mask_id: int, generator: Generator | None) -> tuple[Tensor, Tensor]:
+        """One token for each of the sites `where`, never the mask, and their log-probabilities, (P, L)."""
+        tokens, log_p = (drawn[0] for drawn in self.draw(where, 1, generator))
+        # Only a law of NaNs lands on the mask, if that is token 0; any other will do, for the log-probability is NaN.
+        return tokens.clamp(min=1) if mask_id == 0 else tokens, log_p
+
     def _asked(self, where: Tensor) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """The laws (k,) of the sites `where`, and the sites. On a GPU these are all sites, -1 where nothing is asked:
         how many there are is not known to the host, and finding out would make it wait."""

@@ -147,7 +147,7 @@ class Tilt:
     @property
     def drawn(self) -> bool:
         """Whether the reward on the way is estimated from draws, be their noise fresh or shared."""
-        return isinstance(self.estimator, Sampled | Relaxed) or getattr(self.estimator, "drawn", False)
+        return getattr(self.estimator, "drawn", False)
 
     def scale(self, t: float, chosen: Tensor | None = None) -> float | Tensor:
         """ramp(t)/kl, exactly 1/kl at the end; for a ramp that adapts, of the lambdas `chosen`, 0 if none were yet."""
