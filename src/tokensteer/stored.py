@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -12,20 +11,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
+from tokensteer import files
+
 KEY = "tokensteer"
 
 
 def write(file: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
     """A process that is killed leaves the file as it was before, never half of it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        named = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        save_file(named, str(unfinished), metadata={KEY: json.dumps(dict(header))})
-        unfinished.chmod(0o644)  # safetensors lets nobody else read what it writes
-        unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    named = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    words = {KEY: json.dumps(dict(header))}
+    files.write_whole(file, lambda place: save_file(named, str(place), metadata=words))
 
 
 def read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -14,6 +14,7 @@ from torch import Generator, Tensor
 
 from tokensteer.core.draws import inverse_cdf, uniforms
 from tokensteer.core.resample import log_mean_weight, weights
+from tokensteer.files import write_whole
 
 
 def pooled(log_z: Tensor) -> tuple[float, float]:
@@ -112,7 +113,8 @@ class Result:
         tensors = {name: value.contiguous() for name, value in named.items() if isinstance(value, Tensor)}
         counts = {"rows": self.rows, "saved": self.saved}
         counted = {f"{of}.{name}": torch.tensor(n) for of, rows in counts.items() for name, n in rows.items()}
-        save_file({**tensors, **counted, "templates": torch.tensor(self.templates)}, str(file))
+        whole = {**tensors, **counted, "templates": torch.tensor(self.templates)}
+        write_whole(Path(file), lambda place: save_file(whole, str(place)))
 
     @classmethod
     def load(cls, file: str | Path) -> Result:

@@ -1,0 +1,95 @@
+"""Files that are complete or absent: every file of the package is written here.
+
+A file is written under a temporary name beside its place, flushed to the disk and renamed. A process that is killed
+leaves the old file or the new one, and perhaps a temporary file, which `remove_strays` deletes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+STRAY = ".unfinished"
+"""The suffix of temporary files. Their names are .NAME.PID-RANDOM.unfinished."""
+
+
+def write_whole(file: Path, write: Callable[[Path], object]) -> None:
+    """Call `write` with a temporary path, then rename what it wrote to `file`. Parent folders are created.
+
+    Raises OSError naming `file` if the disk is full or the folder cannot be written to.
+    """
+    temporary = file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}{STRAY}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write(temporary)
+        temporary.chmod(0o644)  # safetensors creates files that only their owner can read
+        _flush(temporary)
+        temporary.replace(file)
+        _flush(file.parent)
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise OSError(f"{file} could not be written: {reason}") from error
+    finally:
+        _discard(temporary)
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write UTF-8 text; line ends are kept as they are."""
+    write_whole(file, lambda place: place.write_bytes(text.encode("utf-8")))
+
+
+def write_json(file: Path, content: object) -> None:
+    write_text(file, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def copy(source: Path, file: Path) -> None:
+    """Copy the content of a file."""
+    write_whole(file, lambda place: place.write_bytes(source.read_bytes()))
+
+
+def read_json(file: Path) -> object:
+    """The content of a JSON file. Raises ValueError naming the file if it is damaged."""
+    try:
+        return json.loads(file.read_bytes().decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged, it is not valid JSON ({error})") from error
+
+
+def remove_strays(folder: Path) -> None:
+    """Delete temporary files that processes which no longer run have left in a folder."""
+    for file in folder.glob(f".*{STRAY}"):
+        owner = file.name.removesuffix(STRAY).rpartition(".")[2].partition("-")[0]
+        if owner.isdecimal() and not is_running(int(owner)):
+            _discard(file)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process of this machine exists."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # it exists and is somebody else's
+        return True
+    return True
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _discard(file: Path) -> None:
+    try:
+        file.unlink(missing_ok=True)
+    except OSError:  # the folder is gone or read-only; the error that led here says so
+        pass
