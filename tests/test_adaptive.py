@@ -195,11 +195,14 @@ def test_what_was_chosen_is_kept(tmp_path: Path) -> None:
     assert ts.smc(ts.Steering(B.model("mdm"), B.tilt("mdm")), 8, 4, generator=seeded()).ramp is None
 
 
-def test_single_precision_stays_single() -> None:
+def test_tables_of_single_precision_stay_single_and_twists_are_double() -> None:
     toy = Toy("B", torch.float32)
     steering = ts.Steering(toy.model("mdm"), ts.Tilt(toy.reward, toy.kl, ts.Adaptive(), draws=2), ts.Gradient(clip=1.0))
     for record in ts.sweep(steering, 8, 4, generator=seeded()):
-        assert record.evaluation.log_twist.dtype == torch.float32
+        assert record.evaluation.log_twist.dtype == torch.float64
+        if record.step is None or record.step.s > 0:
+            assert record.evaluation.prediction.laws().dtype == torch.float32
+            assert record.evaluation.gradient.laws().dtype == torch.float32
 
 
 def test_refused() -> None:

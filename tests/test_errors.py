@@ -63,7 +63,7 @@ def test_the_right_thing_works() -> None:
     ("broken", "says"),
     [
         (lambda: model(mask_id=7), "mask_id 7 is outside the vocabulary of 4.*add a column"),
-        (lambda: model(mask_id=-1), "mask_id -1 is outside"),
+        (lambda: model(mask_id=-1), "mask_id must be at least 0, got -1"),
         (lambda: model(lambda x, t: uniform(x, t).exp()), "mass to the mask token 3.*from_logits"),
         (lambda: model(lambda x, t: uniform(x, t) + 1), "do not sum to one.*from_logits"),
         (lambda: model(lambda x, t: uniform(x, t) * math.nan), "NaN"),
@@ -141,8 +141,8 @@ def test_the_right_thing_works() -> None:
             r"ancestors, int64.*got torch.int64 \(2, 4\)$",
         ),
         (lambda: run(resample=lambda log_w, generator: (log_w, log_w)), "got torch.float64.*, torch.float64"),
-        (lambda: ts.smc(ts.Steering(model()), 0), "at least one particle"),
-        (lambda: ts.smc(ts.Steering(model()), 2, 0), "one population"),
+        (lambda: ts.smc(ts.Steering(model()), 0), "num_particles must be at least 1, got 0"),
+        (lambda: ts.smc(ts.Steering(model()), 2, 0), "populations must be at least 1, got 0"),
     ],
 )
 def test_refused_with_the_mend(broken, says: str) -> None:

@@ -56,7 +56,7 @@ def test_draws_cover_each_law_evenly_and_have_it() -> None:
     assert torch.equal((7 * u).ceil().sort(0).values, torch.arange(1.0, 8.0).double().unsqueeze(-1).expand(7, 50))
     law, x = torch.tensor([0.5, 0.3, 0.2]), torch.full((1, 1), 3)
     look = Look(x, torch.cat([law.log(), torch.tensor([-torch.inf])]).view(1, 1, 4), 0.5, 3)
-    drawn = torch.stack([draw_clean(look, 10, None, shared_uniforms(s, 10, 1, CPU))[:, 0, 0] for s in range(2000)])
+    drawn = torch.stack([draw_clean(look, 10, None, shared_uniforms(s, 10, 1, CPU).T)[:, 0, 0] for s in range(2000)])
     counts = torch.stack([(drawn == v).sum(-1) for v in range(3)], -1).float()
     assert ((counts - 10 * law).abs() < 1).all()  # one of ten would be off by 1.6 or so
     first = torch.stack([(drawn[:, 0] == v).float().mean() for v in range(3)])

@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -89,7 +90,5 @@ def _flush(path: Path) -> None:
 
 
 def _discard(file: Path) -> None:
-    try:
+    with suppress(OSError):  # the folder is gone or read-only; the error that led here says so
         file.unlink(missing_ok=True)
-    except OSError:  # the folder is gone or read-only; the error that led here says so
-        pass

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tokensteer.core.domains import check_number
 from tokensteer.core.resample import weights
 
 
@@ -44,8 +45,7 @@ class Adaptive:
     share: float = 0.9
 
     def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
-            raise ValueError(f"Adaptive: share must lie in (0, 1), got {self.share}")
+        check_number("Adaptive.share", self.share, "(0, 1)")
 
     def choose(self, log_w: Tensor, least: Tensor, log_twist: Callable[[Tensor], Tensor]) -> Tensor:
         """The largest lambda in [least, 1] with CESS at least `share`, (P,), the same for a whole population.

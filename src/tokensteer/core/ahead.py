@@ -8,9 +8,9 @@ earlier, so that no particle is moved only to be dropped for where it came from.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import cast
 
-import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.gibbs import Proposing
@@ -19,14 +19,12 @@ from tokensteer.core.schedule import Step
 from tokensteer.core.smc import Evaluation
 
 
-@dataclass
+@dataclass(frozen=True)
 class ResampleFirst:
     """A path with a locally optimal proposal (`Enumerated`, or `Optimal` for a product without a tilt) whose weights
     are counted before the move. The target and log Z are the same."""
 
     path: Proposing
-    _ahead: dict[int, Measure] = field(default_factory=dict[int, Measure], init=False, repr=False)
-    _looks: int = field(default=0, init=False, repr=False)
 
     @property
     def steps(self) -> Sequence[Step]:
@@ -45,8 +43,8 @@ class ResampleFirst:
     def spent(self) -> Mapping[str, tuple[int, int]]:
         return self.path.spent()
 
-    def limit(self, memory: int | None) -> None:
-        self.path.limit(memory)
+    def limit(self, memory: int | None) -> int | None:
+        return self.path.limit(memory)
 
     def evaluate(
         self,
@@ -66,16 +64,11 @@ class ResampleFirst:
                 "ResampleFirst needs a proposal whose weight depends on x_t alone: Enumerated(), or Optimal() for a "
                 "product without a tilt"
             )
-        # Each particle remembers which look and which row its measure is from, so that after resampling it is found and
-        # not computed again, whatever other runs do in between.
-        self._looks += 1
-        self._ahead[self._looks] = q
-        tag = (self._looks << 32) + torch.arange(len(x), device=x.device)
-        return replace(evaluation, log_twist=q.log_mass, carry=tag)
+        # The measure travels with its particles, so that it is not computed again after resampling.
+        return replace(evaluation, log_twist=q.log_mass, proposed=q)
 
     def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> tuple[Tensor, Tensor]:
-        assert evaluation.carry is not None, "particles are evaluated before they move"
-        look = int(evaluation.carry[0]) >> 32
-        q = self._ahead.pop(look).take(evaluation.carry - (look << 32))
+        assert evaluation.proposed is not None, "particles are evaluated before they move"
+        q = cast("Measure", evaluation.proposed)
         y = q.sample(generator)
         return y, self.path.log_p(y, x, evaluation, step, q) - q.log_prob(y)

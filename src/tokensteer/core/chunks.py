@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,12 +41,36 @@ def parse_memory(memory: str | float) -> int:
 
 
 @dataclass
-class Chunks:
+class Meter(threading.local):
+    """Counts rows given to a network, and rows asked for that need not be. Read by `Result` and never by a sampler.
+
+    Each thread has counts of its own, so that runs which share a network do not count each other's rows."""
+
+    rows: int = 0
+    saved: int = 0
+    calls: int = 0
+
+    def count(self, rows: int, asked: int | None = None) -> None:
+        self.rows += rows
+        self.calls += rows > 0
+        self.saved += 0 if asked is None else asked - rows
+
+    def __reduce__(self) -> tuple[type[Meter], tuple[()]]:
+        return Meter, ()  # a copy has counts of its own too
+
+
+@dataclass
+class Chunks(threading.local):
     """The budget of one network: `memory` in bytes, None until it is known what the device has free; `most` rows at
-    once, learned by running out of memory, for each use of the network: they differ in what a row takes."""
+    once, learned by running out of memory, for each use of the network: they differ in what a row takes.
+
+    Each thread has a budget of its own, so that runs which share a network do not change each other's."""
 
     memory: int | None = None
     most: dict[int, int] = field(default_factory=dict[int, int])
+
+    def __reduce__(self) -> tuple[type[Chunks], tuple[()]]:
+        return Chunks, ()
 
     def size(self, row_bytes: int, device: torch.device) -> int:
         if self.memory is None and device.type == "cuda":  # asked once: it takes a while

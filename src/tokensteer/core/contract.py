@@ -119,11 +119,18 @@ def halfway(x: Tensor, mask_id: int, likeliest: Callable[[Tensor], Tensor]) -> T
     return x.masked_scatter(where, likeliest(where))
 
 
+def counted(x: Tensor) -> Tensor:
+    """A copy whose writes torch counts, in x._version; those to tensors made in inference mode it does not."""
+    with torch.inference_mode(False):
+        return x.clone()
+
+
 def _answer(denoiser: Denoiser, x: Tensor, t: float) -> Tensor:
     """log p(x_0 | x_t) for one row, (1, L, V)."""
     length = x.shape[1]
     try:
         with torch.no_grad():
+            x = counted(x)
             written = x._version
             answer = denoiser(x, t)
     except Exception as error:

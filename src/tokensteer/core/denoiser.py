@@ -49,7 +49,7 @@ class FromLogits:
 
     def _ask(self, x: Tensor, t: Time) -> Tensor:
         logits = self.network(x) if self.ignores_time else self.network(x, t)
-        return logits if logits.is_floating_point() else logits.to(torch.get_default_dtype())
+        return logits if logits.is_floating_point() else logits.to(torch.float32)
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
         return log_law(self._ask(x, t).clone(), self.mask_id)

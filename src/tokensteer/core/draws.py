@@ -32,6 +32,32 @@ def shared_uniforms(seed: int, draws: int, length: int, device: torch.device) ->
     return ((part + within) / draws).to(device)
 
 
+def uniforms_at(where: Tensor, draws: int, generator: Generator | None) -> Tensor:
+    """`draws` uniforms on (0, 1] for each of the sites `where` (P, L), any elsewhere, (P, L, draws). They are drawn
+    for all rows at once, so that samples do not depend on how many rows a network is given."""
+    if where.is_cuda:  # how many sites there are is not known to the host
+        return uniforms((*where.shape, draws), where, generator)
+    answer = torch.ones(*where.shape, draws, dtype=torch.float64, device=where.device)
+    answer[where] = uniforms((int(where.sum()), draws), where, generator)
+    return answer
+
+
+def spread_uniforms(u: Tensor, count: int) -> Tensor:
+    """`count` uniforms on (0, 1] from each of u (...) as a seed, (..., count), in double precision: SplitMix64, whose
+    k-th number is a hash of the seed and k."""
+    places = torch.arange(1, count + 1, device=u.device)
+    z = u.double().contiguous().view(torch.int64).unsqueeze(-1) + places * -0x61C8864680B583EB
+    z = (z ^ _shifted(z, 30)).mul_(-0x40A7B892E31B1A47)
+    z = (z ^ _shifted(z, 27)).mul_(-0x6B2FB644ECCEEE15)
+    z ^= _shifted(z, 31)
+    return (_shifted(z, 11) + 1).double().mul_(2.0**-53)
+
+
+def _shifted(z: Tensor, bits: int) -> Tensor:
+    """z >> bits with zeros on the left; torch repeats the sign."""
+    return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)
+
+
 def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
     """The smallest j with cdf_j >= u. `weights` (..., K) need not be normalised; u is (..., M) in (0, 1]."""
     cdf = weights.double().cumsum(-1)

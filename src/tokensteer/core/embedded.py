@@ -56,21 +56,28 @@ def _network(model: Diffusion) -> Embedded | None:
 
 
 def straight_through(
-    model: Diffusion, tilt: Tilt, x: Tensor, t: float, where: Tensor, generator: Generator | None
+    model: Diffusion,
+    tilt: Tilt,
+    x: Tensor,
+    t: float,
+    where: Tensor,
+    generator: Generator | None,
+    noise: Tensor | None = None,
 ) -> tuple[Store, Tensor, Slopes]:
-    """The laws at x (P, L), the estimate of the reward (P,) and its gradient at the sites `where` (P, L)."""
+    """The laws at x (P, L), the estimate of the reward (P,) and its gradient at the sites `where` (P, L); `noise` is
+    that of a `Look`."""
     denoiser, network, reward = model.denoiser, _network(model), tilt.reward
     assert isinstance(denoiser, FromLogits | FromHidden)
     assert network is not None
     assert isinstance(reward, Embedded)
     mask_id, sites = model.kernel.mask_id, _Sites(where)
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         entered = network.embedding.detach()[x].requires_grad_()
         answer = network.of_embeddings(entered)
     store = denoiser.kept(answer.detach())
     index = torch.arange(x.numel(), device=x.device).view_as(x)
     assert isinstance(tilt.estimator, Sampled)
-    x0 = tilt.estimator.clean(tilt, Look(x, Tokens(store, index), t, mask_id), generator)
+    x0 = tilt.estimator.clean(tilt, Look(x, Tokens(store, index), t, mask_id, noise), generator)
     rewarded = reward.embedding.detach()
     # A guess: what the reward keeps for its way back, eight layers or so, beside what the denoiser keeps for its own.
     per_row = 128 * x0[:, 0].numel() * rewarded.shape[-1] * rewarded.itemsize
@@ -86,10 +93,10 @@ def straight_through(
 
 def _slope_of_drawn(tilt: Tilt, reward: Embedded, x0: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The estimate from M clean sequences x0 (M, P, L), (P,), and its slope in their embeddings, summed, (P·L, d)."""
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         drawn = reward.embedding.detach()[x0.flatten(0, 1)].requires_grad_()
         log_v = torch.zeros(x0.shape[:2], dtype=dtype, device=x0.device)
-        r = tilt.checked(reward.of_embeddings(drawn), len(drawn))
+        r = tilt.checked(reward.of_embeddings(drawn), len(drawn), drawn.device)
         estimate = tilt.average(r.view_as(log_v), log_v, tilt.kl)
         (slope,) = torch.autograd.grad(estimate.sum(), drawn)
     return estimate.detach(), slope.reshape(len(x0), -1, slope.shape[-1]).sum(0)

@@ -16,7 +16,8 @@ from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
 from tokensteer.core.denoiser import carry_over
-from tokensteer.core.draws import NEVER, instead_of_never, shared_uniforms
+from tokensteer.core.domains import check_number, check_whole
+from tokensteer.core.draws import NEVER, instead_of_never, shared_uniforms, spread_uniforms, uniforms_at
 from tokensteer.core.kernel import NO_MASK
 from tokensteer.core.laws import laws_at_once
 from tokensteer.core.listing import distinct, support
@@ -26,12 +27,16 @@ Average = Callable[[Tensor, Tensor, float], Tensor]
 
 
 class Look(NamedTuple):
-    """What an estimate may see: x_t as ids (P, L), or as one-hots (P, L, V) when gradients are wanted."""
+    """What an estimate may see: x_t as ids (P, L), or as one-hots (P, L, V) when gradients are wanted.
+
+    `noise` (P, L, M), where it was drawn ahead, holds a uniform on (0, 1] for each draw of each hidden site.
+    """
 
     x: Tensor
     log_x0: Laws
     t: float
     mask_id: int
+    noise: Tensor | None = None
 
     @property
     def relaxed(self) -> bool:
@@ -52,8 +57,7 @@ class Look(NamedTuple):
     @property
     def hidden(self) -> Tensor:
         """The sites whose clean token is not seen in x_t, (P, L)."""
-        ids = self.ids
-        return torch.ones_like(ids, dtype=torch.bool) if self.mask_id == NO_MASK else ids == self.mask_id
+        return hidden_sites(self.ids, self.mask_id)
 
     def clean_law(self) -> Tensor:
         """p(x_0 | x_t) with what is visible carried over, (P, L, V), differentiable in x."""
@@ -64,7 +68,13 @@ class Look(NamedTuple):
         return torch.zeros(*shape, dtype=self.log_x0.dtype, device=self.x.device)
 
     def take(self, rows: Tensor) -> Look:
-        return self._replace(x=self.x[rows], log_x0=self.tokens.take(rows))
+        noise = None if self.noise is None else self.noise[rows]
+        return self._replace(x=self.x[rows], log_x0=self.tokens.take(rows), noise=noise)
+
+
+def hidden_sites(ids: Tensor, mask_id: int) -> Tensor:
+    """The sites of x_t (P, L) that a clean sequence is drawn at, (P, L): the masked ones, all without a mask."""
+    return torch.ones_like(ids, dtype=torch.bool) if mask_id == NO_MASK else ids == mask_id
 
 
 class Rewarding(Protocol):
@@ -145,10 +155,11 @@ def gumbel_softmax(look: Look, noise: Tensor, temperature: float) -> Tensor:
 
 
 def _gumbel(look: Look, draws: int, generator: Generator | None) -> Tensor:
-    """Gumbel noise for the K hidden sites, (draws, K, V). Draws are auxiliary, so the precision of the prediction will
-    do: no weight depends on their law."""
-    noise = look.zeros(draws, int(look.hidden.sum()), look.tokens.vocab_size).exponential_(generator=generator)
-    return noise.clamp_(min=torch.finfo(noise.dtype).tiny).log_().neg_()
+    """Gumbel noise for the K hidden sites, (draws, K, V), from one uniform for each site and draw."""
+    hidden = look.hidden
+    seeds = (uniforms_at(hidden, draws, generator) if look.noise is None else look.noise)[hidden].T
+    exponential = spread_uniforms(seeds, look.tokens.vocab_size).log_().neg_()
+    return exponential.clamp_(min=torch.finfo(torch.float64).tiny).log_().neg_().to(look.log_x0.dtype)
 
 
 def _completed(look: Look, drawn: Tensor) -> Tensor:
@@ -167,9 +178,10 @@ def _straight_through(soft: Tensor) -> Tensor:
 
 def draw_clean(look: Look, draws: int, generator: Generator | None, shared: Tensor | None = None) -> Tensor:
     """M clean sequences for each row from one pass over their laws, drawn at masked sites only, (M, P, L) ids; perhaps
-    from uniforms that are `shared` by all rows, (M, L)."""
+    from uniforms that are `shared` by all rows, (L, M)."""
     hidden = look.hidden
-    return torch.where(hidden, look.tokens.draw(hidden, draws, generator, shared)[0], look.ids)
+    noise = look.noise if shared is None else shared
+    return torch.where(hidden, look.tokens.draw(hidden, draws, generator, noise)[0], look.ids)
 
 
 @dataclass(frozen=True)
@@ -185,6 +197,10 @@ class Sampled:
     drawn: bool = field(default=True, init=False, repr=False)
     _shared: dict[Any, Tensor] = field(default_factory=dict[Any, Tensor], init=False, repr=False, compare=False)
 
+    def __post_init__(self) -> None:
+        if self.seed is not None:
+            check_whole("Sampled.seed", self.seed, 0)
+
     @property
     def random(self) -> bool:
         return self.seed is None
@@ -199,7 +215,7 @@ class Sampled:
             return None
         kind = draws, length, device
         if kind not in self._shared:
-            self._shared[kind] = shared_uniforms(self.seed, draws, length, device)
+            self._shared[kind] = shared_uniforms(self.seed, draws, length, device).T
         return self._shared[kind]
 
     def __call__(self, tilt: Rewarding, look: Look, generator: Generator | None) -> Tensor:
@@ -224,6 +240,9 @@ class Relaxed:
     random: bool = field(default=True, init=False, repr=False)
     ignores_time: bool = field(default=True, init=False, repr=False)
     drawn: bool = field(default=True, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_number("Relaxed.temperature", self.temperature, "(0, inf)")
 
     def __call__(self, tilt: Rewarding, look: Look, generator: Generator | None) -> Tensor:
         soft = gumbel_softmax(look, _gumbel(look, tilt.draws, generator), self.temperature)
@@ -255,6 +274,9 @@ class Exact:
     random: bool = field(default=False, init=False, repr=False)
     ignores_time: bool = field(default=True, init=False, repr=False)
 
+    def __post_init__(self) -> None:
+        check_whole("Exact.limit", self.limit)
+
     def __call__(self, tilt: Rewarding, look: Look, generator: Generator | None) -> Tensor:
         if look.relaxed:  # with gradients each needs its own
             return self._estimate(tilt, look)
@@ -264,10 +286,12 @@ class Exact:
     def _estimate(self, tilt: Rewarding, look: Look) -> Tensor:
         row, x0 = support(look.clean_law().detach().log(), self.limit)
         rank = torch.arange(len(row), device=row.device) - torch.searchsorted(row, row)
-        # The rank-th completion of each row side by side; where a row has no more of them, an empty place.
+        # The rank-th completion of each row side by side. Where a row has no more of them its first stands in, of
+        # weight 0: any other might have no mass, and the gradient of log 0 would be NaN.
         size, place = (int(rank.max()) + 1, len(look.x)), (rank, row)
         taken = torch.zeros(size, dtype=torch.bool, device=row.device).index_put(place, rank >= 0)
-        score = _score(look, x0.new_zeros(*size, x0.shape[-1]).index_put(place, x0))
+        first = x0[torch.searchsorted(row, torch.arange(len(look.x), device=row.device)).clamp(max=len(x0) - 1)]
+        score = _score(look, first.repeat(size[0], 1, 1).index_put(place, x0))
         r = tilt.exact(x0)
         rewards = r.new_full(size, NEVER).index_put(place, r)
         return tilt.average(rewards, torch.where(taken, score, NEVER), tilt.kl)

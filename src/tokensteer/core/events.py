@@ -17,6 +17,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.continuous import hazard, next_opening, uniform_rate
+from tokensteer.core.domains import check_whole
 from tokensteer.core.draws import NEVER, categorical
 from tokensteer.core.kernel import Interpolating
 from tokensteer.core.measure import Reveal, Table
@@ -43,6 +44,9 @@ class TauLeap:
     mask_id: int
     schedule: Schedule = field(default_factory=Linear)
 
+    def __post_init__(self) -> None:
+        check_whole("TauLeap.mask_id", self.mask_id, 0)
+
     def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
         return None
 
@@ -66,6 +70,7 @@ class UniformLeap(Interpolating):
     are not finite, are those of `Interpolating`, exact."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if max(self.prior) - min(self.prior) > 1e-12:
             raise ValueError("UniformLeap is for uniform noise: make it as UniformLeap((1/V,) * V, schedule)")
 
@@ -95,6 +100,9 @@ class FirstHitting:
 
     mask_id: int
 
+    def __post_init__(self) -> None:
+        check_whole("FirstHitting.mask_id", self.mask_id, 0)
+
     def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
         return None
 
@@ -121,6 +129,9 @@ class TimedFirstHitting:
 
     mask_id: int
     schedule: Schedule = field(default_factory=Linear)
+
+    def __post_init__(self) -> None:
+        check_whole("TimedFirstHitting.mask_id", self.mask_id, 0)
 
     def remember(
         self, x: Tensor, before: Tensor | None, log_x0: Laws | None, generator: Generator | None

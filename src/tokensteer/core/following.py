@@ -13,8 +13,9 @@ from torch.nn.functional import one_hot
 
 from tokensteer.core.chunks import ran_out
 from tokensteer.core.denoiser import Time
+from tokensteer.core.draws import uniforms_at
 from tokensteer.core.embedded import can_enter, straight_through
-from tokensteer.core.estimates import Look
+from tokensteer.core.estimates import Look, Relaxed, Sampled, hidden_sites
 from tokensteer.core.laws import Logs, Shelf, Store
 from tokensteer.core.model import Diffusion, Model, told_apart
 from tokensteer.core.prediction import Prediction, changed, each_apart, updated
@@ -44,7 +45,7 @@ def follow(
     if before is not None and slopes is not None and not len(new):
         for network in model.networks:
             network.meter.count(0, len(x))
-        return before, slopes, Fresh(new, torch.zeros(0, dtype=model.dtype, device=x.device))
+        return before, slopes, Fresh(new, torch.zeros(0, dtype=torch.float64, device=x.device))
     # Twins share their gradient only if it is not random: independent noise averages out, shared noise does not.
     news = each_apart(new) if twist.estimator.random else told_apart(x, new, time, model.networks)
     # A guess: what networks keep for their way back, or all there is with one-hots.
@@ -54,9 +55,14 @@ def follow(
     asked, said, sloping = x[news.asked], Shelf(x.shape[1] * len(news.asked)), Shelf(x.shape[1] * len(news.asked))
     asked_at = time[news.asked] if isinstance(time, Tensor) else time
 
+    noise = None
+    if isinstance(twist.estimator, Sampled | Relaxed) and twist.estimator.random:
+        noise = uniforms_at(hidden_sites(asked, model.kernel.mask_id), twist.draws, generator)
+
     def differentiate(rows: slice) -> Tensor:
         some, when = asked[rows], asked_at[rows] if isinstance(asked_at, Tensor) else asked_at
-        store, estimate, slope = _differentiate(model, twist, some, t, when, generator)
+        drawn = None if noise is None else noise[rows]
+        store, estimate, slope = _differentiate(model, twist, some, t, when, drawn, generator)
         said.put(rows.start * x.shape[1], store, some.numel())
         sloping.put(rows.start * x.shape[1], slope, some.numel())
         return estimate
@@ -70,18 +76,18 @@ def follow(
 
 
 def _differentiate(
-    model: Model, twist: Tilt, x: Tensor, t: float, time: Time, generator: Generator | None
+    model: Model, twist: Tilt, x: Tensor, t: float, time: Time, noise: Tensor | None, generator: Generator | None
 ) -> tuple[Store, Tensor, Store]:
     """The prediction, the estimate of the reward and its gradient in x_t."""
     if isinstance(model, Diffusion) and can_enter(model, twist):
         movable = (x == model.kernel.mask_id) | any(model.kernel.remasks(step) for step in model.steps)
-        return straight_through(model, twist, x, t, movable, generator)
-    with torch.enable_grad():
+        return straight_through(model, twist, x, t, movable, generator, noise)
+    with torch.inference_mode(False), torch.enable_grad():
         seen = one_hot(x, model.vocab_size).to(model.dtype).requires_grad_()
         log_x0 = _relaxed(model, seen, time)
-        estimate = twist.estimate(Look(seen, log_x0, t, model.kernel.mask_id), generator)
-        slopes = Logs(_gradient(estimate, seen).flatten(0, 1))
-        return Logs(log_x0.detach().flatten(0, 1)), estimate.detach(), slopes
+        estimate = twist.estimate(Look(seen, log_x0, t, model.kernel.mask_id, noise), generator)
+        slopes = Logs(_gradient(estimate, seen).flatten(0, 1).contiguous())
+        return Logs(log_x0.detach().flatten(0, 1).contiguous()), estimate.detach(), slopes
 
 
 def _relaxed(model: Model, x: Tensor, t: Time) -> Tensor:

@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.core.domains import check_whole
 from tokensteer.core.draws import inverse_cdf, uniforms
 from tokensteer.core.measure import Measure
 from tokensteer.core.resample import Resampler, Trigger, always, multinomial, weights
@@ -74,8 +75,8 @@ class Pinned:
     def spent(self) -> Mapping[str, tuple[int, int]]:
         return self.path.spent()
 
-    def limit(self, memory: int | None) -> None:
-        self.path.limit(memory)
+    def limit(self, memory: int | None) -> int | None:
+        return self.path.limit(memory)
 
     def _time(self, t: float) -> int:
         return [self.steps[0].t, *(step.s for step in self.steps)].index(t)
@@ -170,8 +171,8 @@ def particle_gibbs(
             "particle Gibbs needs iid multinomial resampling: with a pinned particle, any scheme that draws the "
             "children together would have to condition the others on it. Use resample=multinomial"
         )
-    if sweeps < 1 or num_particles < 2:
-        raise ValueError(f"particle Gibbs needs at least one sweep and two particles, got {sweeps} and {num_particles}")
+    check_whole("particle_gibbs: sweeps", sweeps)
+    check_whole("particle_gibbs: num_particles", num_particles, 2, "one of them is pinned")
     _check_pinnable(path, generator)
     before = path.spent()
     records: Sequence[Record] = []

@@ -20,6 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.core.domains import check_number, check_whole
 from tokensteer.core.draws import NEVER, inverse_cdf, uniforms
 from tokensteer.core.measure import Reveal, SiteMeasure, Sites, Table
 from tokensteer.core.schedule import Linear, Schedule, Step
@@ -135,7 +136,7 @@ class Cap:
     eta: float
 
     def __post_init__(self) -> None:
-        _check_eta("Cap", self.eta)
+        check_number("Cap: eta", self.eta, "[0, 1]")
 
     def __call__(self, step: Step, bound: float) -> float:
         return min(self.eta, bound)
@@ -148,15 +149,10 @@ class Rescale:
     eta: float
 
     def __post_init__(self) -> None:
-        _check_eta("Rescale", self.eta)
+        check_number("Rescale: eta", self.eta, "[0, 1]")
 
     def __call__(self, step: Step, bound: float) -> float:
         return self.eta * bound
-
-
-def _check_eta(name: str, eta: float) -> None:
-    if not 0 <= eta <= 1:
-        raise ValueError(f"{name}: eta must lie in [0, 1], got {eta}")
 
 
 @dataclass(frozen=True)
@@ -169,6 +165,9 @@ class Ancestral:
     mask_id: int
     schedule: Schedule = field(default_factory=Linear)
     sigma: Sigma = no_remasking
+
+    def __post_init__(self) -> None:
+        check_whole("Ancestral.mask_id", self.mask_id, 0)
 
     def _alphas(self, step: Step) -> tuple[float, float]:
         """alpha_t and alpha_s, where alpha is 1 at the end whatever the schedule says: nothing stays masked."""
@@ -226,6 +225,9 @@ class LowConfidence:
     mask_id: int
     count: Count = evenly
 
+    def __post_init__(self) -> None:
+        check_whole("LowConfidence.mask_id", self.mask_id, 0)
+
     def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
         masked = x == self.mask_id
         confidence = tokens_of(log_x0).each(lambda law: law.amax(-1), masked)
@@ -263,7 +265,9 @@ class Interpolating:
     _laws: dict[Any, Tensor] = field(default_factory=dict[Any, Tensor], init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if min(self.prior) < 0 or abs(sum(self.prior) - 1.0) > 1e-6:
+        for k, mass in enumerate(self.prior):
+            check_number(f"Interpolating: prior[{k}]", mass, "[0, inf)")
+        if abs(sum(self.prior) - 1.0) > 1e-6:
             raise ValueError(
                 f"Interpolating: the prior must be a law over the vocabulary, and sums to {sum(self.prior)}"
             )
@@ -310,13 +314,14 @@ class Interpolating:
     def log_pace(self, x: Tensor, step: Step, like: Tensor) -> Tensor:
         """What the schedule alone makes of p(x_s = w | x_t = z), the log of q(z | w) · f_s(w) / f_t(z), (P, L, V).
 
-        f_t(z) = alpha_t + (1 - alpha_t) · v(z), without the first term if z is the only noise there is: a mask is never
-        clean. It cancels from step to step but for the start, which is v, and the end, which is 1, so that the paces of
-        a whole path make the law of the noise that leads back along it. With v the mask they are the probabilities of
-        opening, staying masked and staying open.
+        f_t(z) = alpha_t + (1 - alpha_t) · v(z), without the first term if z is the only noise there is, as a mask is.
+        It cancels from step to step but for the start, which is v, and the end, which is 1 for all tokens, so that the
+        paces of a whole path make the law of the noise that leads back along it. With v the mask they are the
+        probabilities of opening, staying masked and staying open.
         """
         alpha_s, survival, v = self._alpha_s(step), self.survival(step), self.law(like)
         at_s, at_t = (alpha * (v < 1).to(v) + (1.0 - alpha) * v for alpha in (alpha_s, alpha_s * survival))
+        at_s = torch.ones_like(v) if step.s == 0 else at_s
         return (self._forward(x, survival, like) * at_s).log() - at_t[x].log().unsqueeze(-1)
 
     def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> Table:
@@ -335,4 +340,5 @@ class Interpolating:
 
 def uniform_noise(vocab_size: int, schedule: Schedule | None = None) -> Interpolating:
     """Every token equally likely as noise."""
+    check_whole("uniform_noise: vocab_size", vocab_size)
     return Interpolating((1.0 / vocab_size,) * vocab_size, Linear() if schedule is None else schedule)

@@ -19,6 +19,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.derived import normal, tilted
+from tokensteer.core.domains import check_number, check_whole
 from tokensteer.core.draws import NEVER, uniforms
 from tokensteer.core.kernel import Count
 from tokensteer.core.listing import support
@@ -224,8 +225,8 @@ class MaskGIT:
     def __post_init__(self) -> None:
         if not callable(self.count):
             raise TypeError(f"MaskGIT.count must be a function of step and masked, got {self.count!r}: fixed(2) is one")
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"MaskGIT.temperature must be finite and not negative, got {self.temperature}")
+        check_whole("MaskGIT.mask_id", self.mask_id, 0)
+        check_number("MaskGIT.temperature", self.temperature, "[0, inf)")
 
     def remember(
         self, x: Tensor, before: Tensor | None, log_x0: Laws | None, generator: Generator | None

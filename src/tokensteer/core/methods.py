@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Generator
 
 from tokensteer.core.denoiser import Denoiser
+from tokensteer.core.domains import check_whole
 from tokensteer.core.model import Diffusion, Model
 from tokensteer.core.product import Product, guided
 from tokensteer.core.proposal import Amortised, Gradient, Guided, Optimal
@@ -87,6 +88,7 @@ def nested_svdd(model: Model, tilt: Tilt, candidates: int = 4) -> Method:
 
 def fk_steering(model: Model, tilt: Tilt, potential: Potential = difference, interval: int = 1) -> Method:
     """Feynman-Kac steering: the reward in full, at every `interval`-th step, where it is resampled, and at the end."""
+    check_whole("fk_steering: interval", interval)
     when = every(interval)
     counted = {step.t for step in model.steps if step.index and step.index % interval == 0} | {0.0}
 

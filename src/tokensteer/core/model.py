@@ -9,9 +9,10 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.chunks import Chunks
+from tokensteer.core.chunks import Chunks, Meter
 from tokensteer.core.contract import check_denoiser
 from tokensteer.core.denoiser import Denoiser, Structured, Time, Timeless
+from tokensteer.core.domains import check_whole
 from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK, Interpolating, Kernel, Ticking, noise_of
 from tokensteer.core.laws import Logs, Shelf, Store
@@ -20,20 +21,6 @@ from tokensteer.core.measure import SiteMeasure, Sites
 from tokensteer.core.prediction import News, Prediction, changed, each_apart, kept_stores, updated
 from tokensteer.core.schedule import Step
 from tokensteer.core.tokens import Laws, Tokens
-
-
-@dataclass
-class Meter:
-    """Counts rows given to a network, and rows asked for that need not be. Read by `Result` and never by a sampler."""
-
-    rows: int = 0
-    saved: int = 0
-    calls: int = 0
-
-    def count(self, rows: int, asked: int | None = None) -> None:
-        self.rows += rows
-        self.calls += rows > 0
-        self.saved += 0 if asked is None else asked - rows
 
 
 class Model(Protocol):
@@ -116,6 +103,8 @@ def clock(model: Model, memory: Tensor | None, t: float) -> Time:
 
 def template(length: int, mask_id: int, tokens: Sequence[int] = (), *, at: Sequence[int] | None = None) -> Tensor:
     """A canvas of masks with `tokens` fixed at the sites `at` (by default a prompt at the start), (length,)."""
+    check_whole("template: length", length)
+    check_whole("template: mask_id", mask_id, -1)
     sites = list(range(len(tokens)) if at is None else at)
     if len(sites) != len(tokens):
         raise ValueError(f"template: {len(tokens)} tokens for {len(sites)} sites; give one site for each token")

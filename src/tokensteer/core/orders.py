@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.core.domains import check_number, check_whole
 from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import (
     Ancestral,
@@ -41,8 +42,7 @@ Confidence = Callable[[Tensor], Tensor]
 
 def fixed(number: int) -> Count:
     """Open `number` sites at every step, and what is left at the last."""
-    if number < 1:
-        raise ValueError(f"fixed: at least one site must open at each step, got {number}")
+    check_whole("fixed: number", number, hint="at least one site must open at each step")
     return lambda step, masked: masked if step.s == 0 else torch.full_like(masked, number)
 
 
@@ -79,6 +79,10 @@ class Ranked:
     count: Count = evenly
     confidence: Confidence = max_probability
     threshold: float = math.inf
+
+    def __post_init__(self) -> None:
+        check_whole("Ranked.mask_id", self.mask_id, 0)
+        check_number("Ranked.threshold", self.threshold, "[-inf, inf]")
 
     def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
         masked = x == self.mask_id
@@ -121,12 +125,15 @@ class Blocks:
             raise ValueError(
                 "Blocks: a block has its own time, and so have the particles of this kernel: use FirstHitting"
             )
+        for name in ("size", "length", "num_steps"):
+            check_whole(f"Blocks.{name}", getattr(self, name))
+        check_whole("Blocks.start", self.start, 0)
         if not 0 <= self.start < self.length:
             raise ValueError(f"Blocks: start must be a site of the {self.length} there are, got {self.start}")
-        if self.size < 1 or (self.length - self.start) % self.size:
+        if (self.length - self.start) % self.size:
             behind = f" behind the first {self.start} sites" if self.start else ""
             raise ValueError(f"Blocks: size {self.size} does not divide the length {self.length - self.start}{behind}")
-        if self.num_steps < 1 or self.num_steps % self.number:
+        if self.num_steps % self.number:
             raise ValueError(
                 f"Blocks: {self.num_steps} steps cannot be shared equally by {self.number} blocks of {self.size} "
                 f"sites: use a multiple of {self.number}"
@@ -232,6 +239,10 @@ class Window:
     t_on: float
     t_off: float
 
+    def __post_init__(self) -> None:
+        check_number("Window.t_off", self.t_off, "[0, 1]")
+        check_number("Window.t_on", self.t_on, f"[{self.t_off}, 1]")
+
     def __call__(self, step: Step, bound: float) -> float:
         return self.sigma(step, bound) if step.t <= self.t_on and step.s >= self.t_off else 0.0
 
@@ -261,6 +272,9 @@ class ConfidenceRemask:
     base: Ancestral
     sharpness: float = 1.0
     carried: bool = True
+
+    def __post_init__(self) -> None:
+        check_number("ConfidenceRemask.sharpness", self.sharpness)
 
     @property
     def mask_id(self) -> int:

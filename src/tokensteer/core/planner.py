@@ -25,6 +25,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.adaptive import Adaptive
+from tokensteer.core.domains import check_number, check_whole
 from tokensteer.core.methods import Method
 from tokensteer.core.resample import Resampler, Trigger, ess_below, every, systematic
 from tokensteer.core.result import Result, pooled
@@ -192,8 +193,11 @@ def plan(
     """
     if steering.populations > 1:
         raise ValueError("plan one template at a time: give the model a template of shape (L,)")
-    if not 0 < share < 1:
-        raise ValueError(f"plan: share must lie between 0 and 1, got {share}; try 0.2")
+    check_whole("plan: budget_rows", budget_rows)
+    check_number("plan: share", share, "(0, 1)", "try 0.2")
+    for name, counts in (("particles", particles), ("draws", draws or ())):
+        for count in counts:
+            check_whole(f"plan: {name}", count)
     settings = _settings(steering, sorted(particles), draws, ramps, triggers, resample)
     quota = budget_rows * share * 2 / 3 / len(settings)
     pilots: list[Pilot] = []

@@ -22,6 +22,7 @@ from torch import Generator, Tensor
 
 from tokensteer.core.denoiser import Time
 from tokensteer.core.derived import Powers, product_of_powers
+from tokensteer.core.domains import check_number
 from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK, Ancestral, Interpolating, Kernel, LowConfidence
 from tokensteer.core.laws import Store
@@ -97,8 +98,9 @@ class Product:
                     f"Product: model {k} differs from model 0 in kernel, steps, vocabulary or template; only the "
                     "denoisers may differ: make it with dataclasses.replace(model_0, denoiser=...)"
                 )
-        if self.powers[0] <= 0:
-            raise ValueError(f"Product: the first power must be positive, got {self.powers[0]}; put such a model first")
+        for k, power in enumerate(self.powers):
+            check_number(f"Product: powers[{k}]", power)
+        check_number("Product: the first power", self.powers[0], "(0, inf)", "put a model of positive power first")
         raised = (
             (Ancestral, LowConfidence) if self.convention is paper_powers else (Ancestral, LowConfidence, Interpolating)
         )

@@ -15,15 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from tokensteer.core.bent import bends
+from tokensteer.core.chunks import Meter
 from tokensteer.core.denoiser import Denoiser, check_head
 from tokensteer.core.derived import normal
+from tokensteer.core.domains import check_number, check_whole
 from tokensteer.core.draws import NEVER
 from tokensteer.core.estimates import Look
 from tokensteer.core.kernel import NO_MASK, Remembering
 from tokensteer.core.laws import Headed
 from tokensteer.core.listing import distinct, log_sum_runs, same_rows
 from tokensteer.core.measure import Listed, Measure, SiteMeasure, Sites
-from tokensteer.core.model import Meter, Model, clock
+from tokensteer.core.model import Model, clock
 from tokensteer.core.prediction import Prediction
 from tokensteer.core.schedule import Step
 from tokensteer.core.smc import Evaluation
@@ -131,10 +133,11 @@ class Gradient:
     needs_gradient: bool = field(default=True, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"Gradient.every must be at least 1, got {self.every}: 1 takes the gradient at each step")
-        if self.draws is not None and (type(self.draws) is not int or self.draws < 1):
-            raise ValueError(f"Gradient.draws must be a whole number from 1, got {self.draws}; None for the tilt's own")
+        check_whole("Gradient.every", self.every, hint="1 takes the gradient at each step")
+        if self.draws is not None:
+            check_whole("Gradient.draws", self.draws, hint="None takes the tilt's own")
+        if self.clip is not None:
+            check_number("Gradient.clip", self.clip, "[0, inf]", "None does not clip")
 
     @property
     def meters(self) -> tuple[Meter, ...]:
@@ -223,6 +226,9 @@ class Enumerated:
     needs_gradient: bool = field(default=False, init=False, repr=False)
     meters: tuple[Meter, ...] = field(default=(), init=False, repr=False)
 
+    def __post_init__(self) -> None:
+        check_whole("Enumerated.limit", self.limit)
+
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> Listed:
         prediction = _prediction(evaluation)
         sites = chosen(x, model.clean(prediction), evaluation, step, model)
@@ -262,14 +268,14 @@ def reward_ahead(x: Tensor, t: float, model: Model, twist: Tilt) -> tuple[Tensor
             "Enumerated needs a log-twist that x_s alone determines: use an estimator that is not random, such as "
             "Exact() or Value(...), and the difference potential"
         )
-    r, chance = torch.zeros(2, len(x), dtype=model.dtype, device=x.device)
+    r, chance = torch.zeros(2, len(x), dtype=torch.float64, device=x.device)
     clean = (x != model.kernel.mask_id).all(-1) if t == 0 else torch.zeros_like(x[:, 0], dtype=torch.bool)
     if clean.any():
-        r[clean] = twist.exact(x[clean]).to(r.dtype)
+        r[clean] = twist.exact(x[clean])
     if not clean.all():
         noisy = x[~clean]
         look = Look(noisy, model.clean(model.predict(noisy, t)), t, model.kernel.mask_id)
-        r[~clean] = twist.estimate(look, None).to(r.dtype)
+        r[~clean] = twist.estimate(look, None)
         if twist.chance is not None:
-            chance[~clean] = twist.ahead(look).to(r.dtype)
+            chance[~clean] = twist.ahead(look)
     return r, chance

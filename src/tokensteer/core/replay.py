@@ -89,7 +89,7 @@ def recorded(
         )
         return summarise(records, templates=steering.populations)
 
-    steering.limit(None if memory is None else parse_memory(memory))
+    held = steering.limit(None if memory is None else parse_memory(memory))
     try:
         with torch.cuda.device(device):
             _aside(run)  # kernels are made, and memory is asked for
@@ -97,7 +97,7 @@ def recorded(
             graph.register_generator_state(noise)  # pyright: ignore[reportUnknownMemberType]
             result = _captured(run, graph)
     finally:
-        steering.limit(None)
+        steering.limit(held)
     return Recorded(method, num_particles, populations, graph, noise, with_rows(result, before, steering.spent()))
 
 

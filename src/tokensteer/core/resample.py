@@ -18,6 +18,7 @@ from functools import reduce
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.core.domains import check_number, check_whole
 from tokensteer.core.draws import inverse_cdf, uniforms
 from tokensteer.core.schedule import Step
 
@@ -120,6 +121,7 @@ def ssp(log_w: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tens
 def nested(resampler: Resampler, candidates: int) -> Resampler:
     """Particles in groups of `candidates`: groups are resampled by their mean weight, then each new group descends from
     one member of its parent group drawn by weight. This is SVDD made exact."""
+    check_whole("nested: candidates", candidates)
 
     def resample(log_w: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
         if log_w.shape[-1] % candidates:
@@ -147,8 +149,7 @@ def heaviest(log_w: Tensor, generator: Generator | None = None) -> tuple[Tensor,
 
 def partial(resampler: Resampler, fraction: float = 0.5) -> Resampler:
     """Resample the lightest and the heaviest particles only, a `fraction` of all; the others keep their weights."""
-    if not 0 < fraction <= 1:
-        raise ValueError(f"partial: fraction must lie in (0, 1], got {fraction}")
+    check_number("partial: fraction", fraction, "(0, 1]")
 
     def resample(log_w: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
         n = log_w.shape[-1]
@@ -194,15 +195,13 @@ never = Scheduled(always, lambda step: False)
 
 def every(k: int) -> Trigger:
     """After each k moves."""
-    if k < 1:
-        raise ValueError(f"every: k must be at least 1, got {k}")
+    check_whole("every: k", k)
     return Scheduled(always, lambda step: step.index > 0 and step.index % k == 0)
 
 
 def ess_below(fraction: float) -> Trigger:
     """Where the effective sample size has fallen below `fraction`·N."""
-    if not 0 < fraction <= 1:
-        raise ValueError(f"ess_below: fraction must lie in (0, 1], got {fraction}")
+    check_number("ess_below: fraction", fraction, "(0, 1]")
     return lambda log_w, step: ess(log_w) < fraction * log_w.shape[-1]
 
 

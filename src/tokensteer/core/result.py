@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Generator, Tensor
 
+from tokensteer.core.domains import check_whole
 from tokensteer.core.draws import inverse_cdf, uniforms
 from tokensteer.core.resample import log_mean_weight, weights
 from tokensteer.files import write_whole
@@ -81,6 +82,7 @@ class Result:
                 "hard constraint, so there is nothing to draw from. Use more particles, resample earlier, or soften "
                 "the constraint; `result.alive` tells those that live"
             )
+        check_whole("Result.sample: count", count, 0)
         u = uniforms((len(self.log_w), count), self.log_w, self.generator if generator is None else generator)
         return self._pick(inverse_cdf(self.weights, u))
 
@@ -125,6 +127,7 @@ class Result:
         missing = {"samples", "log_w", "ess", "ancestors"} - stored.keys()
         if missing:
             raise ValueError(f"{file} is no saved Result: it lacks {', '.join(sorted(missing))}")
+        _check_shapes(stored, file)
         return cls(
             samples=stored["samples"],
             log_w=stored["log_w"],
@@ -157,6 +160,38 @@ class Result:
             lines.append(f"  reward   {float(posterior):.4f} weighted mean, {float(best):.4f} best")
         lines.append("  rows     " + ", ".join(self._rows_of(name) for name in self.rows))
         return "\n".join(lines)
+
+
+def _check_shapes(stored: Mapping[str, Tensor], file: str | Path) -> None:
+    """The tensors of a saved Result fit one another, and ancestors are particles."""
+
+    def check(name: str, *shape: int | None, whole: bool = False) -> None:
+        value = stored.get(name)
+        if value is None:
+            return
+        fits = len(shape) == value.dim() and all(n in (None, m) for n, m in zip(shape, value.shape, strict=True))
+        if not fits or value.is_floating_point() == whole:
+            raise ValueError(
+                f"{file} is a damaged Result: its {name} are {value.dtype} of shape {tuple(value.shape)}, which does "
+                "not fit the rest"
+            )
+
+    check("samples", None, None, None, whole=True)
+    populations, particles = stored["samples"].shape[:2]
+    check("ess", None, populations)
+    times = len(stored["ess"])
+    check("log_w", populations, particles)
+    check("reward", populations, particles)
+    check("mean_reward", times, populations)
+    check("ancestors", times, populations, particles, whole=True)
+    check("ramp", times, populations)
+    for name in stored:
+        if name == "templates" or name.startswith(("rows.", "saved.")):
+            check(name, whole=True)
+    if ((stored["ancestors"] < 0) | (stored["ancestors"] >= particles)).any():
+        raise ValueError(f"{file} is a damaged Result: its ancestors are not all among {particles} particles")
+    if int(stored.get("templates", 1)) < 1 or populations % int(stored.get("templates", 1)):
+        raise ValueError(f"{file} is a damaged Result: its templates do not share {populations} populations")
 
 
 def _some(things: Sequence[int | str]) -> str:

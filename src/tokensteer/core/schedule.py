@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from tokensteer.core.domains import check_number, check_whole
+
 Ramp = Callable[[float], float]
 
 
@@ -21,6 +23,11 @@ class Step:
     index: int
     t: float
     s: float
+
+    def __post_init__(self) -> None:
+        check_whole("Step.index", self.index, 0)
+        check_number("Step.s", self.s, "[0, inf)")
+        check_number("Step.t", self.t, f"[{self.s}, inf)")
 
 
 class Schedule(Protocol):
@@ -58,6 +65,9 @@ class LogLinear:
 
     eps: float = 1e-3
 
+    def __post_init__(self) -> None:
+        check_number("LogLinear.eps", self.eps, "[0, 1)")
+
     def alpha(self, t: float) -> float:
         return 1.0 - (1.0 - self.eps) * t
 
@@ -72,6 +82,10 @@ class Geometric:
     low: float = 1e-5
     high: float = 20.0
 
+    def __post_init__(self) -> None:
+        check_number("Geometric.low", self.low, "(0, inf)")
+        check_number("Geometric.high", self.high, f"({self.low}, inf)")
+
     def alpha(self, t: float) -> float:
         return math.exp(-(self.low ** (1.0 - t)) * self.high**t)
 
@@ -85,6 +99,9 @@ class Polynomial:
 
     power: float = 2.0
 
+    def __post_init__(self) -> None:
+        check_number("Polynomial.power", self.power, "(0, inf)")
+
     def alpha(self, t: float) -> float:
         return 1.0 - t**self.power
 
@@ -93,8 +110,7 @@ class Polynomial:
 
 
 def _grid(num_steps: int, time: Callable[[float], float]) -> tuple[Step, ...]:
-    if num_steps < 1:
-        raise ValueError(f"num_steps must be at least 1, got {num_steps}")
+    check_whole("num_steps", num_steps)
     times = [1.0, *(time(i / num_steps) for i in range(1, num_steps)), 0.0]
     return tuple(Step(i, times[i], times[i + 1]) for i in range(num_steps))
 
@@ -126,9 +142,12 @@ def end_ramp(t: float) -> float:
 
 def exponential_ramp(num_steps: int, base: float = 1.05) -> Ramp:
     """lambda = min(base^i - 1, 1) after i of `num_steps` equal steps."""
+    check_whole("exponential_ramp: num_steps", num_steps)
+    check_number("exponential_ramp: base", base, "(1, inf)")
     return lambda t: min(base ** ((1.0 - t) * num_steps) - 1.0, 1.0)
 
 
 def clipped_ramp(k: float) -> Ramp:
     """lambda = min(1, (10/k)·(1 - t)): the full reward is reached after a fraction k/10 of the time."""
+    check_number("clipped_ramp: k", k, "(0, 10]", "10 reaches the full reward at the end")
     return lambda t: min(1.0, 10.0 / k * (1.0 - t))

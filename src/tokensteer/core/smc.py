@@ -20,6 +20,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.chunks import parse_memory
+from tokensteer.core.domains import check_whole
 from tokensteer.core.recording import recording
 from tokensteer.core.resample import Resampler, Trigger, ess, ess_below, log_mean_weight, looks, systematic
 from tokensteer.core.result import Result, with_rows
@@ -98,8 +99,9 @@ class FeynmanKac(Protocol):
         """Network rows computed and saved so far, by network."""
         ...
 
-    def limit(self, memory: int | None) -> None:
-        """Let each network take so many bytes at once from now on, None for what the device has free."""
+    def limit(self, memory: int | None) -> int | None:
+        """Let each network take so many bytes at once from now on, None for what the device has free. Returns what held
+        before: a reward may itself run `smc` with the same networks."""
         ...
 
 
@@ -129,8 +131,8 @@ def sweep(
     generator: Generator | None = None,
 ) -> Iterator[Record]:
     """Run `populations` independent particle systems side by side; yields the start and then every step."""
-    if num_particles < 1 or populations < 1:
-        raise ValueError(f"need at least one particle and one population, got {num_particles} and {populations}")
+    check_whole("num_particles", num_particles)
+    check_whole("populations", populations)
     if populations % path.populations:
         raise ValueError(
             f"the model has {path.populations} templates and {populations} populations were asked for: run one "
@@ -270,13 +272,13 @@ def smc(
     if not hasattr(path, "spent"):
         raise TypeError(f"smc runs a Steering, got {type(path).__name__}: wrap a model as Steering(model, tilt)")
     before = path.spent()
-    path.limit(None if memory is None else parse_memory(memory))
+    held = path.limit(None if memory is None else parse_memory(memory))
     records = sweep(path, num_particles, populations, resample=resample, when=when, generator=generator)
     try:
         shown = _bar(records, len(path.steps) + 1) if progress else records
         result = summarise(shown, generator, path.populations)
     finally:
-        path.limit(None)
+        path.limit(held)
     return with_rows(result, before, path.spent())
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.core.domains import check_whole
 from tokensteer.core.draws import uniforms
 from tokensteer.core.kernel import NO_MASK, Interpolating
 from tokensteer.core.model import Diffusion
@@ -39,8 +40,8 @@ class SplitGibbs:
     last: float = 0.02
 
     def __post_init__(self) -> None:
-        if min(self.rounds, self.steps, self.flips) < 1:
-            raise ValueError(f"SplitGibbs: all counts must be at least 1, got {self}")
+        for name in ("rounds", "steps", "flips"):
+            check_whole(f"SplitGibbs.{name}", getattr(self, name))
         if not 0 < self.last <= self.first <= 1:
             raise ValueError(f"SplitGibbs: times must fall from first to last within (0, 1], got {self}")
 
@@ -53,6 +54,8 @@ class SplitGibbs:
         self, steering: Steering, num_particles: int, populations: int = 1, *, generator: Generator | None = None
     ) -> Result:
         """The last x of so many independent chains, all of equal weight."""
+        check_whole("num_particles", num_particles)
+        check_whole("populations", populations)
         model, tilt = steering.model, steering.twist
         if tilt is None:
             raise ValueError("split Gibbs sampling needs a reward: give the steering a Tilt")

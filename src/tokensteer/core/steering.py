@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.contract import halfway
+from tokensteer.core.contract import counted, halfway
 from tokensteer.core.denoiser import Time, Timeless
 from tokensteer.core.estimates import Look
 from tokensteer.core.following import Fresh, follow
@@ -79,7 +79,7 @@ class Steering:
         if self.twist is not None:
             # Two rows, so that a reward that sums over the batch is told from one that does not.
             mask_id = self.model.kernel.mask_id
-            clean = x[:1].masked_fill(x[:1] == mask_id, 1 if mask_id == 0 else 0).repeat(2, 1)
+            clean = counted(x[:1].masked_fill(x[:1] == mask_id, 1 if mask_id == 0 else 0).repeat(2, 1))
             written = clean._version
             self.twist.exact(clean)
             if clean._version != written:
@@ -130,7 +130,7 @@ class Steering:
                 gradient = None if parent is None else parent.gradient
             look = Look(x, self.model.clean(prediction), t, self.model.kernel.mask_id)
             reward = self._estimated(look, fresh, generator, parent, weighed)
-            known = Evaluation(torch.zeros_like(x[:, 0], dtype=self.model.dtype), prediction, reward, gradient)
+            known = Evaluation(torch.zeros_like(x[:, 0], dtype=torch.float64), prediction, reward, gradient)
             known = replace(known, chance=self._chance(x, known, t, parent, weighed))
             known = self._weigh(known, t, parent, weighed)
             return replace(known, memory=memory, proposed=self._propose_tokens(x, time, parent))
@@ -224,7 +224,7 @@ class Steering:
         if parent is not None and not weighed:
             return parent.chance
         look = Look(x, self.model.clean(_known(known)), t, self.model.kernel.mask_id)
-        return self.twist.ahead(look).to(known.log_twist.dtype)
+        return self.twist.ahead(look)
 
     def _weigh(self, known: Evaluation, t: float, parent: Evaluation | None, weighed: bool) -> Evaluation:
         """What is known with its log-twist. Where no estimate is wanted, that of the parent will do: they telescope. An
@@ -257,7 +257,7 @@ class Steering:
         if not recording() and (x == self.model.kernel.mask_id).any():
             raise ValueError("masked sites are left at t = 0: let the kernel open all sites by its last step")
         if self.twist is None:
-            return Evaluation(torch.zeros_like(x[:, 0], dtype=self.model.dtype))
+            return Evaluation(torch.zeros_like(x[:, 0], dtype=torch.float64))
         with torch.no_grad():
             reward = self.twist.exact(x)
         return Evaluation(self.twist.scale(0.0) * reward, reward=reward, ramp=self.twist.adapt(0.0, reward, None))
@@ -304,11 +304,13 @@ class Steering:
             proposed=None if self._own is None else _handed(evaluation.proposed, self._own),
         )
 
-    def limit(self, memory: int | None) -> None:
+    def limit(self, memory: int | None) -> int | None:
+        held = self.model.base.chunks.memory
         own = () if self._own is None else (self._own,)
         networks = (*self.model.networks, *own, *(() if self.twist is None else (self.twist,)))
         for network in networks:
             network.chunks.memory = memory
+        return held
 
     def spent(self) -> Mapping[str, tuple[int, int]]:
         meters = {

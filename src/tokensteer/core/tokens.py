@@ -70,15 +70,16 @@ class Tokens:
         return self.store.normalised
 
     def draw(
-        self, where: Tensor, draws: int, generator: Generator | None, shared: Tensor | None = None
+        self, where: Tensor, draws: int, generator: Generator | None, noise: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """`draws` tokens for each of the sites `where`, and their log-probabilities, (draws, P, L); 0 elsewhere. They
-        come from uniforms of their own, or from those that all rows have in common, `shared` (draws, L)."""
+        come from the generator, or from the uniforms `noise`, (P, L, draws), or (L, draws) for all rows."""
         index, sites = self._asked(where)
-        if shared is None:
+        if noise is None:
             u = uniforms((len(index), draws), index, generator)
         else:
-            u = shared.T.repeat(len(where), 1) if sites is None else shared.T[sites[1]]
+            noise = noise.expand(*where.shape, draws)
+            u = noise.reshape(-1, draws) if sites is None else noise[sites]
         drawn = self.store.draw(index, u)
         if sites is None:  # a draw from nothing is 0 as it is
             tokens, log_p = (values.T.reshape(draws, *where.shape) for values in drawn)

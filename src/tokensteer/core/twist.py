@@ -7,7 +7,6 @@ psi_t = ramp(t)/kl · r_hat(x_t); any finite psi_t is right as long as psi_0 = r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -16,10 +15,10 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.adaptive import Adaptive
-from tokensteer.core.chunks import Chunks
+from tokensteer.core.chunks import Chunks, Meter
+from tokensteer.core.domains import check_number, check_whole
 from tokensteer.core.draws import instead_of_never
 from tokensteer.core.estimates import Average, Look, Relaxed, Sampled, SoftInput, log_mean_exp
-from tokensteer.core.model import Meter
 from tokensteer.core.schedule import Ramp, constant_ramp, linear_ramp
 from tokensteer.core.smc import Evaluation
 
@@ -53,7 +52,7 @@ class LearnedTwist:
 
     def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
         tilt.meter.count(len(look.x))
-        return tilt.kl * self.value(look.x, look.t).to(look.log_x0.dtype)
+        return tilt.kl * self.value(look.x, look.t).double()
 
     def on(self, tilt: Tilt) -> Tilt:
         """The same target, led to by what was learned."""
@@ -120,10 +119,9 @@ class Tilt:
             raise TypeError(f"Tilt.reward must be a function of clean sequences (P, L), got {self.reward!r}")
         if not isinstance(self.ramp, Adaptive):
             self._check(self.ramp)
-        if not 0 < self.kl < math.inf:
-            raise ValueError(f"Tilt.kl must be positive and finite, got {self.kl}: it divides the reward")
-        if self.draws < 1:
-            raise ValueError(f"Tilt.draws must be at least 1, got {self.draws}")
+        check_number("Tilt.kl", self.kl, "(0, inf)", "it divides the reward")
+        check_whole("Tilt.draws", self.draws)
+        check_number("Tilt.hopeless", self.hopeless, hint="a log-twist of -inf would lose what can still recover")
         if isinstance(self.estimator, SoftInput | Relaxed) and not self.differentiable:
             raise ValueError(
                 f"{type(self.estimator).__name__} gives the reward one-hots that are no sequence: set "
@@ -141,7 +139,7 @@ class Tilt:
     def _check(self, ramp: Ramp) -> None:
         if not callable(ramp):
             raise ValueError(f"Tilt.ramp must be a function of t, got {ramp!r}; try linear_ramp")
-        if abs(ramp(0.0) - 1.0) > 1e-9:
+        if not abs(ramp(0.0) - 1.0) <= 1e-9:
             raise ValueError(f"Tilt.ramp(0) must be 1, got {ramp(0.0):.6g}: the final target would not be exp(r/kl)")
 
     @property
@@ -177,7 +175,7 @@ class Tilt:
         chosen = self.ramp.choose(
             parent.pending, least, lambda ramp: self.potential(ramp / self.kl, r, parent)[0] + chance
         )
-        return chosen.to(r.dtype)
+        return chosen
 
     def idle(self, t: float, parent: Evaluation | None = None) -> bool:
         """Whether no estimate is needed at time t: it counts for nothing there, and no potential of yours wants it."""
@@ -197,20 +195,19 @@ class Tilt:
         return parent.log_twist, parent.carry
 
     def exact(self, x0: Tensor) -> Tensor:
-        """The reward of clean sequences, checked for shape."""
+        """The reward of clean sequences (P, ...), checked for shape, in float64, (P,)."""
         if torch.is_grad_enabled():  # whoever differentiates sees to the size of the whole
             found = self._rewards(x0)
         else:
-            # A copy: the memory that a reward answers in may be its own.
             found = torch.cat(self.chunks.run(self._rewards, x0, 64 * x0[0].numel() if len(x0) else 1))
         self.meter.count(len(x0))  # once it is there: what ran out of memory is tried again
         return found
 
     def _rewards(self, x0: Tensor) -> Tensor:
-        return self.checked(self.reward(x0), len(x0))
+        return self.checked(self.reward(x0), len(x0), x0.device)
 
-    def checked(self, r: Tensor, rows: int) -> Tensor:
-        """What the reward said of so many sequences, if it is one number for each."""
+    def checked(self, r: Tensor, rows: int, device: torch.device) -> Tensor:
+        """What the reward said of so many sequences on a device, if it is one number for each."""
         if not isinstance(r, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"the reward must return a tensor of shape ({rows},), got {type(r).__name__}")
         if r.shape != (rows,):
@@ -218,7 +215,12 @@ class Tilt:
                 f"the reward must give one number for each of {rows} sequences, shape ({rows},), got "
                 f"{tuple(r.shape)}: sum or squeeze what is left"
             )
-        return r if r.is_floating_point() else r.to(torch.get_default_dtype())
+        if r.device != device:
+            raise ValueError(
+                f"the reward answers on {r.device} and the sequences are on {device}: let it return r.to(x.device)"
+            )
+        # A copy, since a reward may answer in memory of its own; and r/kl is not for half precision.
+        return r.to(torch.float64, copy=True)
 
     def estimate(self, look: Look, generator: Generator | None) -> Tensor:
         """r_hat(x_t), (P,), never -inf."""
@@ -227,7 +229,7 @@ class Tilt:
             raise ValueError(
                 f"the estimate must give one number for each of {len(look.x)} sequences, got shape {tuple(r.shape)}"
             )
-        return self.hopeful(r)
+        return self.hopeful(r.double())
 
     def ahead(self, look: Look) -> Tensor:
         """The term of the log-twist that counts in full, (P,)."""
@@ -237,7 +239,7 @@ class Tilt:
             raise ValueError(
                 f"Tilt.chance must give one number for each of {len(look.x)} sequences, got shape {tuple(found.shape)}"
             )
-        return found
+        return found.to(torch.float64, copy=True)  # as for rewards
 
     def hopeful(self, r: Tensor) -> Tensor:
         """An estimate, never -inf."""

@@ -46,7 +46,7 @@ class Combined:
         return all(isinstance(part, SaysSo) and part.differentiable for part in self.parts)
 
     def __call__(self, x0: Tensor) -> Tensor:
-        return self.rule([part(x0) for part in self.parts], self.weights)
+        return self.rule([part(x0).to(torch.float64, copy=True) for part in self.parts], self.weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class CombinedEmbedded:
 
     def of_embeddings(self, embedded: Tensor) -> Tensor:
         columns = torch.split(embedded, [part.embedding.shape[1] for part in self.parts], -1)
-        answers = [part.of_embeddings(own) for part, own in zip(self.parts, columns, strict=True)]
+        answers = [part.of_embeddings(own).double() for part, own in zip(self.parts, columns, strict=True)]
         return self.combined.rule(answers, self.combined.weights)
 
 

@@ -22,12 +22,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.core.chunks import Meter
 from tokensteer.core.denoiser import Timeless
+from tokensteer.core.domains import check_number
 from tokensteer.core.draws import NEVER
 from tokensteer.core.estimates import Look
 from tokensteer.core.kernel import NO_MASK
 from tokensteer.core.measure import Measure, Reveal, SiteMeasure
-from tokensteer.core.model import Meter, Model
+from tokensteer.core.model import Model
 from tokensteer.core.proposal import FromModel, SiteProposal
 from tokensteer.core.schedule import Step, end_ramp
 from tokensteer.core.smc import Evaluation
@@ -48,7 +50,7 @@ class Satisfies:
 
     def __call__(self, x0: Tensor) -> Tensor:
         accepted = self.automaton.accepts(x0.argmax(-1) if x0.is_floating_point() else x0)
-        reward = torch.zeros_like(accepted, dtype=torch.get_default_dtype()) if self.soft is None else self.soft(x0)
+        reward = torch.zeros_like(accepted, dtype=torch.float64) if self.soft is None else self.soft(x0)
         return torch.where(accepted, reward, NEVER)
 
 
@@ -266,8 +268,7 @@ class Constrained:
     defence: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.defence < 1:
-            raise ValueError(f"Constrained.defence must lie in [0, 1), got {self.defence}")
+        check_number("Constrained.defence", self.defence, "[0, 1)")
 
     @property
     def needs_gradient(self) -> bool:

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tokensteer.core.domains import check_number, check_whole
 from tokensteer.rewards.automaton import Automaton, avoids
 from tokensteer.rewards.motifs import EVEN, GRAIN, LETTERS, Motif, jaspar, threshold
 
@@ -62,7 +63,7 @@ def letters(x: Tensor) -> Tensor:
     if x.is_floating_point():
         return x[..., : len(LETTERS)]
     codes = torch.arange(len(LETTERS), device=x.device)
-    return (x.unsqueeze(-1) == codes).to(torch.get_default_dtype())
+    return (x.unsqueeze(-1) == codes).to(torch.promote_types(torch.get_default_dtype(), torch.float32))
 
 
 # ---- motifs
@@ -90,8 +91,7 @@ class Sites:
 
 def sites(motif: Motif, p: float = 1e-4, background: Sequence[float] = EVEN) -> Sites:
     """The motif with the threshold that random letters reach at a site with probability at most p."""
-    if not 0 < p < 1:
-        raise ValueError(f"sites: p must lie between 0 and 1, got {p}; try 1e-4")
+    check_number("sites: p", p, "(0, 1)", "try 1e-4")
     scores = motif.scores(background)
     least = threshold(scores, p, background)
     if least is None:
@@ -107,8 +107,7 @@ def _smooth_max(bits: Tensor, temperature: float) -> Tensor:
 
 
 def _positive(name: str, temperature: float) -> None:
-    if not temperature > 0:
-        raise ValueError(f"{name}.temperature must be positive, got {temperature}: it is in bits, try 1")
+    check_number(f"{name}.temperature", temperature, "(0, inf)", "it is in bits, try 1")
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,10 +155,8 @@ class Hits:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0 or not self.most > 0:
-            raise ValueError(
-                f"Hits: most must be positive and temperature not negative, got {self.most} and {self.temperature}"
-            )
+        check_number("Hits.most", self.most, "(0, inf]")
+        check_number("Hits.temperature", self.temperature, "[0, inf)")
 
     @property
     def differentiable(self) -> bool:
@@ -196,7 +193,9 @@ class Spacing:
 
     def __post_init__(self) -> None:
         _positive("Spacing", self.temperature)
-        if not self.gaps or min(self.gaps) < 0:
+        for gap in self.gaps:
+            check_whole("Spacing.gaps", gap, 0)
+        if not self.gaps:
             raise ValueError(
                 f"Spacing.gaps must be numbers of letters between the motifs, got {self.gaps}: try range(11)"
             )
@@ -238,8 +237,8 @@ class GC:
     def __post_init__(self) -> None:
         if not 0 <= self.low <= self.high <= 1:
             raise ValueError(f"GC: low and high must be shares with low <= high, got {self.low} and {self.high}")
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"GC.window must be at least one letter, got {self.window}")
+        if self.window is not None:
+            check_whole("GC.window", self.window)
 
     def share(self, x0: Tensor) -> Tensor:
         """The share of G and C in each stretch, (P, L - window + 1)."""

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tokensteer.core.domains import check_number
+
 GRAIN = 64
 LETTERS = "ACGT"
 EVEN = (0.25, 0.25, 0.25, 0.25)
@@ -41,10 +43,13 @@ class Motif:
                 f"{self.name}: counts must be (W, 4), a row for each place and in it {', '.join(LETTERS)}, "
                 f"got {shape}{turned}"
             )
+        if not self.counts.isfinite().all() or (self.counts < 0).any():
+            raise ValueError(f"{self.name}: counts must be finite and not negative")
 
     def scores(self, background: Sequence[float] = EVEN, pseudocount: float = 1.0) -> Tensor:
         """The log-odds in steps of 1/GRAIN bits, (W, 4) whole numbers; `pseudocount` letters are added to each place,
         as the background has them, so that no letter is impossible."""
+        check_number("Motif.scores: pseudocount", pseudocount, "(0, inf)")
         law = torch.tensor(background, dtype=torch.float64)
         seen = self.counts.double() + pseudocount * law
         return (GRAIN * (seen / seen.sum(-1, keepdim=True) / law).log2()).round().long()
@@ -108,8 +113,7 @@ def scanner(motifs: Sequence[Motif], p: float = 1e-4, background: Sequence[float
 
 
 def _rare(motifs: Sequence[Motif], p: float, background: Sequence[float]) -> list[tuple[Motif, Tensor, int]]:
-    if not 0 < p < 1:
-        raise ValueError(f"scanner: p must lie between 0 and 1, got {p}; try 1e-4")
+    check_number("scanner: p", p, "(0, 1)", "try 1e-4")
     if len(background) != len(LETTERS) or not math.isclose(sum(background), 1.0, abs_tol=1e-9) or min(background) <= 0:
         raise ValueError(f"scanner: the background must be a law of {', '.join(LETTERS)}, got {tuple(background)}")
     scored = [(motif, motif.scores(background)) for motif in motifs]

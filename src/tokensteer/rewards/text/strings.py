@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from tokensteer.core.domains import check_whole
 from tokensteer.core.listing import distinct
 
 TextFunction = Callable[[list[str]], Sequence[float] | Tensor]
@@ -41,8 +42,7 @@ class OfText:
         return r[torch.tensor([place[text] for text in decoded], device=x0.device)][row]
 
     def _asked(self, texts: list[str]) -> Tensor:
-        r = torch.as_tensor(self.function(texts)).detach()
-        r = r if r.is_floating_point() else r.to(torch.get_default_dtype())
+        r = torch.as_tensor(self.function(texts), dtype=torch.float64).detach()
         if r.shape != (len(texts),):
             raise ValueError(
                 f"the function must give a number for each of {len(texts)} texts, shape ({len(texts)},), got "
@@ -119,8 +119,8 @@ def finds(pattern: str) -> TextFunction:
 
 def word_count(least: int, most: int) -> TextFunction:
     """Minus the number of words that are missing from `least` or beyond `most`; words are what spaces part."""
-    if not 0 <= least <= most:
-        raise ValueError(f"word_count: needs 0 <= least <= most, got {least} and {most}")
+    check_whole("word_count: least", least, 0)
+    check_whole("word_count: most", most, least)
 
     def count(texts: list[str]) -> list[float]:
         numbers = [len(text.split()) for text in texts]

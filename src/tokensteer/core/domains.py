@@ -1,0 +1,45 @@
+"""The domains of numbers that users give, checked where an object is made of them."""
+
+from __future__ import annotations
+
+from operator import index
+from typing import Any, cast
+
+
+def check_whole(name: str, value: object, least: int = 1, hint: str = "") -> None:
+    """Raise unless the value is a whole number of at least `least`. 16.0 and True are refused."""
+    try:
+        number = None if isinstance(value, bool) else index(cast("Any", value))
+    except TypeError:
+        number = None
+    if number is None:
+        raise TypeError(f"{name} must be a whole number, got {value!r}{_and(hint)}")
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}{_and(hint)}")
+
+
+def check_number(name: str, value: object, domain: str = "(-inf, inf)", hint: str = "") -> None:
+    """Raise unless the value is a number in an interval, written as "(0, 1]"; NaN lies in none."""
+    try:
+        number = None if isinstance(value, bool | str) else float(cast("Any", value))
+    except (TypeError, ValueError):
+        number = None
+    if number is None:
+        raise TypeError(f"{name} must be a number, got {value!r}{_and(hint)}")
+    low, high = (float(end) for end in domain[1:-1].split(","))
+    above = number >= low if domain[0] == "[" else number > low
+    below = number <= high if domain[-1] == "]" else number < high
+    if not (above and below):
+        raise ValueError(f"{name} must {_WORDS.get(domain, f'lie in {domain}')}, got {value}{_and(hint)}")
+
+
+_WORDS = {
+    "(-inf, inf)": "be finite",
+    "[-inf, inf]": "be a number",
+    "(0, inf)": "be positive and finite",
+    "[0, inf)": "be finite and not negative",
+}
+
+
+def _and(hint: str) -> str:
+    return f": {hint}" if hint else ""
