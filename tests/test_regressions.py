@@ -76,7 +76,7 @@ def test_twists_that_answer_in_their_own_memory() -> None:
 
     runs = []
     for function in (value, in_own_memory(value)):
-        tilt = ts.LearnedTwist(lambda x, t, f=function: f(x)).beside(ts.Tilt(total, draws=2))
+        tilt = ts.LearnedTwist(lambda x, t, f=function: f(x)).beside(ts.Tilt(total, draws=2, potential=ts.maximum))
         runs.append(ts.smc(ts.Steering(toy(), tilt), 8, 4, generator=seeded()))
     same(*runs)
 
