@@ -70,17 +70,6 @@ def test_rewards_that_answer_in_their_own_memory(proposal: ts.Proposal) -> None:
     same(*runs)
 
 
-def test_twists_that_answer_in_their_own_memory() -> None:
-    def value(x: Tensor) -> Tensor:
-        return (x == 1).sum(-1).double()
-
-    runs = []
-    for function in (value, in_own_memory(value)):
-        tilt = ts.LearnedTwist(lambda x, t, f=function: f(x)).beside(ts.Tilt(total, draws=2, potential=ts.maximum))
-        runs.append(ts.smc(ts.Steering(toy(), tilt), 8, 4, generator=seeded()))
-    same(*runs)
-
-
 def test_parts_of_a_combined_reward_that_share_memory() -> None:
     memory = torch.zeros(5)
     ones, twos = (lambda x: memory.fill_(1.0)), (lambda x: memory.fill_(2.0))
