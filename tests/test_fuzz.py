@@ -176,7 +176,18 @@ def make_kernel(dice: Dice, kind: str, mask_id: int, length: int, canvas: Tensor
     return made[kind](), grid(number)
 
 
-MASKED = ("Ancestral", "Ancestral", "ReMDM", "ReMDM", "LowConfidence", "Ranked", "MaskGIT", "MaskGITExtended", "Blocks")
+MASKED = (
+    "Ancestral",
+    "Ancestral",
+    "ReMDM",
+    "ReMDM",
+    "LowConfidence",
+    "Ranked",
+    "MaskGIT",
+    "MaskGIT",
+    "MaskGITExtended",
+    "Blocks",
+)
 KERNELS = (*MASKED, "ConfidenceRemask", "TauLeap", "FirstHitting", "TimedFirstHitting", *["noise"] * 4)
 
 
@@ -351,7 +362,7 @@ def make_steering(dice: Dice) -> tuple[ts.Steering, Made]:
     random_twist = tilt is not None and (tilt.estimator.random or tilt.potential is not ts.difference)
     listed = few and not random_twist and not isinstance(model.kernel, ts.MaskGITExtended)
     choices = ["FromModel", "FromModel", "Amortised", "Guided", "Optimal", "constrain"]
-    chosen = dice.pick("proposal", *choices, *["Enumerated"] * 2 * listed, *["Gradient"] * 3 * (tilt is not None))
+    chosen = dice.pick("proposal", *choices, *["Enumerated"] * 3 * listed, *["Gradient"] * 3 * (tilt is not None))
     base: Any = ts.Guided() if isinstance(model, ts.Product) and dice.often("guided base", 0.5) else ts.FromModel()
     if tilt is not None and (chosen == "Gradient" or (chosen == "constrain" and dice.often("gradient", 0.3))):
         base = ts.Gradient(
@@ -418,7 +429,7 @@ def _check(dice: Dice) -> bool:
         if any(re.search(known, str(error)) for known in REFUSALS):
             return False
         raise
-    options, memory = make_run(dice, made), dice.pick("memory", *[None] * 6, *["2kB"] * 4, "64kB")
+    options, memory = make_run(dice, made), dice.pick("memory", *[None] * 6, *["2kB"] * 3, "64kB")
     reward, seed = made.reward, dice.told["seed"]
 
     def run(memory: str | None = memory) -> ts.Result:
@@ -444,12 +455,12 @@ def _check(dice: Dice) -> bool:
         again = run()
         assert torch.equal(again.samples, samples), "the same seed, the same samples"
         assert torch.equal(again.log_w, result.log_w), "the same seed, the same weights"
-    # Neither memory nor what the reward answers in may matter. What does is told.
+    # Neither memory nor what the reward answers in may matter: every other seed looks. What does is told.
     reasons = [] if memory is None else ["memory"]
     if reward is not None:
         reasons += ["reuses"] * reward.reuses
         reasons += ["dtype"] * (reward.dtype != torch.float64 and not steering.twist.differentiable)
-    if reasons and not same(result, _without(reasons, run, reward)):
+    if seed % 2 and reasons and not same(result, _without(reasons, run, reward)):
         guilty = [reason for reason in reasons if not same(result, _without([reason], run, reward))]
         raise AssertionError(f"another run without {' or '.join(guilty or reasons)}")
     return True
