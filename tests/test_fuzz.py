@@ -259,6 +259,7 @@ def make_model(dice: Dice) -> Made:
         convention = (
             convention if raised.get(convention, kind in ("Ancestral", "LowConfidence")) else ts.denoiser_powers
         )
+        dice.told["convention"] = convention.__name__
         correct = full and convention is ts.denoiser_powers
         other = replace(model, denoiser=second)
         if combined == "guided" and correct:
@@ -315,8 +316,8 @@ def make_reward(dice: Dice, size: int, length: int, differentiable: bool) -> Rew
 
 
 def value(x: Tensor, t: float) -> Tensor:
-    """A known estimate of any reward, of ids or one-hots: how much of the last id there is."""
-    return (x[..., -1] if x.is_floating_point() else (x == 1).double()).sum(-1)
+    """A known estimate of any reward, of ids or one-hots: how often id 1 is there."""
+    return (x[..., 1] if x.is_floating_point() else (x == 1).double()).sum(-1)
 
 
 def make_tilt(dice: Dice, made: Made, few: bool) -> ts.Tilt:
