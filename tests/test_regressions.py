@@ -384,6 +384,27 @@ def test_a_vocabulary_of_one_token() -> None:
     assert result.log_z.tolist() == [0.0]
 
 
+def coins() -> ts.Denoiser:
+    logits = torch.tensor([0.3, 0.9, 0.0], dtype=torch.float64)
+    return ts.from_logits(lambda x: logits.expand(*x.shape, 3), 2, ignores_time=True)
+
+
+def test_enumerated_proposals_tell_templates_apart_by_what_they_fix() -> None:
+    """With sigma = 1 an open site is masked if it is free and stays if it is fixed: one state each."""
+    templates = torch.tensor([[2, 2], [2, 0]])
+    model = ts.Diffusion(coins(), ts.Ancestral(2, sigma=ts.Rescale(1.0)), ts.uniform_steps(4), templates)
+    tilt = ts.Tilt(lambda x: x.sum(-1).double(), estimator=ts.Exact())
+    result = ts.smc(ts.Steering(model, tilt, ts.Enumerated()), 8, 2, generator=seeded(1))
+    assert (result.samples[1, :, 1] == 0).all()
+
+
+def test_enumerated_proposals_without_a_future_leave_no_masks() -> None:
+    model = ts.Diffusion(coins(), ts.MaskGIT(2), ts.uniform_steps(2), ts.template(2, 2))
+    tilt = ts.Tilt(lambda x: torch.where(x[:, 0] == 0, -torch.inf, 0.0).double(), estimator=ts.Exact())
+    result = ts.smc(ts.Steering(model, tilt, ts.Enumerated()), 16, generator=seeded(3))
+    assert (result.samples < 2).all()
+
+
 # ---- saved results
 
 

@@ -235,21 +235,24 @@ class Enumerated:
         p = model.transition(x, prediction, step, sites)
         # Twins may still differ in what their templates hold fixed, in their ramp, and in what the kernel remembers.
         aim = torch.zeros_like(x[:, 0]) if twist is None else twist.aim(step.s, evaluation)
-        reach = (p.dense().log_p > NEVER).sum(-1)
-        first, row = distinct(torch.cat([x, reach, same_rows(aim.unsqueeze(-1)).unsqueeze(-1)], -1))
+        reach = same_rows((p.dense().log_p > NEVER).flatten(1).long())
+        first, row = distinct(torch.cat([x, torch.stack([reach, same_rows(aim.unsqueeze(-1))], -1)], -1))
         if evaluation.memory is not None:
             first = row = torch.arange(len(x), device=x.device)
         owner, candidates = _at_least_one(*p.take(first).support(self.limit), x[first], model.kernel.mask_id)
-        log_q = p.take(first[owner]).log_prob(candidates)
+        log_p = log_q = p.take(first[owner]).log_prob(candidates)
         if twist is not None and (twist.chance is not None or not twist.idle(step.s, evaluation)):
             once, which = distinct(candidates)
             r, chance = reward_ahead(candidates[once], step.s, model, twist)
             log_q = log_q + (aim[first[owner]] * r[which] + chance[which]).to(log_q)
         lengths = torch.bincount(owner, minlength=len(first))
         mass = log_sum_runs(log_q, lengths)
-        # Where nothing has a future any law will do: the weight is zero whatever is drawn.
-        hopeless = (mass == NEVER)[owner]
-        log_q = torch.where(hopeless, -lengths[owner].to(log_q.dtype).log(), log_q - mass[owner])
+        # Where nothing has a future any law will do, since the weight is zero whatever is drawn: p, which leaves no
+        # mask at the end, or where p reaches nothing either an even one.
+        without, reached = (mass == NEVER)[owner], log_sum_runs(log_p, lengths)[owner]
+        even = -lengths[owner].to(log_q.dtype).log()
+        instead = torch.where(reached == NEVER, even, log_p - reached)
+        log_q = torch.where(without, instead, log_q - mass[owner])
         return Listed(candidates, log_q, owner, row, sites, mass[row])
 
 
