@@ -51,7 +51,7 @@ class Run:
 
         file = self._inside(index, self.rows[index]["file"])
         if not file.is_file():
-            raise FileNotFoundError(f"{self.folder} lists a result that is not there, {file}")
+            raise FileNotFoundError(f"{self.folder / RESULTS} lists a result that is not there, {file}")
         try:
             result = Result.load(file)
         except (ValueError, RuntimeError, KeyError, TypeError, OverflowError) as error:
