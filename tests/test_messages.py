@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -213,3 +215,24 @@ def test_a_module_that_exits_is_no_success(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert tokensteer("check", "exits.py:x") == 2
     assert "exits.py cannot be imported: SystemExit: 0" in capsys.readouterr().err
+
+
+# ---- what SECURITY.md says
+
+
+def test_nothing_that_is_read_can_run_code():
+    source = Path(ts.__file__).parent
+    called = [
+        f"{file.relative_to(source)}:{node.lineno}"
+        for file in source.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("eval", "exec", "torch.load", "pickle.load")
+    ]
+    imported = [
+        f"{file.relative_to(source)}:{node.lineno}"
+        for file in source.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and re.search(r"\b(pickle|marshal|dill|shelve)\b", ast.unparse(node))
+    ]
+    assert called + imported == []
