@@ -191,8 +191,10 @@ def _of_reward(tilt: Tilt, vocab_size: int, length: int, mask: int, seed: int) -
 def _vocab(given: Check, what: str) -> int:
     if given.vocab is None:
         raise ValueError(f"{given.target} is a {what}: say with --vocab how many tokens there are, the mask among them")
-    if not 2 <= given.vocab <= MOST:
-        raise ValueError(f"--vocab must be at least 2, a token and the mask, and at most {MOST:,}, got {given.vocab}")
+    if given.vocab < 2:
+        raise ValueError(f"--vocab must be at least 2, a token and the mask, got {given.vocab}")
+    if given.vocab > MOST:
+        raise ValueError(f"--vocab must be at most {MOST:,}, got {given.vocab:,}")
     return given.vocab
 
 
@@ -200,8 +202,10 @@ def _sizes(given: Check, what: str) -> tuple[int, int, int]:
     vocab = _vocab(given, what)
     if given.length is None:
         raise ValueError(f"{given.target} is a {what}: say with --length how many sites a sequence has")
-    if not 1 <= given.length <= MOST:
-        raise ValueError(f"--length must be at least 1 and at most {MOST:,}, got {given.length}")
+    if given.length < 1:
+        raise ValueError(f"--length must be at least 1, got {given.length}")
+    if given.length > MOST:
+        raise ValueError(f"--length must be at most {MOST:,}, got {given.length:,}")
     mask = vocab - 1 if given.mask is None else given.mask
     if not 0 <= mask < vocab and (mask != NO_MASK or what == "denoiser"):
         raise ValueError(f"--mask must be one of the {vocab} tokens of --vocab, 0 to {vocab - 1}, got {mask}")
