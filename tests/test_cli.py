@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import tokensteer as ts
-from tokensteer.app import cli, demo, jobs, methods, options, play, runs, seeds, table
+from tokensteer import files
+from tokensteer.app import cli, demo, jobs, methods, options, play, seeds, table
 from tokensteer.app.doctor import EXTRAS
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.metrics import Measured, measured
@@ -567,16 +568,16 @@ def test_damaged_run_folders_say_so(run_folder: Path, harm, error, match):
 
 def test_nothing_is_half_written(tmp_path: Path):
     file = tmp_path / "x.json"
-    runs.write_json(file, [1])
+    files.write_json(file, [1])
     with pytest.raises(ValueError, match="JSON"):
-        runs.write_json(file, [float("nan")])
+        files.write_json(file, [float("nan")])
 
     def fails(place: Path) -> None:
         place.write_text("half")
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        runs.whole(file, fails)
+        files.write_whole(file, fails)
     assert [found.name for found in tmp_path.iterdir()] == ["x.json"]
     assert json.loads(file.read_text()) == [1]
 

@@ -55,9 +55,9 @@ def row(task: str, method: str, result: ts.Result, metrics: Mapping[str, Any], *
 
 def fill(folder: Path, rows: list[tuple[dict[str, Any], ts.Result]], **config: Any) -> Path:
     known = {"format": FORMAT, "version": "0.1.0", "command": "tokensteer compare", "started": "2025-11-15T06:50:00"}
-    writer = Writer(folder, {**known, **config})
-    for k, (stored, result) in enumerate(rows):
-        writer.add(f"row-{k}", stored, result, {".png": lambda file: file.touch()})
+    with Writer(folder, {**known, **config}) as writer:
+        for k, (stored, result) in enumerate(rows):
+            writer.add(f"row-{k}", stored, result, {".png": lambda file: file.touch()})
     return folder
 
 

@@ -41,7 +41,11 @@ def write_whole(file: Path, write: Callable[[Path], object]) -> None:
 
 def write_text(file: Path, text: str) -> None:
     """Write UTF-8 text; line ends are kept as they are."""
-    write_whole(file, lambda place: place.write_bytes(text.encode("utf-8")))
+    write_bytes(file, text.encode("utf-8"))
+
+
+def write_bytes(file: Path, content: bytes) -> None:
+    write_whole(file, lambda place: place.write_bytes(content))
 
 
 def write_json(file: Path, content: object) -> None:
@@ -51,6 +55,18 @@ def write_json(file: Path, content: object) -> None:
 def copy(source: Path, file: Path) -> None:
     """Copy the content of a file."""
     write_whole(file, lambda place: place.write_bytes(source.read_bytes()))
+
+
+def read_lines(file: Path) -> list[str]:
+    """The lines of a UTF-8 text, which end with \\n or \\r\\n and nothing else: U+2028 and U+0085 belong to their line.
+
+    Raises ValueError naming the file if it is not UTF-8.
+    """
+    try:
+        text = file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is no text in UTF-8 ({error.reason} at byte {error.start})") from error
+    return [line.removesuffix("\r") for line in text.split("\n")]
 
 
 def read_json(file: Path) -> object:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
+from tokensteer.app.jobs import check_seed
 from tokensteer.app.names import unknown
 from tokensteer.app.options import Check
 from tokensteer.core.kernel import NO_MASK, Ancestral, Kernel
@@ -23,6 +24,9 @@ from tokensteer.core.schedule import uniform_steps
 from tokensteer.core.steering import Steering
 from tokensteer.core.twist import Tilt
 from tokensteer.testing import assert_denoiser, assert_kernel, assert_proposal, assert_reward
+
+MOST = 10**8
+"""Of tokens and of sites: more than there is memory for."""
 
 
 @runtime_checkable
@@ -40,6 +44,7 @@ class Law:
 
 def check(command: Check) -> int:
     """0 if all laws hold. The first that is broken is said with its mend."""
+    check_seed(command.seed)
     found = find(command.target)
     laws = list(laws_of(found, command))
     if not laws:
@@ -49,7 +54,7 @@ def check(command: Check) -> int:
             law.hold()
         except (AssertionError, ValueError) as error:
             raise ValueError(f"{command.target} breaks the law of the {law.what}: {error}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             said = f"{type(error).__name__}: {error}"
             raise ValueError(f"{command.target} breaks down under the law of the {law.what}: {said}") from error
         print(f"holds: the law of the {law.what}")
@@ -89,7 +94,7 @@ def _load(module: str) -> object:
         return loaded
     except FileNotFoundError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
 
 
@@ -156,7 +161,7 @@ def _needed(function: Callable[..., object]) -> list[str]:
 def _made(make: Callable[[], object], given: Check) -> object:
     try:
         return make()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{given.target}() breaks down: {type(error).__name__}: {error}") from error
 
 
@@ -188,6 +193,8 @@ def _vocab(given: Check, what: str) -> int:
         raise ValueError(f"{given.target} is a {what}: say with --vocab how many tokens there are, the mask among them")
     if given.vocab < 2:
         raise ValueError(f"--vocab must be at least 2, a token and the mask, got {given.vocab}")
+    if given.vocab > MOST:
+        raise ValueError(f"--vocab must be at most {MOST:,}, got {given.vocab:,}")
     return given.vocab
 
 
@@ -197,6 +204,8 @@ def _sizes(given: Check, what: str) -> tuple[int, int, int]:
         raise ValueError(f"{given.target} is a {what}: say with --length how many sites a sequence has")
     if given.length < 1:
         raise ValueError(f"--length must be at least 1, got {given.length}")
+    if given.length > MOST:
+        raise ValueError(f"--length must be at most {MOST:,}, got {given.length:,}")
     mask = vocab - 1 if given.mask is None else given.mask
     if not 0 <= mask < vocab and (mask != NO_MASK or what == "denoiser"):
         raise ValueError(f"--mask must be one of the {vocab} tokens of --vocab, 0 to {vocab - 1}, got {mask}")

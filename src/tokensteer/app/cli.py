@@ -28,10 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"tokensteer {tokensteer.__version__}")
             return 0
         kind, about = choose(words[0], COMMANDS, "command")
-        command = tyro.cli(kind, args=words[1:], prog=f"tokensteer {words[0]}", description=about)
+        try:
+            command = tyro.cli(kind, args=words[1:], prog=f"tokensteer {words[0]}", description=about)
+        except SystemExit as stopped:  # tyro has said it all
+            return stopped.code if isinstance(stopped.code, int) else 2
         return _dispatch(command, shlex.join(["tokensteer", *words]))
-    except SystemExit as stopped:  # tyro has said it all
-        return stopped.code if isinstance(stopped.code, int) else 2
     except KeyboardInterrupt:
         print("tokensteer: stopped; what was finished is kept", file=sys.stderr)
         return 130
@@ -40,6 +41,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"tokensteer: {one_line(error)}", file=sys.stderr)
         return 2
+    except (RuntimeError, MemoryError) as error:
+        if os.environ.get("TOKENSTEER_TRACEBACK") or not ran_out(error):
+            raise
+        mend = "use fewer --particles or --populations, or a smaller --memory"
+        print(f"tokensteer: there is not enough memory ({one_line(error)[:200]}): {mend}", file=sys.stderr)
+        return 2
+
+
+def ran_out(error: Exception) -> bool:
+    """Whether it was memory that there was not enough of."""
+    from tokensteer.core import chunks  # loads torch
+
+    return chunks.ran_out(error) or "Storage size calculation overflowed" in str(error)
 
 
 def one_line(error: BaseException) -> str:

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import torch
 
+from tokensteer import files
 from tokensteer.app import runs
+from tokensteer.app.claims import claimed
 from tokensteer.app.report.folder import read
 from tokensteer.app.report.samples import drawn_texts
 from tokensteer.tasks.fluency import NEEDED, PATTERN, Fluency
@@ -28,6 +30,12 @@ def measure(folder: Path, fluency: Fluency | None) -> None:
             f"there is no {PATTERN} in {data_folder()}, or no {' and '.join(NEEDED)} to read it: set TOKENSTEER_DATA "
             f"to the folder that has it, and pip install {' '.join(NEEDED)}"
         )
+    runs.open_run(folder)  # or say what is wrong with it
+    with claimed(folder):
+        _measure(folder, fluency)
+
+
+def _measure(folder: Path, fluency: Fluency) -> None:
     rows = list(runs.open_run(folder).rows)
     for k, row in enumerate(read(folder).rows):
         if not row.texts:
@@ -36,7 +44,7 @@ def measure(folder: Path, fluency: Fluency | None) -> None:
         found = fluency.perplexity(texts)
         metrics = {**rows[k]["metrics"], "perplexity": list(found.numbers().values())}
         rows[k] = {**rows[k], "metrics": metrics}
-        runs.write_json(folder / runs.RESULTS, rows)
+        files.write_json(folder / runs.RESULTS, rows)
         print(f"{row.method}, N = {row.particles}: perplexity {found}")
 
 

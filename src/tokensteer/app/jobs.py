@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -11,6 +12,15 @@ from tokensteer.app.names import choose
 
 REMASK = 0.1
 """The cap of ReMDM where a recipe compares it with plain masked diffusion."""
+
+
+MOST = {"particles": 10**9, "populations": 10**9, "steps": 10**6, "draws": 10**6}
+"""More than any machine has room or time for."""
+
+
+def check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"--seed must be a number from 0 to 2^63 - 1, got {seed}")
 
 
 @dataclass(frozen=True)
@@ -43,8 +53,18 @@ class Job:
             count = getattr(self, name)
             if count is not None and count < 1:
                 raise ValueError(f"--{name} must be at least 1, got {count}; try {example}")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"--seed must be a number from 0 to 2^63 - 1, got {self.seed}")
+            if count is not None and count > MOST[name]:
+                raise ValueError(f"--{name} must be at most {MOST[name]:,}, got {count:,}; try {example}")
+        if self.particles * self.populations > MOST["particles"]:
+            raise ValueError(
+                f"--particles times --populations must be at most {MOST['particles']:,}, got {self.particles:,} times "
+                f"{self.populations:,}: use fewer of them"
+            )
+        check_seed(self.seed)
+        if self.kl is not None and not 0 < self.kl < math.inf:
+            raise ValueError(f"--kl must be positive and finite, got {self.kl:g}: it divides the reward")
+        if not 0 <= self.remask <= 1:
+            raise ValueError(f"--remask must lie in [0, 1], got {self.remask:g}: it is a probability, 0 for none")
 
     @property
     def label(self) -> str:

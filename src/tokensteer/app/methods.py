@@ -304,9 +304,18 @@ def _hindered(task: Task, tilt: Tilt) -> dict[str, Exception]:
 
 def _argument(text: str, name: str) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        raise ValueError(f"{name}: takes a number after the colon, got {text!r}") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{name}: takes a number after the colon, got {text!r}")
+    return number
+
+
+def _every(number: float) -> Trigger:
+    if number != int(number):
+        raise ValueError(f"--trigger every:k takes a whole number of steps, got {number:g}; try every:20")
+    return every(int(number))
 
 
 RAMPS: dict[str, Ramp] = {
@@ -318,7 +327,7 @@ RAMPS: dict[str, Ramp] = {
 _RAMPS_OF: dict[str, Callable[[float], Ramp | Adaptive]] = {"clipped": clipped_ramp, "adaptive": Adaptive}
 
 TRIGGERS: dict[str, Trigger] = {"always": always, "never": never, "watching": watching}
-_TRIGGERS_OF: dict[str, Callable[[float], Trigger]] = {"ess": ess_below, "every": lambda k: every(int(k))}
+_TRIGGERS_OF: dict[str, Callable[[float], Trigger]] = {"ess": ess_below, "every": _every}
 
 
 def ramp(text: str) -> Ramp | Adaptive:

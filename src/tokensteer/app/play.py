@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -47,6 +48,13 @@ def usable(device: str) -> None:
         raise ValueError(f"the device {device} cannot be used here: there are {', '.join(known)}") from error
 
 
+def check_memory(memory: str) -> None:
+    try:
+        parse_memory(memory)
+    except OverflowError as error:
+        raise ValueError(f"--memory is more than there can be, got {memory:.40}; try 8GiB") from error
+
+
 @dataclass(frozen=True)
 class Place:
     """Where jobs are played, which should not change what they find."""
@@ -58,7 +66,7 @@ class Place:
     def __post_init__(self) -> None:
         usable(self.device)
         if self.memory is not None:
-            parse_memory(self.memory)
+            check_memory(self.memory)
 
 
 @dataclass(frozen=True)
@@ -105,7 +113,10 @@ def reward_of(target: str) -> Callable[[list[str]], Any]:
 
     @wraps(function)
     def reward(texts: list[str]) -> Tensor:
-        given = function(texts)
+        try:
+            given = function(texts)
+        except (Exception, SystemExit) as error:
+            raise ValueError(f"--reward {target} raised {_raised(error, function)}") from error
         try:
             return torch.as_tensor(given)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -115,6 +126,15 @@ def reward_of(target: str) -> Callable[[list[str]], Any]:
             ) from error
 
     return reward
+
+
+def _raised(error: BaseException, function: Any) -> str:
+    """The error, and the last line of the function's file that led to it."""
+    places = traceback.extract_tb(error.__traceback__)
+    file = getattr(getattr(function, "__code__", None), "co_filename", None)
+    place = [place for place in places if place.filename == file][-1:] or places[-1:]
+    at = "".join(f" at {Path(frame.filename).name}:{frame.lineno}" for frame in place)
+    return f"{type(error).__name__}{at}: {error}"
 
 
 def setup_of(job: Job, place: Place) -> Setup:

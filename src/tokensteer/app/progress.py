@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from tokensteer.app.jobs import Job
-from tokensteer.app.table import summary
+from tokensteer.app.table import plain_console, summary
 from tokensteer.core.resample import ess
 
 if TYPE_CHECKING:
@@ -35,8 +34,8 @@ def shown(jobs: int) -> Generator[Watch, None, None]:
     if not sys.stderr.isatty():
         yield Lines(jobs)
         return
-    columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=plain_console(stderr=True), transient=True) as bar:
         yield Bars(bar, bar.add_task("", total=jobs), bar.add_task("", total=1))
 
 
@@ -65,7 +64,7 @@ class Bars:
         self.bar.update(self.one, description=note)
 
     def end(self, row: Mapping[str, Any]) -> None:
-        self.bar.console.print(summary(row), highlight=False)
+        self.bar.console.print(summary(row))
         self.bar.update(self.all, advance=1)
 
 

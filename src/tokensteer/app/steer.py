@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 from rich.table import Table
 
 from tokensteer.app import methods
 from tokensteer.app.budget import matched
-from tokensteer.app.jobs import Job, plan
+from tokensteer.app.claims import claimed
+from tokensteer.app.jobs import Job, check_seed, plan
 from tokensteer.app.names import choose
 from tokensteer.app.options import Compare, Report, Run, Setting, Train
 from tokensteer.app.play import Place, config, make_task, play, prepare, setup_of
 from tokensteer.app.progress import shown
 from tokensteer.app.runs import Writer
-from tokensteer.app.table import tables
+from tokensteer.app.table import plain_console, tables
+from tokensteer.files import read_json
 from tokensteer.tasks.catalogue import LEARNERS, STEPS, TASKS, TRAINERS, TWISTERS
 from tokensteer.tasks.task import SHIPPED
 from tokensteer.tasks.training import Training
@@ -49,18 +51,24 @@ def steer(command: Run | Compare, words: str) -> int:
 
 def run_jobs(jobs: Sequence[Job], place: Place, out: Path, words: str, force: bool) -> Writer:
     """Run all jobs into a folder and print their tables."""
-    writer = Writer(out, config(words, jobs, place), force)
-    ready = prepare(jobs, place)
-    try:
-        with shown(len(ready)) as watch:
-            play(ready, place, writer, watch)
-    finally:  # also when it was stopped
-        console = terminal()
-        for part in tables(writer.rows, console.width):
-            say(part, console)
-        for line in [*failures(writer.rows), *deaths(writer.rows)]:
-            say(line, console)
+    with Writer(out, config(words, jobs, place), force) as writer:
+        ready = prepare(jobs, place)
+        try:
+            with shown(len(ready)) as watch:
+                play(ready, place, writer, watch)
+        finally:  # also when it was stopped
+            console = terminal()
+            for part in tables(writer.rows, console.width):
+                say(part, console)
+            for line in [*failures(writer.rows), *deaths(writer.rows), *unfinished(writer.rows, jobs)]:
+                say(line, console)
     return writer
+
+
+def unfinished(rows: Sequence[Mapping[str, Any]], jobs: Sequence[Job]) -> list[str]:
+    """A line that says what is missing of a run that has begun and was stopped."""
+    missing = [f"{job.label}, N = {job.particles}, seed {job.seed}" for job in jobs[len(rows) :]]
+    return [f"Unfinished: {len(rows)} of {len(jobs)} rows. Missing: {'; '.join(missing)}"] if rows and missing else []
 
 
 def failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -86,12 +94,12 @@ def _died(row: Mapping[str, Any]) -> str:
 
 def terminal() -> Console:
     """The standard output stream; a file has no edge to wrap at."""
-    console = Console()
-    return console if console.is_terminal else Console(width=200)
+    console = plain_console()
+    return console if console.is_terminal else plain_console(width=200)
 
 
 def say(part: str | Table, console: Console | None = None) -> None:
-    (console or terminal()).print(part, highlight=False, soft_wrap=isinstance(part, str))
+    (console or terminal()).print(part, soft_wrap=isinstance(part, str))
 
 
 def _common(task: str, setting: Setting) -> dict[str, Any]:
@@ -132,7 +140,6 @@ def train(command: Train) -> int:
     choose(command.task, TASKS, "task")
     if command.task not in TRAINERS:
         raise ValueError(f"{command.task} has no networks, and nothing to train: run it as it is")
-    trainer = TRAINERS[command.task]
     if command.proposal and command.twist:
         raise ValueError("--proposal and --twist are trained one after the other: give one of them")
     if command.goal is not None and not command.proposal and not command.twist:
@@ -142,21 +149,38 @@ def train(command: Train) -> int:
     if command.twist and command.task not in TWISTERS:
         raise ValueError(f"the twist of {command.task} is learned with its proposal: give --proposal instead")
     out = Path("out") / f"{command.task}-weights" if command.out is None else command.out
+    check_seed(command.seed)
+    for name, value in (("minutes", command.minutes), ("scale", command.scale)):
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"--{name} must be positive and finite, got {value}")
     training = Training(out, command.device, command.seed, command.minutes, command.scale)
+    with claimed(out):
+        _train(command, training)
+    say(f"Weights: {out}   (tokensteer run {command.task} --weights {out} uses them)")
+    return 0
+
+
+def _train(command: Train, training: Training) -> None:
+    out = training.out
     part = "proposal*" if command.proposal else "value*" if command.twist else "*"
     some = f"{command.task}-{part}.json"
     cards = sorted(out.glob(some)) if out.is_dir() else []
     if command.proposal or command.twist:  # what was stopped while it was being measured goes on
-        cards = [card for card in cards if "quality" in json.loads(card.read_text())]
+        cards = [card for card in cards if "quality" in _content(card)]
     if cards and not command.force:
         raise ValueError(f"{out} holds finished weights, {cards[0].name}: give --out another folder, or --force")
     if command.proposal or command.twist:
         weights = SHIPPED if command.weights is None else command.weights
         (LEARNERS if command.proposal else TWISTERS)[command.task](training, command.goal, weights)
     else:
-        trainer(training)
-    say(f"Weights: {out}   (tokensteer run {command.task} --weights {out} uses them)")
-    return 0
+        TRAINERS[command.task](training)
+
+
+def _content(card: Path) -> dict[str, Any]:
+    content = read_json(card)
+    if not isinstance(content, dict):
+        raise ValueError(f"{card} is damaged, it is no JSON object: delete it, or give --out another folder")
+    return cast("dict[str, Any]", content)
 
 
 def report(command: Report) -> int:

@@ -24,6 +24,11 @@ OF_MANY = ("ess", "diversity", "distinct-1", "distinct-2", "distinct-3", "self-B
 """Metrics that mean nothing, or nothing new, for the best of each population."""
 
 
+def plain_console(width: int | None = None, stderr: bool = False) -> Console:
+    """A console that prints text as it is: names and prompts may look like markup or like emoji."""
+    return Console(width=width, stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
 def tables(rows: Sequence[Row], width: int) -> list[str | Table]:
     """For each task a heading and its tables, for a terminal of so many columns."""
     found: list[str | Table] = []
@@ -44,7 +49,7 @@ def tables(rows: Sequence[Row], width: int) -> list[str | Table]:
 
 def fitted(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Table]:
     """One table, or as many below each other as the width asks for."""
-    console, fit = Console(width=1000), 1
+    console, fit = plain_console(width=1000), 1
     while fit < len(columns) and console.measure(table(rows, columns[: fit + 1])).maximum <= width:
         fit += 1
     rest = fitted(rows, columns[fit:], width) if fit < len(columns) else []

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from tokensteer import files
 from tokensteer.core.result import Result
 from tokensteer.tasks.dna_data import read_letters, spelled
 
@@ -19,7 +20,7 @@ def write_fasta(result: Result, file: Path) -> None:
         for n in (int(i) for i in order):
             reward = "" if result.reward is None else f" reward={float(result.reward[b, n]):.6g}"
             lines += [f">population{b}_particle{n} weight={float(weights[n]):.6g}{reward}", words[n]]
-    file.write_text("\n".join(lines) + "\n")
+    files.write_text(file, "\n".join(lines) + "\n")
 
 
 def read_fasta(file: Path) -> tuple[list[str], Tensor]:

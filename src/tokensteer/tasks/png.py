@@ -10,10 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tokensteer import files
+
 
 def write_png(file: Path, picture: Tensor) -> None:
     """A picture (H, W) of numbers from 0 (black) to 1 (white)."""
-    file.write_bytes(_png(picture, GREY))
+    files.write_bytes(file, _png(picture, GREY))
 
 
 def shaded_png(picture: Tensor, colour: tuple[int, int, int]) -> bytes:
@@ -23,7 +25,7 @@ def shaded_png(picture: Tensor, colour: tuple[int, int, int]) -> bytes:
 
 def write_coloured_png(file: Path, picture: Tensor, colours: Sequence[tuple[int, int, int]]) -> None:
     """A picture (H, W) of numbers of colours."""
-    file.write_bytes(_png(picture / 255, PALETTE, (b"PLTE", b"".join(map(bytes, colours)))))
+    files.write_bytes(file, _png(picture / 255, PALETTE, (b"PLTE", b"".join(map(bytes, colours)))))
 
 
 GREY, PALETTE = 0, 3  # what a byte of a line means

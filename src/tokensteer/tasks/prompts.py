@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from tokensteer import files
 from tokensteer.tasks.task import Prompt
 
 DEFAULT = (
@@ -39,9 +40,9 @@ def read(file: Path) -> list[Prompt]:
     if not file.is_file():
         raise FileNotFoundError(f"there is no file of prompts {file}: give one with a prompt on each line, or .jsonl")
     try:
-        lines = file.read_text("utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no text in UTF-8: give a file with a prompt on each line, or .jsonl") from error
+        lines = files.read_lines(file)
+    except ValueError as error:
+        raise ValueError(f"{error}: give a file with a prompt on each line, or .jsonl") from error
     kept = [(place, line) for place, line in enumerate(lines, 1) if line.strip()]
     if not kept:
         raise ValueError(f"{file} has no prompts: write one on each line")
@@ -59,4 +60,7 @@ def _entry(file: Path, place: int, line: str) -> Prompt:
     text = said.get("prompt")
     if not isinstance(text, str):
         raise ValueError(f'line {place} of {file} has no text under "prompt": write {{"prompt": "The movie"}}')
-    return Prompt(text, str(said.get("id", place)))
+    name = str(said.get("id", place))
+    if any("\ud800" <= c <= "\udfff" for c in text + name):
+        raise ValueError(f"line {place} of {file} has half of a character (a lone surrogate): write all of it")
+    return Prompt(text, name)

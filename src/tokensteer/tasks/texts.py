@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Generator, Tensor, nn
 
+from tokensteer import files
 from tokensteer.core.denoiser import Denoiser, from_hidden
 from tokensteer.core.model import Diffusion, template
 from tokensteer.core.result import Result
@@ -208,7 +209,7 @@ def task(recipe: Recipe, setup: Setup) -> Task:
             r = in_parts(steered.reward, flat).view_as(result.log_w) if result.reward is None else result.reward
             judged = in_parts(judge, flat).exp().view_as(result.log_w)
             lines = [*samples_of(result, asked, texts_of(flat), r, judged), *map(failure, failed)]
-            file.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), "utf-8")
+            files.write_text(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
         def only(places: Sequence[int], more: Sequence[Failure]) -> Task:
             return with_prompts([canvases[k] for k in places], [*failed, *more])

@@ -127,8 +127,7 @@ def point_chart(title: str, lines: Sequence[Points], labels: Sequence[str]) -> s
     ends = [m + s * e for m, e in known if math.isfinite(m) for s in (-1, 1)]
     if not ends:
         return ""
-    room = 0.04 * (max(ends) - min(ends)) or 0.5
-    low, high = min(ends) - room, max(ends) + room
+    low, high = _widened(min(ends), max(ends))
     places = [(k + 0.5) / len(labels) for k in range(len(labels))]
 
     def up(value: float) -> float:
@@ -187,8 +186,13 @@ def scatter(title: str, spots: Sequence[Spot], way: Sequence[tuple[float, float]
 def _room(values: Sequence[Measured]) -> tuple[float, float]:
     """From the least to the most, errors and some room included."""
     ends = [v.mean + s * (2.0 * v.error if math.isfinite(v.error) else 0.0) for v in values for s in (-1, 1)]
-    room = 0.04 * (max(ends) - min(ends)) or 0.5
-    return min(ends) - room, max(ends) + room
+    return _widened(min(ends), max(ends))
+
+
+def _widened(low: float, high: float) -> tuple[float, float]:
+    """A span with some room at both ends, more than none even where all values are the same."""
+    room = 0.04 * (high - low) or max(0.5, 1e-6 * abs(low))
+    return low - room, high + room
 
 
 def alike(marks: Sequence[float]) -> list[str]:
@@ -214,9 +218,7 @@ def step_marks(steps: int) -> list[int]:
 
 def _span(lines: Sequence[Line]) -> tuple[float, float]:
     seen = [m + s * (b if math.isfinite(b) else 0.0) for line in lines for m, b in _known(line) for s in (-1, 1)]
-    low, high = min(seen), max(seen)
-    room = 0.04 * (high - low) or 0.5
-    return low - room, high + room
+    return _widened(min(seen), max(seen))
 
 
 def _known(line: Line) -> list[tuple[float, float]]:

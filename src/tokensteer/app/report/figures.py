@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokensteer import files
 from tokensteer.app import runs
 from tokensteer.app.report import learning, sweeps, traces, trades
 from tokensteer.app.report.charts import BANDS
@@ -40,16 +41,16 @@ def figures(folder: Path) -> list[Path]:
     made: list[Path] = []
     for task in run.tasks():
         rows, joined = ([row for row in some if row.task == task] for some in (run.rows, run.joined))
-        for name, size, draw in _all(rows, joined):
+        for name, size, draw in _all(rows, joined, run.finished):
             figure = Figure(figsize=size, layout="constrained")
             draw(figure)
             _legend(figure)
             made.append(folder / runs.FIGURES / f"{task}-{name}.png")
-            runs.whole(made[-1], lambda file, drawn=figure: drawn.savefig(file, dpi=DPI))  # pyright: ignore
+            files.write_whole(made[-1], lambda file, drawn=figure: drawn.savefig(file, dpi=DPI, format="png"))  # pyright: ignore
     return made
 
 
-def _all(rows: Sequence[Row], joined: Sequence[Row]) -> list[tuple[str, tuple[float, float], Draw]]:
+def _all(rows: Sequence[Row], joined: Sequence[Row], finished: bool) -> list[tuple[str, tuple[float, float], Draw]]:
     """Name, size in inches and content of each figure."""
     panels = traces.by_size(rows)
     colours = colours_of(rows)
@@ -61,7 +62,7 @@ def _all(rows: Sequence[Row], joined: Sequence[Row]) -> list[tuple[str, tuple[fl
     if axis is not None:
         height = 0.4 + 2.0 * math.ceil(len(metrics_of(rows)) / 2)
         found.append(("metrics", (WIDTH, height), lambda figure: _metrics(figure, joined, axis, colours)))
-    trade = trades.trade(joined)
+    trade = trades.trade(joined) if finished else None
     if trade is not None:
         found.append(("front", (WIDTH, 3.6), lambda figure: _front(figure, trade, colours)))
     costs = learning.costs_of(rows)

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Generator
 
-from tokensteer.app import methods, runs
+from tokensteer import files
+from tokensteer.app import methods, runs, schema
 from tokensteer.app.seeds import over_seeds, seeds_of
 from tokensteer.core.result import Result
 from tokensteer.tasks.metrics import Measured
@@ -55,12 +56,18 @@ class Row:
 
 @dataclass(frozen=True)
 class Run:
-    """`joined` are the rows with those that differ in their seed alone as one, which has the samples of the first."""
+    """`joined` are the rows with those that differ in their seed alone as one, which has the samples of the first;
+    `missing` names the rows that were planned and are not there."""
 
     folder: Path
     config: Mapping[str, Any]
     rows: Sequence[Row]
     joined: Sequence[Row]
+    missing: Sequence[str] = ()
+
+    @property
+    def finished(self) -> bool:
+        return not self.missing
 
     def tasks(self) -> list[str]:
         """In the order in which they were run."""
@@ -74,11 +81,17 @@ def read(folder: Path) -> Run:
         if not run.rows:
             raise ValueError(f"{folder} has no finished row to report on")
         rows = [_row(run, index) for index in range(len(run.rows))]
-        return Run(folder, run.config, rows, _joined(rows, run))
+        return Run(folder, run.config, rows, _joined(rows, run), [_planned(job) for job in run.missing])
     except (FileNotFoundError, ValueError) as error:
         known = _line(error)
-        mend = OTHER if "is no run folder" in known else AGAIN
+        mend = OTHER if "is no run folder" in known or not runs.replaceable(folder) else AGAIN
         raise ValueError(known if "again" in known else f"{known}: {mend}") from error
+
+
+def _planned(job: Mapping[str, Any]) -> str:
+    """A row that is not there."""
+    name = ", ".join([str(job.get("method", "a row")), *job.get("extra", ())])
+    return f"{name}, N = {job.get('particles', '?')}, seed {job.get('seed', '?')}"
 
 
 def _line(error: Exception) -> str:
@@ -89,67 +102,73 @@ def _joined(rows: Sequence[Row], run: runs.Run) -> list[Row]:
     first = dict(zip((row["file"] for row in run.rows), rows, strict=True))
     if len({row.seed for row in rows}) < 2:
         return list(rows)
-    try:
-        return [_with_numbers(first[row["file"]], row) for row in over_seeds(run.rows)]
-    except (KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"the rows of {run.folder / runs.RESULTS} do not fit together ({error!r})") from error
+    return [_with_numbers(first[row["file"]], row) for row in over_seeds(run.rows)]
 
 
 def _with_numbers(row: Row, stored: Mapping[str, Any]) -> Row:
     return replace(
         row,
         metrics=_metrics(stored["metrics"]),
-        best=_metrics(stored["best"]),
+        best=_metrics(stored.get("best")),
         log_z=_measured([stored["log_z"], stored["log_z_error"]]),
-        seconds=_number(stored["seconds"]),
-        rows=_counts(stored["rows"]),
-        saved=_counts(stored["saved"]),
+        seconds=float(stored["seconds"]),
+        rows=stored["rows"],
+        saved=stored["saved"],
         seeds=seeds_of(stored),
     )
 
 
 def _row(run: runs.Run, index: int) -> Row:
-    stored = run.rows[index]
+    stored, result = run.rows[index], run.result(index)
+    populations, particles = result.log_w.shape
+    job: Mapping[str, Any] = stored.get("job", {})
+    return Row(
+        task=stored["task"],
+        about=stored.get("about", ""),
+        method=stored["method"],
+        family=job.get("method", stored["method"]),
+        variant=tuple(job.get("extra", ())),
+        particles=particles,
+        populations=populations,
+        seed=stored["seed"],
+        metrics=_metrics(stored["metrics"]),
+        best=_metrics(stored.get("best")),
+        log_z=_measured([stored["log_z"], stored["log_z_error"]]),
+        seconds=float(stored["seconds"]),
+        rows=stored["rows"],
+        saved=stored["saved"],
+        result=result,
+        answer=_answer(result, stored.get("answer", "weighted")),
+        weighted=stored.get("answer") != "unweighted",
+        job=job,
+        training=stored.get("training"),
+        texts=_texts(run.written(index), result.log_w.numel()),
+        failed=stored.get("failed", ()),
+    )
+
+
+def _texts(files_of: Sequence[Path], count: int) -> list[Mapping[str, Any]]:
+    """The samples of a file of JSON lines, if there is one: so many, besides the prompts that failed."""
+    told = next((file for file in files_of if file.suffix == ".jsonl"), None)
+    if told is None:
+        return []
+    found = [entry for line in files.read_lines(told) if line for entry in _sample(told, line)]
+    if len(found) != count:
+        raise ValueError(f"{told} is damaged: it has {len(found)} samples, and its result has {count}")
+    return found
+
+
+def _sample(file: Path, line: str) -> list[Mapping[str, Any]]:
+    """The sample of a line, or nothing if it tells of a failure."""
     try:
-        for name in (stored["file"], *stored.get("written", ())):
-            if not (run.folder / name).resolve().is_relative_to(run.folder.resolve()):
-                raise ValueError(f"row {index} of {run.folder / runs.RESULTS} names a file outside its folder")
-        result = run.result(index)
-        populations, particles = result.log_w.shape
-        job: Mapping[str, Any] = stored.get("job", {})
-        return Row(
-            task=str(stored["task"]),
-            about=str(stored.get("about", "")),
-            method=str(stored["method"]),
-            family=str(job.get("method", stored["method"])),
-            variant=tuple(str(word) for word in job.get("extra", ())),
-            particles=particles,
-            populations=populations,
-            seed=int(stored.get("seed", 0)),
-            metrics=_metrics(stored.get("metrics")),
-            best=_metrics(stored.get("best")),
-            log_z=_measured([stored.get("log_z"), stored.get("log_z_error")]),
-            seconds=_number(stored.get("seconds")),
-            rows=_counts(stored.get("rows", result.rows)),
-            saved=_counts(stored.get("saved", result.saved)),
-            result=result,
-            answer=_answer(result, str(stored.get("answer", "weighted"))),
-            weighted=stored.get("answer") != "unweighted",
-            job=job,
-            training=stored.get("training"),
-            texts=_texts(run.written(index)),
-            failed=stored.get("failed", ()),
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        what = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
-        raise ValueError(f"row {index} of {run.folder / runs.RESULTS} {what}") from error
-
-
-def _texts(files: Sequence[Path]) -> list[Mapping[str, Any]]:
-    """The samples of a file of JSON lines, if there is one."""
-    lines = [line for file in files if file.suffix == ".jsonl" for line in file.read_text("utf-8").splitlines()]
-    entries: list[Mapping[str, Any]] = [json.loads(line) for line in lines]
-    return [entry for entry in entries if "text" in entry]
+        entry: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged, a line is not valid JSON ({error})") from error
+    if schema.fault(entry, schema.FAILED, {}) is None:
+        return []
+    if fault := schema.fault(entry, schema.SAMPLE, {}):
+        raise ValueError(f"{file} is damaged: a line {fault}")
+    return [entry]
 
 
 def _answer(result: Result, kind: str) -> Result:
@@ -171,7 +190,3 @@ def _measured(stored: Any) -> Measured:
 
 def _number(stored: Any) -> float:
     return math.nan if stored is None else float(stored)
-
-
-def _counts(stored: Mapping[str, Any]) -> dict[str, int]:
-    return {str(name): int(count) for name, count in stored.items()}

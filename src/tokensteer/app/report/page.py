@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, cast
 
+from tokensteer import files
 from tokensteer.app import runs
 from tokensteer.app.report import charts, genealogy, learning, samples, sweeps, traces, trades
 from tokensteer.app.report.folder import Row, Run, read
@@ -16,6 +17,8 @@ from tokensteer.app.report.table import best_table, table
 from tokensteer.app.report.words import colours_of, naming, plural, verdict
 
 HERE = Path(__file__).parent
+MISSING = 12
+"""How many missing rows are named, at most."""
 TREES = 8
 """How many populations of a row have their genealogy drawn, at most."""
 TREE_BYTES = 1_100_000
@@ -28,7 +31,7 @@ def write(folder: Path) -> Path:
     run = read(folder)
     page = html(run)
     file = folder / runs.REPORT
-    runs.whole(file, lambda place: place.write_text(page, "utf-8") and None)
+    files.write_text(file, page)
     return file
 
 
@@ -60,6 +63,8 @@ def _header(run: Run) -> str:
     goals = dict.fromkeys(_words(row.job["goal"]) for row in run.rows if row.job.get("goal") is not None)
     said = [verdict([row for row in run.joined if row.task == task]) for task in tasks]
     lead = " ".join(said if len(tasks) == 1 else [f"{task}: {words}" for task, words in zip(tasks, said, strict=True)])
+    kind = "lead" if run.finished else "lead off"
+    opening = text("p", lead if run.finished else _unfinished(run), f'class="{kind}"')
     facts = [
         ("Task", ", ".join(tasks)),
         ("Goal", ", ".join(goals) or None),
@@ -77,7 +82,14 @@ def _header(run: Run) -> str:
     settings = "".join(text("dt", str(key)) + text("dd", _words(value)) for key, value in rest.items())
     more = element("details", "", text("summary", "All settings"), element("dl", "", settings)) if rest else ""
     eyebrow = text("p", "tokensteer report", 'class="eyebrow"')
-    return eyebrow + text("h1", title) + text("p", lead, 'class="lead"') + element("dl", 'class="facts"', rows) + more
+    return eyebrow + text("h1", title) + opening + element("dl", 'class="facts"', rows) + more
+
+
+def _unfinished(run: Run) -> str:
+    """What is missing of a run, in place of a verdict."""
+    there, missing = len(run.rows), len(run.missing)
+    few = "; ".join(run.missing[:MISSING]) + (f"; and {missing - MISSING} more" if missing > MISSING else "")
+    return f"Unfinished: {there} of {there + missing} rows are there, so no method is called best. Missing: {few}."
 
 
 def _words(value: object) -> str:
@@ -100,7 +112,7 @@ def _task(run: Run, task: str, several: bool) -> list[tuple[str, str, str]]:
     colours, name = colours_of(run.rows), naming(rows)
     start, end = (f"{task}-", f", {task}") if several else ("", "")
     parts: list[tuple[str, str, str, str]] = [
-        ("results", "Results", "", _results(rows, joined, colours)),
+        ("results", "Results", "", _results(rows, joined, colours, run.finished)),
         ("samples", "Samples", *_samples(task, rows, name, colours)),
         (
             "traces",
@@ -138,13 +150,14 @@ def _task(run: Run, task: str, several: bool) -> list[tuple[str, str, str]]:
     ]
 
 
-def _results(rows: Sequence[Row], joined: Sequence[Row], colours: Mapping[str, int]) -> str:
-    best = best_table(joined, colours)
+def _results(rows: Sequence[Row], joined: Sequence[Row], colours: Mapping[str, int], finished: bool) -> str:
+    best = best_table(joined, colours, finished)
     words = "Best of N by reward"
     note = "The one particle of highest reward in each population. It is no draw from the target."
     apart = text("h3", words) + text("p", note, 'class="note"') + best if best else ""
-    single = text("h3", "Seed by seed") + table(rows, colours) if len(joined) < len(rows) else ""
-    return table(joined, colours) + sweeps.charts(joined, colours) + trades.chart(joined, colours) + single + apart
+    single = text("h3", "Seed by seed") + table(rows, colours, finished) if len(joined) < len(rows) else ""
+    trade = trades.chart(joined, colours) if finished else ""
+    return table(joined, colours, finished) + sweeps.charts(joined, colours) + trade + single + apart
 
 
 def _samples(task: str, rows: Sequence[Row], name: Callable[[Row], str], colours: Mapping[str, int]) -> tuple[str, str]:

@@ -44,24 +44,25 @@ class Column:
     """Whether the first click puts the highest on top."""
 
 
-def table(rows: Sequence[Row], colours: Mapping[str, int]) -> str:
-    """One line for each row; `colours` by method."""
+def table(rows: Sequence[Row], colours: Mapping[str, int], finished: bool) -> str:
+    """One line for each row; `colours` by method. Unless the run is `finished`, no row is marked as the best."""
     columns = _who(rows, colours)
     if len({row.populations for row in rows}) > 1:
         columns.append(Column("B", [_count(row.populations) for row in rows], "populations"))
-    columns += [_metric(rows, metric, of_answer) for metric in metrics_of(rows)]
+    columns += [_metric(rows, metric, of_answer, finished) for metric in metrics_of(rows)]
     columns.append(Column("log Z", [_log_z(row, rows) for row in rows], "log of the mean estimate of the normaliser"))
     columns += [_network(rows, network) for network in dict.fromkeys(n for row in rows for n in row.rows)]
     columns.append(Column("seconds", [_plain(row.seconds) for row in rows]))
     return _table("Methods, their metrics and what they cost", columns, len(rows)) + text(
-        "p", note(rows), 'class="note"'
+        "p", note(rows, finished), 'class="note"'
     )
 
 
-def best_table(rows: Sequence[Row], colours: Mapping[str, int]) -> str:
+def best_table(rows: Sequence[Row], colours: Mapping[str, int], finished: bool) -> str:
     """The same for the best by reward of each population, which is no draw from the target; "" if not measured."""
     rows = [row for row in rows if row.best]
-    columns = _who(rows, colours) + [_metric(rows, metric, of_best) for metric in metrics_of(rows, of_best)]
+    columns = _who(rows, colours)
+    columns += [_metric(rows, metric, of_best, finished) for metric in metrics_of(rows, of_best)]
     return _table("The best particle by reward of each population", columns, len(rows)) if rows else ""
 
 
@@ -91,13 +92,13 @@ def _table(title: str, columns: Sequence[Column], count: int) -> str:
     return element("div", f'class="box" tabindex="0" role="region" aria-label="{escape(title)}"', whole)
 
 
-def note(rows: Sequence[Row]) -> str:
+def note(rows: Sequence[Row], finished: bool) -> str:
     """How the table is read."""
     sizes = {row.populations for row in rows}
     seeds = max(row.seeds for row in rows)
     over = plural(sizes.pop(), "population") if len(sizes) == 1 else "populations"
     said = [f"Mean ± standard error over {over if seeds == 1 else f'{seeds} seeds, each of {over}'}."]
-    if any(leaders(rows, metric)[0] for metric in metrics_of(rows)):
+    if finished and any(leaders(rows, metric)[0] for metric in metrics_of(rows)):
         said.append("★ is the best of a column, ☆ what two standard errors do not tell from it.")
     exact = sorted({number(row.metrics["exact log_z"].mean, 5) for row in rows if "exact log_z" in row.metrics})
     if exact:
@@ -186,8 +187,8 @@ def _log_z(row: Row, rows: Sequence[Row]) -> Cell:
     )
 
 
-def _metric(rows: Sequence[Row], metric: str, look: Look) -> Column:
-    best, level = leaders(rows, metric, look)
+def _metric(rows: Sequence[Row], metric: str, look: Look, finished: bool) -> Column:
+    best, level = leaders(rows, metric, look) if finished else (None, [])
 
     def cell(row: Row) -> Cell:
         if metric not in look(row):
