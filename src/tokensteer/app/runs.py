@@ -53,12 +53,9 @@ class Run:
         if not file.is_file():
             raise FileNotFoundError(f"{self.folder / RESULTS} lists a result that is not there, {file}")
         try:
-            result = Result.load(file)
+            return Result.load(file)
         except (ValueError, RuntimeError, KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"{file} is damaged ({error})") from error
-        if fault := schema.result_fault(result):
-            raise ValueError(f"{file} is damaged ({fault})")
-        return result
 
     def picture(self, index: int) -> Path:
         """The picture of a row's samples, where they can be drawn."""

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from tokensteer.core.result import Result
+from typing import Any, cast
 
 LARGEST = 1e100
 """Numbers beyond this cannot be drawn."""
@@ -148,36 +142,3 @@ SAMPLE = {
     "judge": maybe(NUMBER),
     "weight": maybe(NUMBER),
 }
-
-
-# ---- results
-
-
-def result_fault(result: Result) -> str | None:
-    """What is wrong with the tensors of a stored result, None if nothing is."""
-    populations, particles = result.log_w.shape if result.log_w.dim() == 2 else (0, 0)
-    steps, length = len(result.ess) if result.ess.dim() else 0, result.samples.shape[-1] if result.samples.dim() else 0
-    over_time = (steps, populations)
-    tensors: dict[str, tuple[Tensor | None, tuple[int, ...], bool]] = {
-        "samples": (result.samples, (populations, particles, length), True),
-        "log_w": (result.log_w, (populations, particles), False),
-        "reward": (result.reward, (populations, particles), False),
-        "ess": (result.ess, over_time, False),
-        "mean_reward": (result.mean_reward, over_time, False),
-        "ancestors": (result.ancestors, (*over_time, particles), True),
-        "ramp": (result.ramp, over_time, False),
-    }
-    for name, (tensor, shape, whole) in tensors.items():
-        if tensor is None:
-            continue
-        if tuple(tensor.shape) != shape or not tensor.numel():
-            return f"its {name} has the shape {tuple(tensor.shape)}, which does not fit the others"
-        if tensor.is_complex() or tensor.is_floating_point() == whole:
-            return f"its {name} is of type {tensor.dtype}"
-    if not bool((result.log_w < math.inf).all()):
-        return "its log_w has NaN or infinity"
-    if bool((result.samples < 0).any()) or not bool(((result.ancestors >= 0) & (result.ancestors < particles)).all()):
-        return "it has tokens or ancestors that do not exist"
-    if result.templates < 1 or min([0, *result.rows.values(), *result.saved.values()]) < 0:
-        return "it has counts below 0"
-    return None

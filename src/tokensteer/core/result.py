@@ -127,8 +127,10 @@ class Result:
         missing = {"samples", "log_w", "ess", "ancestors"} - stored.keys()
         if missing:
             raise ValueError(f"{file} is no saved Result: it lacks {', '.join(sorted(missing))}")
-        _check_shapes(stored, file)
-        return cls(
+        for name, value in stored.items():
+            if (name == "templates" or name.startswith(("rows.", "saved."))) and (value.dim() or value.is_complex()):
+                raise ValueError(f"{file} is a damaged Result: its {name} is no number")
+        result = cls(
             samples=stored["samples"],
             log_w=stored["log_w"],
             reward=stored.get("reward"),
@@ -140,6 +142,10 @@ class Result:
             ramp=stored.get("ramp"),
             templates=int(stored.get("templates", 1)),
         )
+        fault = _fault(result)
+        if fault is not None:
+            raise ValueError(f"{file} is a damaged Result: {fault}")
+        return result
 
     def __repr__(self) -> str:
         populations, particles, length = self.samples.shape
@@ -162,36 +168,33 @@ class Result:
         return "\n".join(lines)
 
 
-def _check_shapes(stored: Mapping[str, Tensor], file: str | Path) -> None:
-    """The tensors of a saved Result fit one another, and ancestors are particles."""
-
-    def check(name: str, *shape: int | None, whole: bool = False) -> None:
-        value = stored.get(name)
-        if value is None:
-            return
-        fits = len(shape) == value.dim() and all(n in (None, m) for n, m in zip(shape, value.shape, strict=True))
-        if not fits or value.is_floating_point() == whole:
-            raise ValueError(
-                f"{file} is a damaged Result: its {name} are {value.dtype} of shape {tuple(value.shape)}, which does "
-                "not fit the rest"
-            )
-
-    check("samples", None, None, None, whole=True)
-    populations, particles = stored["samples"].shape[:2]
-    check("ess", None, populations)
-    times = len(stored["ess"])
-    check("log_w", populations, particles)
-    check("reward", populations, particles)
-    check("mean_reward", times, populations)
-    check("ancestors", times, populations, particles, whole=True)
-    check("ramp", times, populations)
-    for name in stored:
-        if name == "templates" or name.startswith(("rows.", "saved.")):
-            check(name, whole=True)
-    if ((stored["ancestors"] < 0) | (stored["ancestors"] >= particles)).any():
-        raise ValueError(f"{file} is a damaged Result: its ancestors are not all among {particles} particles")
-    if int(stored.get("templates", 1)) < 1 or populations % int(stored.get("templates", 1)):
-        raise ValueError(f"{file} is a damaged Result: its templates do not share {populations} populations")
+def _fault(result: Result) -> str | None:
+    """What is wrong with the tensors of a stored result, None if nothing is."""
+    populations, particles, length = result.samples.shape if result.samples.dim() == 3 else (0, 0, 0)
+    times = len(result.ess) if result.ess.dim() else 0
+    tensors: dict[str, tuple[Tensor | None, tuple[int, ...], bool]] = {
+        "samples": (result.samples, (populations, particles, length), True),
+        "log_w": (result.log_w, (populations, particles), False),
+        "reward": (result.reward, (populations, particles), False),
+        "ess": (result.ess, (times, populations), False),
+        "mean_reward": (result.mean_reward, (times, populations), False),
+        "ancestors": (result.ancestors, (times, populations, particles), True),
+        "ramp": (result.ramp, (times, populations), False),
+    }
+    for name, (tensor, shape, whole) in tensors.items():
+        if tensor is None:
+            continue
+        if tuple(tensor.shape) != shape or not tensor.numel():
+            return f"its {name} has the shape {tuple(tensor.shape)}, which does not fit the others"
+        if tensor.is_complex() or tensor.is_floating_point() == whole:
+            return f"its {name} is of type {tensor.dtype}"
+    if not bool((result.log_w < math.inf).all()):
+        return "its log_w has NaN or infinity"
+    if bool((result.samples < 0).any()) or not bool(((result.ancestors >= 0) & (result.ancestors < particles)).all()):
+        return "it has samples or ancestors that do not exist"
+    if result.templates < 1 or populations % result.templates:
+        return f"its templates, {result.templates}, do not share {populations} populations"
+    return "it has counts below 0" if min([0, *result.rows.values(), *result.saved.values()]) < 0 else None
 
 
 def _some(things: Sequence[int | str]) -> str:
