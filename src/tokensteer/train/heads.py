@@ -7,6 +7,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
+from tokensteer import domains
 from tokensteer.core.denoiser import FromHidden, Time, from_hidden
 from tokensteer.core.proposal import OtherHead
 
@@ -21,6 +22,7 @@ class NewHead(nn.Module):
 
     def __init__(self, head: nn.Linear, width: int = 0) -> None:
         super().__init__()
+        domains.whole("NewHead", 0, width=width)
         self.last = deepcopy(head)
         like = head.weight
         for value in self.last.parameters():

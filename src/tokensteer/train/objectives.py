@@ -29,6 +29,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tokensteer import domains
 from tokensteer.core.denoiser import Time
 from tokensteer.core.draws import NEVER
 from tokensteer.core.events import OneSite
@@ -51,6 +52,10 @@ class Lesson:
     rows: int = 4096
     entropy: float = 0.0
     kl: float = 0.0
+
+    def __post_init__(self) -> None:
+        domains.whole("Lesson", rows=self.rows)
+        domains.not_negative("Lesson", entropy=self.entropy, kl=self.kl)
 
     @cached_property
     def parts(self) -> list[list[int]]:
@@ -139,8 +144,7 @@ class Balance:
     def __post_init__(self) -> None:
         if not self.decay >= 0:
             raise ValueError(f"Balance.decay must be 0 or more, got {self.decay}: 0 for steps, inf for whole paths")
-        if not 0 <= self.ends <= 1:
-            raise ValueError(f"Balance.ends is a share, from 0 to 1, got {self.ends}")
+        domains.share("Balance", ends=self.ends)
 
     def backward(self, lesson: Lesson, share: float) -> Tensor:
         paths = lesson.moves.paths
