@@ -215,7 +215,7 @@ def test_checkpoints_that_do_not_fit(tmp_path):
     with pytest.raises(ValueError, match="another plan"):
         trained(file, plan=replace(PLAN, steps=30))
     other = nets.Transformer(replace(CONFIG, width=32))
-    with pytest.raises(ValueError, match="network was .*width=16.*is now .*width=32"):
+    with pytest.raises(ValueError, match=r"network was .*width=16.*is now .*width=32"):
         train.fit(other, train.masked_loss(4), DATA, LABELS, plan=PLAN, generator=seeded(), checkpoint=file)
     file.write_bytes(b"nothing")
     with pytest.raises(ValueError, match="damaged"):

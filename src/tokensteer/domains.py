@@ -16,6 +16,15 @@ def whole(owner: str, least: int = 1, **values: object) -> None:
     _check(owner, values, Integral, lambda value: value >= least, f"a whole number of at least {least}")
 
 
+def all_whole(owner: str, **values: tuple[object, ...]) -> None:
+    """Tuples of one or more whole numbers from 1 on."""
+    for name, several in values.items():
+        if not several:
+            raise ValueError(f"{owner}: {name} must hold at least one number, got none")
+        for value in several:
+            whole(owner, 1, **{name: value})
+
+
 def positive(owner: str, **values: object) -> None:
     """Finite numbers above 0."""
     _check(owner, values, Real, lambda value: 0 < value < math.inf, "a finite number above 0")

@@ -22,7 +22,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from tokensteer import stored
+from tokensteer import domains, stored
 from tokensteer.train.sharing import changing, frozen, mark, restore, twin
 
 
@@ -161,22 +161,29 @@ class Learning:
         def part(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)}
 
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name, value in part("moments.").items():
-            index, _, what = name.partition(".")
-            moments.setdefault(int(index), {})[what] = value
         try:
             restore(self.net, part("net."))
             restore(self.average, part("average."))
         except ValueError as error:
             raise ValueError(f"{file} is a checkpoint of another network: delete it to begin anew") from error
-        state: dict[str, Any] = {"state": moments, "param_groups": self.optimiser.state_dict()["param_groups"]}
         try:
-            self.optimiser.load_state_dict(state)
-            self.generator.set_state(tensors["generator"])
-            return int(header["step"]), float(header["seconds"]), Resumed(part("more."), header)
+            step, seconds = header["step"], header["seconds"]
+            domains.whole("checkpoint", 0, step=step)
+            domains.not_negative("checkpoint", seconds=seconds)
+            self._take_up(part("moments."), tensors["generator"])
+            return int(step), float(seconds), Resumed(part("more."), header)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"{file} is damaged, it lacks what a checkpoint needs: delete it to begin anew") from error
+            raise ValueError(f"{file} is damaged ({error}): delete it to begin anew") from error
+
+    def _take_up(self, moments: Mapping[str, Tensor], generator: Tensor) -> None:
+        """The state of the optimiser and of the generator."""
+        found: dict[int, dict[str, Tensor]] = {}
+        for name, value in moments.items():
+            index, _, what = name.partition(".")
+            found.setdefault(int(index), {})[what] = value
+        groups: Any = self.optimiser.state_dict()["param_groups"]
+        self.optimiser.load_state_dict({"state": found, "param_groups": groups})
+        self.generator.set_state(generator)
 
     def _compare(self, file: Path, before: object) -> None:
         """Raise ValueError if the run of a checkpoint was given something else."""

@@ -88,7 +88,10 @@ def study(
     if group is not None and checkpoint is not None:
         checkpoint = group.own(checkpoint)
     rounds, spent, before = learning.resume(checkpoint if group is None else group.newest(checkpoint))
-    student.recall(before.tensors, before.header)
+    try:
+        student.recall(before.tensors, before.header)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{checkpoint} is damaged ({error!r}): delete it to begin anew") from error
     if group is not None and not before.header:
         group.agree()
     began, seconds = time.perf_counter() - spent, spent
