@@ -154,7 +154,7 @@ def test_what_would_go_wrong_unseen_is_refused(tmp_path) -> None:
         with pytest.raises(ValueError, match="at least 1"):
             ProposalPlan(1, **wrong)
     for wrong in ({"rate": -1.0}, {"clip": 0.0}, {"kl": -0.1}, {"entropy": float("nan")}):
-        with pytest.raises(ValueError, match="above 0|at least 0"):
+        with pytest.raises(ValueError, match=r"above 0|at least 0"):
             ProposalPlan(1, **wrong)
     with pytest.raises(ValueError, match="average must be a share"):
         ProposalPlan(1, average=1.5)
