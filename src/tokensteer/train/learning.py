@@ -154,9 +154,9 @@ class Learning:
         if file is None or not file.is_file():
             return 0, 0.0, Resumed({}, {})
         tensors, header = stored.read(file)
-        self._compare(file, header.get("plan"))
         if header.get("frozen", mark(())) != self._frozen:
             raise ValueError(f"{file} was learned on other frozen weights: load those, or delete it to begin anew")
+        self._compare(file, header.get("plan"))
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)}
