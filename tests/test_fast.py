@@ -815,7 +815,7 @@ def test_gradients_may_have_draws_of_their_own(kernel: str, embedded: bool, ever
 def test_draws_of_a_gradient_that_cannot_be() -> None:
     path = entered("hidden", "mdm")[0]
     for draws in (0, 1.5, "2", True):
-        with pytest.raises(ValueError, match="draws must be a whole number from 1, got"):
+        with pytest.raises(ValueError, match=r"draws must be (a whole number|at least 1), got"):
             ts.Gradient(draws=draws)
     for draws in (1, path.twist.draws):
         with pytest.raises(ValueError, match="SoftInput draws none"):

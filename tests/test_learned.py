@@ -531,7 +531,7 @@ def test_refused() -> None:
         )  # fmt: skip
     with pytest.raises(ValueError, match="at least 1"):
         ProposalPlan(0)
-    with pytest.raises(ValueError, match="shares"):
+    with pytest.raises(ValueError, match="on_policy must lie in \\[0, 1\\]"):
         ProposalPlan(1, on_policy=2)
     with pytest.raises(ValueError, match="decay"):
         Balance(-1)

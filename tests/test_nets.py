@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -155,3 +156,47 @@ def test_files_that_cannot_be_read_say_so_in_one_line(tmp_path):
 def test_sizes_that_do_not_fit(make, match):
     with pytest.raises(ValueError, match=match):
         make()
+
+
+SMALL = (
+    nets.TransformerConfig(3, 2, width=4, depth=1, heads=2, num_classes=1),
+    nets.UNetConfig(3, 4, 4, channels=(8,), num_classes=1),
+    nets.DilatedConfig(3, 8, width=8, num_classes=1),
+    nets.ConvConfig(3, 4, 4, 2, channels=(8,)),
+    nets.PatchConfig(3, 4, 4, 2),
+    nets.AttentiveConfig(3, 4, 2),
+    nets.NgramConfig(3, 2),
+    nets.MotifConfig(3, 64, 2),
+    nets.WordsConfig(3, 20, 2),
+    nets.ValueConfig("transformer", {"vocab_size": 3, "length": 2}),
+)
+
+
+@pytest.mark.parametrize("config", SMALL, ids=lambda config: type(config).__name__)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1, 2.5, "2"])
+def test_sizes_of_networks_are_checked(config, bad):
+    for name, value in vars(config).items():
+        if isinstance(value, bool) or not isinstance(value, int | float | tuple):
+            continue
+        with pytest.raises(ValueError, match=rf"{type(config).__name__}\.{name} must"):
+            replace(config, **{name: (bad,) if isinstance(value, tuple) else bad})
+        if isinstance(value, tuple):
+            with pytest.raises(ValueError, match=f"{name} must hold at least one"):
+                replace(config, **{name: ()})
+
+
+@pytest.mark.parametrize("config", SMALL, ids=lambda config: type(config).__name__)
+def test_a_file_of_another_size_is_refused_before_memory_is_asked_for(config, tmp_path):
+    file = tmp_path / "net.safetensors"
+    nets.save(build(config), file)
+    tensors, header = stored.read(file)
+    changed = header["values"] | header["values"].get("body", {})
+    for name, size in changed.items():
+        if isinstance(size, int) and not isinstance(size, bool) and name in ("vocab_size", "length", "width", "depth"):
+            for huge in (size * 10**6, 10**30):
+                values = {**header["values"], name: huge}
+                if name in header["values"].get("body", {}):
+                    values = {**header["values"], "body": {**header["values"]["body"], name: huge}}
+                stored.write(file, tensors, {**header, "values": values})
+                with pytest.raises(ValueError, match=r"net\.safetensors does not hold"):
+                    nets.load(file)

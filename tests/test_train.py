@@ -215,7 +215,7 @@ def test_checkpoints_that_do_not_fit(tmp_path):
     with pytest.raises(ValueError, match="another plan"):
         trained(file, plan=replace(PLAN, steps=30))
     other = nets.Transformer(replace(CONFIG, width=32))
-    with pytest.raises(ValueError, match="another network"):
+    with pytest.raises(ValueError, match=r"network was .*width=16.*is now .*width=32"):
         train.fit(other, train.masked_loss(4), DATA, LABELS, plan=PLAN, generator=seeded(), checkpoint=file)
     file.write_bytes(b"nothing")
     with pytest.raises(ValueError, match="damaged"):
@@ -241,7 +241,7 @@ def test_training_comes_near_the_entropy(loss):
     make = train.masked_loss(3) if loss == "masked" else train.uniform_loss(4)
     plan = train.Plan(200, batch_size=128, rate=1e-2, report_every=80)
     fitted = train.fit(net, make, x0, plan=plan, generator=seeded())
-    assert entropy(joint) - 0.1 < 2 * fitted.last.loss < entropy(joint) + 0.25  # it starts near log 16 = 2.8
+    assert entropy(joint) - 0.1 < 2 * fitted.last.loss < entropy(joint) + 0.4  # it starts near log 16 = 2.8
 
 
 def test_labels_are_learned_and_can_be_left_out():
@@ -262,7 +262,7 @@ def test_labels_are_learned_and_can_be_left_out():
 def test_what_cannot_work_says_so():
     with pytest.raises(ValueError, match="at least 1"):
         train.Plan(0)
-    with pytest.raises(ValueError, match="positive"):
+    with pytest.raises(ValueError, match="seconds must be positive and finite"):
         train.Plan(1, seconds=0.0)
     conv = nets.ConvClassifier(nets.ConvConfig(5, 2, 2, 2, channels=(8,)))
     with pytest.raises(ValueError, match="labels"):
@@ -279,3 +279,100 @@ def test_progress_is_a_few_lines_where_there_is_no_terminal(capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert lines[1] == "digits denoiser: 100%, step 99, loss 0.5000, 1 s"
+
+
+def test_the_title_of_a_bar_is_no_markup(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with train.shown("[bold]{odd}[/nothing]") as watch:
+        watch(train.Report(1, 1.0, 0.5, 1.0))
+    assert "[bold]{odd}[/nothing]" in capsys.readouterr().err
+
+
+def test_a_short_training_returns_what_it_reports():
+    """The average of few steps has left the start, and the report of the end is of the average."""
+    found = {}
+    for average in (0.999, 0.0):
+        _, fitted = trained(None, plan=replace(PLAN, steps=120, report_every=40, average=average))
+        g, net = seeded(9), fitted.net
+        with torch.no_grad():
+            losses = [train.masked_loss(4)(net, DATA, LABELS, g) for _ in range(40)]
+        found[average] = float(torch.stack(losses).mean())
+        assert fitted.last.loss == pytest.approx(found[average], rel=0.05)
+    assert found[0.999] == pytest.approx(found[0.0], rel=0.05)
+
+
+def test_the_callers_generator_is_not_moved_by_the_last_report():
+    after = []
+    for every in (5, 20):
+        g = seeded()
+        train.fit(fresh(), train.masked_loss(4), DATA, plan=replace(PLAN, report_every=every), generator=g)
+        after.append(g.get_state())
+    assert torch.equal(*after)
+
+
+def test_a_finished_run_is_reported_again_as_it_was(tmp_path):
+    file = tmp_path / "checkpoint.safetensors"
+    _, whole = trained(file)
+    _, again = trained(file)
+    assert whole.last == again.last
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"generator": seeded(1)}, "seed was 0 and is now 1"),
+        ({"loss": train.masked_loss(4, 0.5)}, r"loss was .*label_dropout=0\.1\).*label_dropout=0\.5\)"),
+        ({"ids": DATA.flip(0)}, r"data was \(200, 3\) \w+ and is now \(200, 3\)"),
+        ({"labels": 1 - LABELS}, "data was"),
+        ({"plan": replace(PLAN, rate=0.5)}, r"rate was 0\.01 and is now 0\.5"),
+        ({"net": nets.Transformer(replace(CONFIG, heads=4))}, "heads=2.*heads=4"),
+    ],
+)
+def test_a_run_that_was_given_something_else_does_not_go_on(tmp_path, given, told):
+    file = tmp_path / "checkpoint.safetensors"
+    trained(file)
+    before = file.read_bytes()
+    options = {"net": fresh(), "loss": train.masked_loss(4), "ids": DATA, "labels": LABELS, "plan": PLAN}
+    options |= {"generator": seeded()} | given
+    net, loss, ids, labels = (options.pop(name) for name in ("net", "loss", "ids", "labels"))
+    with pytest.raises(ValueError, match=told) as refused:
+        train.fit(net, loss, ids, labels, checkpoint=file, **options)
+    assert str(file) in str(refused.value)
+    assert "delete it" in str(refused.value)
+    assert file.read_bytes() == before
+
+
+NUMBERS = (math.nan, math.inf, -math.inf, -1, "1")
+
+
+@pytest.mark.parametrize("bad", [*NUMBERS, True])
+def test_domains_of_plans(bad):
+    for make, counts, numbers in (
+        (lambda **o: train.Plan(**{"steps": 5} | o), ("steps", "batch_size", "report_every", "save_every"),
+         ("rate", "warmup", "weight_decay", "average", "seconds")),
+        (lambda **o: train.ProposalPlan(**{"rounds": 5} | o),
+         ("rounds", "paths", "updates", "replay", "times", "last", "rows", "report_every", "save_every"),
+         ("on_policy", "anneal", "entropy", "kl", "rate", "baseline_rate", "warmup", "weight_decay", "average",
+          "seconds")),
+        (lambda **o: train.DrakesPlan(**{"rounds": 5} | o),
+         ("rounds", "paths", "parts", "last", "report_every", "save_every"),
+         ("kl", "temperature", "last_temperature", "rate", "warmup", "weight_decay", "average", "seconds")),
+    ):  # fmt: skip
+        for name in (*counts, *numbers):
+            with pytest.raises(ValueError, match=rf"Plan\.{name} must"):
+                make(**{name: bad})
+        for name in counts:
+            with pytest.raises(ValueError, match=f"{name} must be a whole number"):
+                make(**{name: 2.0})
+        with pytest.raises(ValueError, match=r"clip must lie in \(0, inf\]"):
+            make(clip=0)
+        assert make(clip=math.inf).clip == math.inf
+    for wrong in (lambda: train.masked_loss(-1), lambda: train.masked_loss(1, 1.5), lambda: train.uniform_loss(0)):
+        with pytest.raises(ValueError, match="must"):
+            wrong()
+    for wrong in (train.OfTime, lambda width: train.OfState(3, 2, width), lambda n: train.Balance(ends=n)):
+        with pytest.raises(ValueError, match="must"):
+            wrong(bad)
+    for name in ("rows", "entropy", "kl"):
+        with pytest.raises(ValueError, match=rf"Lesson\.{name} must"):
+            train.Lesson(None, None, (), **{name: bad})

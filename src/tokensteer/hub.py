@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
+_UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError)
+"""What transformers raises for files that are missing, damaged or of another kind."""
 NO_CODE = "a model with code of its own: read that code, then pass trust_remote_code=True"
 
 
@@ -32,7 +35,7 @@ class Source:
             raise ValueError(f"{self.name} is no folder: give the one that holds config.json, or a name on the hub")
         try:
             return transformers().AutoConfig.from_pretrained(self.name, trust_remote_code=self.trust_remote_code)
-        except (OSError, ValueError) as error:
+        except _UNREADABLE as error:
             if "trust_remote_code" in str(error):
                 raise ValueError(f"{self.name} is {NO_CODE}") from error
             raise ValueError(
@@ -43,7 +46,7 @@ class Source:
     def tokenizer(self) -> Any:
         try:
             return transformers().AutoTokenizer.from_pretrained(self.name, trust_remote_code=self.trust_remote_code)
-        except (OSError, ValueError) as error:
+        except _UNREADABLE as error:
             raise ValueError(
                 f"{self.name} has no tokenizer that can be read ({_first_line(error)}): save it there with "
                 "tokenizer.save_pretrained(folder)"
@@ -60,7 +63,11 @@ class Source:
                 **({} if self.dtype is None else {"dtype": self.dtype}),
                 output_loading_info=True,
             )
-        except (OSError, ValueError) as error:
+        except SafetensorError as error:
+            raise ValueError(
+                f"the weights in {self.name} are damaged ({_first_line(error)}): fetch them again"
+            ) from error
+        except _UNREADABLE as error:
             if "trust_remote_code" in str(error):
                 raise ValueError(f"{self.name} is {NO_CODE}") from error
             mend = (
@@ -86,4 +93,4 @@ def transformers() -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
+    return (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(".:")

@@ -14,6 +14,8 @@ from torch import Tensor
 from tokensteer import files
 
 KEY = "tokensteer"
+_UNREADABLE = (SafetensorError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError)
+"""What safetensors, torch and JSON raise for files that are damaged."""
 
 
 def write(file: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
@@ -30,10 +32,10 @@ def read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with cast("Any", safe_open(str(file), framework="pt")) as stored:
             metadata: dict[str, str] = stored.metadata() or {}
-            header: dict[str, Any] = json.loads(metadata.get(KEY, "{}"))
+            header: object = json.loads(metadata.get(KEY, "{}"))
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (it is no dict)
-    except (SafetensorError, json.JSONDecodeError) as error:
+    except _UNREADABLE as error:
         raise ValueError(f"{file} is damaged, or no safetensors file: {error}") from error
-    if not header:
+    if not isinstance(header, dict) or not header:
         raise ValueError(f"{file} was not written by tokensteer: it has no header of its own")
-    return tensors, header
+    return tensors, cast("dict[str, Any]", header)

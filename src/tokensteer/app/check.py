@@ -13,9 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from tokensteer.app.jobs import check_seed
 from tokensteer.app.names import unknown
 from tokensteer.app.options import Check
+from tokensteer.core.domains import check_seed
 from tokensteer.core.kernel import NO_MASK, Ancestral, Kernel
 from tokensteer.core.methods import Method
 from tokensteer.core.model import Diffusion, template
@@ -44,7 +44,7 @@ class Law:
 
 def check(command: Check) -> int:
     """0 if all laws hold. The first that is broken is said with its mend."""
-    check_seed(command.seed)
+    check_seed("--seed", command.seed)
     found = find(command.target)
     laws = list(laws_of(found, command))
     if not laws:

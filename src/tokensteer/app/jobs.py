@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 from tokensteer.app.names import choose
+from tokensteer.core.domains import check_seed
 
 REMASK = 0.1
 """The cap of ReMDM where a recipe compares it with plain masked diffusion."""
@@ -16,11 +17,6 @@ REMASK = 0.1
 
 MOST = {"particles": 10**9, "populations": 10**9, "steps": 10**6, "draws": 10**6}
 """More than any machine has room or time for."""
-
-
-def check_seed(seed: int) -> None:
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"--seed must be a number from 0 to 2^63 - 1, got {seed}")
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ class Job:
                 f"--particles times --populations must be at most {MOST['particles']:,}, got {self.particles:,} times "
                 f"{self.populations:,}: use fewer of them"
             )
-        check_seed(self.seed)
+        check_seed("--seed", self.seed)
         if self.kl is not None and not 0 < self.kl < math.inf:
             raise ValueError(f"--kl must be positive and finite, got {self.kl:g}: it divides the reward")
         if not 0 <= self.remask <= 1:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,17 +14,16 @@ from rich.table import Table
 from tokensteer.app import methods
 from tokensteer.app.budget import matched
 from tokensteer.app.claims import claimed
-from tokensteer.app.jobs import Job, check_seed, plan
+from tokensteer.app.jobs import Job, plan
 from tokensteer.app.names import choose
 from tokensteer.app.options import Compare, Report, Run, Setting, Train
 from tokensteer.app.play import Place, config, make_task, play, prepare, setup_of
 from tokensteer.app.progress import shown
 from tokensteer.app.runs import Writer
 from tokensteer.app.table import plain_console, tables
-from tokensteer.files import read_json
 from tokensteer.tasks.catalogue import LEARNERS, STEPS, TASKS, TRAINERS, TWISTERS
 from tokensteer.tasks.task import SHIPPED
-from tokensteer.tasks.training import Training
+from tokensteer.tasks.training import Training, finished
 
 
 def steer(command: Run | Compare, words: str) -> int:
@@ -149,7 +148,6 @@ def train(command: Train) -> int:
     if command.twist and command.task not in TWISTERS:
         raise ValueError(f"the twist of {command.task} is learned with its proposal: give --proposal instead")
     out = Path("out") / f"{command.task}-weights" if command.out is None else command.out
-    check_seed(command.seed)
     for name, value in (("minutes", command.minutes), ("scale", command.scale)):
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"--{name} must be positive and finite, got {value}")
@@ -162,13 +160,8 @@ def train(command: Train) -> int:
 
 def _train(command: Train, training: Training) -> None:
     out = training.out
-    part = "proposal*" if command.proposal else "value*" if command.twist else "*"
-    some = f"{command.task}-{part}.json"
-    cards = sorted(out.glob(some)) if out.is_dir() else []
-    if command.proposal or command.twist:  # what was stopped while it was being measured goes on
-        cards = [card for card in cards if "quality" in _content(card)]
-    if cards and not command.force:
-        raise ValueError(f"{out} holds finished weights, {cards[0].name}: give --out another folder, or --force")
+    if finished(_cards(command, out)) and not command.force:
+        raise ValueError(f"{out} holds finished weights of {command.task}: give --out another folder, or --force")
     if command.proposal or command.twist:
         weights = SHIPPED if command.weights is None else command.weights
         (LEARNERS if command.proposal else TWISTERS)[command.task](training, command.goal, weights)
@@ -176,11 +169,15 @@ def _train(command: Train, training: Training) -> None:
         TRAINERS[command.task](training)
 
 
-def _content(card: Path) -> dict[str, Any]:
-    content = read_json(card)
-    if not isinstance(content, dict):
-        raise ValueError(f"{card} is damaged, it is no JSON object: delete it, or give --out another folder")
-    return cast("dict[str, Any]", content)
+def _cards(command: Train, out: Path) -> list[Path]:
+    """The cards that a training of this kind leaves in a folder. What was stopped while it was being measured goes on:
+    its cards do not tell its quality yet."""
+    part = "proposal*" if command.proposal else "value*" if command.twist else "*"
+    cards = sorted(out.glob(f"{command.task}-{part}.json")) if out.is_dir() else []
+    if part != "*":
+        return cards
+    taught = ("proposal", "value", "drakes", "quality")
+    return [card for card in cards if not card.stem.removeprefix(f"{command.task}-").startswith(taught)]
 
 
 def report(command: Report) -> int:

@@ -13,9 +13,26 @@ def check_whole(name: str, value: object, least: int = 1, hint: str = "") -> Non
     except TypeError:
         number = None
     if number is None:
-        raise TypeError(f"{name} must be a whole number, got {value!r}{_and(hint)}")
+        raise ValueError(f"{name} must be a whole number, got {value!r}{_and(hint)}")
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {value}{_and(hint)}")
+
+
+def check_wholes(owner: str, least: int = 1, /, **values: object) -> None:
+    """`check_whole` for several numbers of an object; None stands for what was not given and is not checked."""
+    for name, value in values.items():
+        for one in cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,):
+            if one is not None:
+                check_whole(f"{owner}.{name}", one, least)
+        if value == ():
+            raise ValueError(f"{owner}.{name} must hold at least one number, got none")
+
+
+def check_seed(name: str, value: object) -> None:
+    """Raise unless the value is a whole number from 0 to 2^63 - 1."""
+    check_whole(name, value, 0)
+    if index(cast("Any", value)) >= 2**63:
+        raise ValueError(f"{name} must be a number from 0 to 2^63 - 1, got {value}")
 
 
 def check_number(name: str, value: object, domain: str = "(-inf, inf)", hint: str = "") -> None:
@@ -25,12 +42,19 @@ def check_number(name: str, value: object, domain: str = "(-inf, inf)", hint: st
     except (TypeError, ValueError):
         number = None
     if number is None:
-        raise TypeError(f"{name} must be a number, got {value!r}{_and(hint)}")
+        raise ValueError(f"{name} must be a number, got {value!r}{_and(hint)}")
     low, high = (float(end) for end in domain[1:-1].split(","))
     above = number >= low if domain[0] == "[" else number > low
     below = number <= high if domain[-1] == "]" else number < high
     if not (above and below):
         raise ValueError(f"{name} must {_WORDS.get(domain, f'lie in {domain}')}, got {value}{_and(hint)}")
+
+
+def check_numbers(owner: str, domain: str, /, **values: object) -> None:
+    """`check_number` for several numbers of an object; None stands for what was not given and is not checked."""
+    for name, value in values.items():
+        if value is not None:
+            check_number(f"{owner}.{name}", value, domain)
 
 
 _WORDS = {

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tokensteer.core.domains import check_wholes
 from tokensteer.nets.parts import embed
 from tokensteer.nets.transformer import Block
 
@@ -25,6 +26,9 @@ class ConvConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "channels", tuple(self.channels))  # JSON knows lists only
+        sizes = {"vocab_size": self.vocab_size, "height": self.height, "width": self.width, "groups": self.groups}
+        check_wholes("ConvConfig", 1, **sizes, num_classes=self.num_classes)
+        check_wholes("ConvConfig", 1, channels=self.channels)
 
 
 class ConvClassifier(nn.Module):
@@ -67,6 +71,8 @@ class PatchConfig:
     heads: int = 4
 
     def __post_init__(self) -> None:
+        check_wholes("PatchConfig", 1, **{name: value for name, value in vars(self).items() if name != "depth"})
+        check_wholes("PatchConfig", 0, depth=self.depth)
         if self.height % self.patch or self.width % self.patch:
             raise ValueError(f"PatchConfig: {self.height} x {self.width} is not made of patches of {self.patch}")
 

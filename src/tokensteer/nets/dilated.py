@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tokensteer.core.domains import check_numbers, check_wholes
 from tokensteer.nets.parts import Conditioning, embed
 from tokensteer.nets.transformer import Block
 
@@ -35,6 +36,11 @@ class DilatedConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dilations", tuple(self.dilations))  # JSON knows lists only
+        sizes = {"vocab_size": self.vocab_size, "length": self.length, "width": self.width, "kernel": self.kernel}
+        check_wholes("DilatedConfig", 1, **sizes, groups=self.groups)
+        check_wholes("DilatedConfig", 0, num_classes=self.num_classes)
+        check_wholes("DilatedConfig", 1, dilations=self.dilations)
+        check_numbers("DilatedConfig", "[0, 1]", dropout=self.dropout)
         if self.width % self.groups or self.kernel % 2 == 0:
             raise ValueError(
                 f"DilatedConfig: width {self.width} must be a multiple of {self.groups} groups, and the kernel "
@@ -110,6 +116,10 @@ class MotifConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "channels", tuple(self.channels))  # JSON knows lists only
         object.__setattr__(self, "kernels", tuple(self.kernels))
+        sizes = {"vocab_size": self.vocab_size, "length": self.length, "num_classes": self.num_classes}
+        check_wholes("MotifConfig", 1, **sizes, features=self.features, pool=self.pool, width=self.width)
+        check_wholes("MotifConfig", 1, channels=self.channels, kernels=self.kernels)
+        check_numbers("MotifConfig", "[0, 1]", dropout=self.dropout)
         if len(self.channels) != len(self.kernels) or self.length < self.pool ** len(self.channels):
             raise ValueError(
                 f"MotifConfig: {len(self.channels)} channels and {len(self.kernels)} kernels, each of which leaves one "
@@ -158,6 +168,10 @@ class WordsConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        sizes = {name: value for name, value in vars(self).items() if name not in ("depth", "dropout")}
+        check_wholes("WordsConfig", 1, **sizes)
+        check_wholes("WordsConfig", 0, depth=self.depth)
+        check_numbers("WordsConfig", "[0, 1]", dropout=self.dropout)
         if self.width % self.heads or not self.stride <= self.word <= self.length:
             raise ValueError(
                 f"WordsConfig: width {self.width} must be a multiple of {self.heads} heads, and words of {self.word} "

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tokensteer.core.domains import check_wholes
 from tokensteer.nets.parts import embed
 from tokensteer.nets.transformer import Block
 
@@ -48,6 +49,8 @@ class AttentiveConfig:
     heads: int = 3
 
     def __post_init__(self) -> None:
+        check_wholes("AttentiveConfig", 1, **{name: value for name, value in vars(self).items() if name != "depth"})
+        check_wholes("AttentiveConfig", 0, depth=self.depth)
         if self.width % self.heads:
             raise ValueError(f"AttentiveConfig: width {self.width} is no multiple of {self.heads} heads")
 
@@ -85,6 +88,9 @@ class NgramConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "spans", tuple(self.spans))  # JSON knows lists only
+        sizes = {"vocab_size": self.vocab_size, "num_classes": self.num_classes, "channels": self.channels}
+        check_wholes("NgramConfig", 1, **sizes, features=self.features)
+        check_wholes("NgramConfig", 1, spans=self.spans)
 
 
 class NgramReader(_Reader):

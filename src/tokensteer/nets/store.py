@@ -5,10 +5,10 @@ One file is either there or not, and its weights cannot be paired with the wrong
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor
@@ -111,17 +111,34 @@ def load(file: str | Path, device: torch.device | str = "cpu", rest: Path | None
             f"{VERSION}: train it again, or install the tokensteer that wrote it"
         )
     kinds = {config.__name__: config for config in _CONFIGS}
-    if header.get("config") not in kinds:
+    if str(header.get("config")) not in kinds:
         raise ValueError(f"{file} holds no network that tokensteer knows, but {header.get('config')}")
     try:
-        net = build(kinds[header["config"]](**header["values"]))
-        missing = set(_tensors(net)) - set(tensors)
+        config = _config(kinds[header["config"]], header["values"], tensors)
+        with torch.device("meta"):  # shapes alone: what does not fit the file asks for no memory
+            expected = {name: value.shape for name, value in _tensors(build(config)).items()}
+        missing = set(expected) - set(tensors)
         if missing and rest is not None:
             tensors = {name: value for name, value in stored.read(rest)[0].items() if name in missing} | tensors
-        unlike = set(tensors) ^ set(_tensors(net))
+        unlike = sorted(set(tensors) ^ set(expected)) or [n for n in expected if tensors[n].shape != expected[n]]
         if unlike:
-            raise KeyError(*sorted(unlike))
+            raise ValueError(f"{unlike[0]} is missing, unknown or of another shape")
+        net = build(config)
         net.load_state_dict({name: value.float() for name, value in tensors.items()}, strict=False)
-    except (RuntimeError, TypeError, KeyError) as error:
-        raise ValueError(f"{file} does not hold the weights that its configuration asks for: train it again") from error
+    except (RuntimeError, TypeError, KeyError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
+        raise ValueError(
+            f"{file} does not hold the weights that its configuration asks for ({error}): train it again"
+        ) from error
     return net.to(device).eval().requires_grad_(False)
+
+
+def _config(kind: type[Config], values: Any, tensors: Mapping[str, Tensor]) -> Config:
+    """The configuration of a header, unless it asks for more layers or larger ones than the file can hold."""
+    most = max(1000, sum(value.numel() for value in tensors.values()))
+    sizes = {**values, **values.get("body", {})}
+    for name, value in sizes.items():
+        limit = len(tensors) if name in ("depth", "blocks") else most
+        for size in cast("list[object]", value) if isinstance(value, list) else [value]:
+            if isinstance(size, int) and size > limit:
+                raise ValueError(f"{name} is {size}, more than the file holds")
+    return kind(**values)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tokensteer.core.domains import check_wholes
 from tokensteer.nets.parts import Conditioning, embed
 
 
@@ -30,6 +31,9 @@ class TransformerConfig:
     tied: bool = False
 
     def __post_init__(self) -> None:
+        sizes = {"vocab_size": self.vocab_size, "length": self.length, "width": self.width, "heads": self.heads}
+        check_wholes("TransformerConfig", 1, **sizes)
+        check_wholes("TransformerConfig", 0, depth=self.depth, num_classes=self.num_classes)
         if self.width % self.heads:
             raise ValueError(f"TransformerConfig: width {self.width} is no multiple of {self.heads} heads")
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tokensteer.core.domains import check_wholes
 from tokensteer.nets.parts import Conditioning, embed
 from tokensteer.nets.transformer import Block
 
@@ -32,6 +33,10 @@ class UNetConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "channels", tuple(self.channels))  # JSON knows lists only
+        sizes = {"vocab_size": self.vocab_size, "height": self.height, "width": self.width, "blocks": self.blocks}
+        check_wholes("UNetConfig", 1, **sizes, groups=self.groups, heads=self.heads)
+        check_wholes("UNetConfig", 0, num_classes=self.num_classes)
+        check_wholes("UNetConfig", 1, channels=self.channels)
         fold = 2 ** (len(self.channels) - 1)
         if self.height % fold or self.width % fold:
             raise ValueError(

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from tokensteer.core.domains import check_wholes
 from tokensteer.nets.dilated import Dilated, DilatedConfig
 from tokensteer.nets.transformer import Transformer, TransformerConfig
 from tokensteer.nets.unet import UNet, UNetConfig
@@ -28,6 +29,7 @@ class ValueConfig:
     def __post_init__(self) -> None:
         if self.kind not in _BODIES:
             raise ValueError(f"ValueConfig.kind must be one of {', '.join(_BODIES)}, got {self.kind!r}")
+        check_wholes("ValueConfig", 1, width=self.width)
 
     @property
     def of_body(self) -> Body:

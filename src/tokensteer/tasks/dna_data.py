@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
-import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.tasks import arrays as arrays_in
 from tokensteer.tasks.task import data_folder
 
 FILE = "dhs200_4cell.npz"
@@ -53,11 +53,8 @@ def data() -> Data:
         raise FileNotFoundError(
             f"there is no {file}: set TOKENSTEER_DATA to the folder that holds {FILE}; docs/dna.md says what is in it"
         )
-    with np.load(file) as stored:
-        missing = {"seq_ACGT", "cell", "split", "cells", "splits"} - set(stored.files)
-        if missing:
-            raise ValueError(f"{file} lacks {', '.join(sorted(missing))}: docs/dna.md says what must be in it")
-        arrays: dict[str, Any] = {name: stored[name] for name in ("seq_ACGT", "cell", "split", "cells", "splits")}
+    names = ("seq_ACGT", "cell", "split", "cells", "splits")
+    arrays = arrays_in.read(file, names, "docs/dna.md says what must be in it")
     cells, splits = [str(name) for name in arrays["cells"]], [str(name) for name in arrays["splits"]]
     if set(cells) != set(CELLS) or set(splits) != {"training", "validation", "test"}:
         raise ValueError(f"{file} has cells {cells} and splits {splits}: expected {', '.join(CELLS)}, and three splits")

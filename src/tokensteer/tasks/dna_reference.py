@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -49,7 +49,15 @@ def load(folder: Path) -> Reference | None:
     if not file.is_file():
         return None
     tensors, about = stored.read(file)
-    return Reference(tensors["3-mers"], tensors.get("motifs"), about)
+    shares, motifs, names = tensors.get("3-mers"), tensors.get("motifs"), about.get("motifs")
+    columns = len(cast("list[str]", names)) if isinstance(names, list) else None
+    fits = motifs is None or motifs.shape == (len(CELLS), columns)
+    if shares is None or shares.shape != (len(CELLS), 64) or not fits:
+        raise ValueError(
+            f"{file} does not hold the counts of the best sites: make it again by python -m tokensteer.tasks.dna "
+            "--reference --out FOLDER"
+        )
+    return Reference(shares, motifs, about)
 
 
 @cache

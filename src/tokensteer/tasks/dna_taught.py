@@ -11,14 +11,16 @@ from typing import Any, cast
 import torch
 from torch import Generator
 
+from tokensteer.core.domains import check_wholes
 from tokensteer.core.methods import pretrained
+from tokensteer.files import write_json
 from tokensteer.nets import Dilated, DilatedConfig, ValueConfig, load, save
 from tokensteer.nets.store import Net
 from tokensteer.tasks import learned
 from tokensteer.tasks.dna_data import LENGTH, VOCAB_SIZE
 from tokensteer.tasks.dna_model import KL, NAME, as_denoiser, cell_of, file_of
-from tokensteer.tasks.task import SHIPPED, Setup, Task, Trained
-from tokensteer.tasks.training import Training, say, write_json
+from tokensteer.tasks.task import SHIPPED, Setup, Task, Trained, read_card
+from tokensteer.tasks.training import Training, say
 from tokensteer.train import DrakesPlan, ProposalPlan, StepVariance, Tuned, fit_drakes, shown
 
 Make = Callable[[Setup], Task]
@@ -85,6 +87,9 @@ class Drakes:
     plan: DrakesPlan
     num_steps: int = 64
 
+    def __post_init__(self) -> None:
+        check_wholes("Drakes", 1, num_steps=self.num_steps)
+
 
 TUNED: dict[str, Drakes] = {
     "drakes": Drakes(DrakesPlan(300, paths=64, last=32, rate=1e-4, average=0.95)),
@@ -101,8 +106,7 @@ def find_tuned(folder: Path, name: str, cell: int, device: str) -> Trained:
             f"there is no {file.name} in the weights: make it by python -m tokensteer.tasks.{NAME} --drakes --goal "
             f"{cell} --out FOLDER, and give --weights FOLDER"
         )
-    card = json.loads(file.with_suffix(".json").read_text())
-    return Trained(as_denoiser(load(file, device)), None, card)
+    return Trained(as_denoiser(load(file, device)), None, read_card(file.with_suffix(".json")))
 
 
 def train_drakes(
@@ -116,7 +120,7 @@ def train_drakes(
     """Tune a copy of the denoiser in `weights` in each way, with an equal share of the time; then measure so many
     samples of each. The cards are returned and written."""
     cell, cards = cell_of(goal), dict[str, Any]()
-    learned.complete(training.out, weights, NAME)
+    learned.complete(training, weights, NAME)
     for name, how in tuned.items():
         task = make(Setup(how.num_steps, cell, device=training.device, weights=weights))
         plan = replace(how.plan, rounds=max(1, round(how.plan.rounds * training.scale)))
@@ -135,6 +139,7 @@ def train_drakes(
                 generator=Generator(training.device).manual_seed(training.seed),
                 checkpoint=checkpoint,
                 watch=watch,
+                about={"goal": cell, "weights": learned.contents(weights, NAME)},
             )
         save(cast("Net", done.net), stored, torch.bfloat16)
         cards[name] = _card(name, training, plan, how, done, cell)
@@ -145,7 +150,7 @@ def train_drakes(
         cards[name]["quality"] = {key: value.numbers() for key, value in used.metrics(result).items()}
         say(f"{name}: {json.dumps(cards[name]['quality'])}")
         write_json(stored.with_suffix(".json"), cards[name])
-        checkpoint.unlink(missing_ok=True)
+    training.tidy(*(learned.file_of(training.out, NAME, name, cell).name for name in tuned))
     return cards
 
 

@@ -13,7 +13,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from tokensteer.core.denoiser import Denoiser
+from tokensteer.core.domains import check_wholes
 from tokensteer.core.methods import Method, pretrained, smc_base, smc_grad
+from tokensteer.files import write_json
 from tokensteer.nets import load
 from tokensteer.nets.store import Config
 from tokensteer.tasks import dna_reference
@@ -45,7 +47,7 @@ from tokensteer.tasks.dna_model import (
 )
 from tokensteer.tasks.metrics import Measured, accuracy, hamming, in_parts, measured, nll_bound
 from tokensteer.tasks.task import Setup, Task
-from tokensteer.tasks.training import Training, say, train_net, write_json
+from tokensteer.tasks.training import Training, say, train_net
 from tokensteer.train import Loss, Plan, classifier_loss, masked_loss, uniform_bound, uniform_loss
 
 MODULE = f"tokensteer.tasks.{NAME}"
@@ -121,6 +123,7 @@ class Trial:
     num_steps: int = 100
 
     def __post_init__(self) -> None:
+        check_wholes("Trial", 0, **vars(self))
         if min(self.samples, self.populations, self.sites, self.num_steps) < 2:
             raise ValueError(f"all that is measured needs at least 2 to have an error, got {self}")
 
@@ -142,16 +145,19 @@ def train(
     trial = Trial() if trial is None else trial
     sites, out = data(), training.out
     setup = Setup(trial.num_steps, trial.goal, device=training.device, weights=out)
+    training.begin()
     cards = {name: _train_one(name, role, sites, training) for name, role in roles.items()}
     dna_reference.build(setup, sites).save(out)
+    for name in roles:  # without quality: see `finished`
+        write_json(file_of(name, out).with_suffix(".json"), cards[name])
     say("measuring")
     found = _measure(setup, sites, training, trial, roles)
-    for name in roles:
-        write_json(file_of(name, out).with_suffix(".json"), cards[name] | {"quality": found[name]})
     if make is not None:
         found["steering"] = _steer(make(setup), training, trial)
     write_json(out / f"{NAME}-quality.json", found)
-    training.tidy(NAME)
+    for name in roles:
+        write_json(file_of(name, out).with_suffix(".json"), cards[name] | {"quality": found[name]})
+    training.tidy(*(file_of(name, out).name for name in roles))
     return found
 
 

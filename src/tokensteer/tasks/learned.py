@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shlex
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,14 +16,16 @@ import torch
 from torch import Generator, nn
 
 from tokensteer.core.denoiser import Denoiser
+from tokensteer.core.domains import check_numbers, check_wholes
 from tokensteer.core.methods import Method, prop_amot, smc_amot, smc_base, smc_grad
 from tokensteer.core.proposal import Amortised
 from tokensteer.core.steering import Steering
 from tokensteer.core.twist import LearnedTwist, Tilt
+from tokensteer.files import copy, write_json
 from tokensteer.nets import ValueConfig, ValueNet, load, save
 from tokensteer.nets.store import Net
-from tokensteer.tasks.task import SHIPPED, Task, Trained
-from tokensteer.tasks.training import Training, say, write_json
+from tokensteer.tasks.task import SHIPPED, Task, Trained, read_card
+from tokensteer.tasks.training import Training, say
 from tokensteer.train import Balance, Learned, Objective, Progress, ProposalPlan, Returns, Tuning, fit_proposal, shown
 
 PARTS = ("proposal", "value")
@@ -64,6 +66,8 @@ class Course:
     frozen: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_numbers("Course", "(0, inf)", kl=self.kl)
+        check_wholes("Course", 1, num_steps=self.num_steps)
         if self.value.beside and isinstance(self.objective, Balance):
             raise ValueError("Course: what Balance learns is a whole twist, and goes beside nothing")
 
@@ -77,7 +81,11 @@ def _as_long(plan: ProposalPlan, training: Training) -> ProposalPlan:
 
 def file_of(folder: Path, task: str, part: str, goal: int | None) -> Path:
     """The weights of a part, `proposal` or `value`, for the goal it was trained for."""
-    return folder / f"{task}-{part}{'' if goal is None else f'-{goal}'}.safetensors"
+    return folder / f"{task}-{part}{_suffix(goal)}.safetensors"
+
+
+def _suffix(goal: int | None) -> str:
+    return "" if goal is None else f"-{goal}"
 
 
 def find(
@@ -93,11 +101,11 @@ def find(
             f"tokensteer train {task} --proposal{_towards(goal)}{model} --out FOLDER, and give --weights FOLDER"
         )
     net = load(file, device, folder / f"{task}-denoiser.safetensors")
-    card = json.loads(file.with_suffix(".json").read_text())
+    card = read_card(file.with_suffix(".json"))
     if not twist.is_file():
         return Trained(as_denoiser(net), None, card)
-    its = json.loads(twist.with_suffix(".json").read_text())
-    together = its["history"] == card["history"]
+    its = read_card(twist.with_suffix(".json"))
+    together = its.get("history") == card.get("history")
     return Trained(as_denoiser(net), cast("ValueNet", load(twist, device)), card, None if together else its)
 
 
@@ -136,9 +144,10 @@ def teach(
     the task needs besides is copied from the folder `weights`. The card is returned and written."""
     learner = make(course.kl, course.num_steps)
     out, name = training.out, learner.name
-    complete(out, weights, name)
+    complete(training, weights, name)
     plan = _as_long(course.plan, training)
-    learned = _fit(learner, _learning(net, course.frozen), as_denoiser, course, plan, training, goal)
+    about = {"goal": goal, "weights": contents(weights, name)}
+    learned = _fit(learner, _learning(net, course.frozen), as_denoiser, course, plan, training, about)
     kept = PARTS if isinstance(course.objective, Balance) else PARTS[:1]  # other baselines are no twists
     for part, trained in zip(kept, (learned.net, learned.baseline), strict=False):
         without = course.frozen if part == "proposal" else ()
@@ -154,7 +163,7 @@ def teach(
     card["quality"] = _measure(make(course.kl, 100), training, as_used or as_denoiser, goal, populations)
     for file in cards:
         write_json(file, card)
-    training.tidy(name)
+    training.tidy(file_of(out, name, "proposal", goal).name)
     return card
 
 
@@ -179,17 +188,15 @@ def teach_twist(
     if course.twist is None:
         raise ValueError(f"{learner.name} has no course for a twist alone: train it with the proposal, --proposal")
     find(weights, learner.name, goal, as_denoiser, training.device)  # or the error that says how to make it
-    complete(out, weights, learner.name)
-    for file in (
-        file_of(weights, learner.name, "proposal", goal).with_suffix(kind) for kind in (".safetensors", ".json")
-    ):
-        if not (out / file.name).exists():
-            shutil.copyfile(file, out / file.name)
+    complete(training, weights, learner.name)
+    for kind in (".safetensors", ".json"):
+        _bring(file_of(weights, learner.name, "proposal", goal).with_suffix(kind), out)
     rest = out / f"{learner.name}-denoiser.safetensors"
     net = load(file_of(out, learner.name, "proposal", goal), training.device, rest).requires_grad_(False)
     plan = _as_long(course.twist, training)
     course = replace(course, objective=Returns(twists=course.value.beside))
-    learned = _fit(learner, net, as_denoiser, course, plan, training, goal)
+    about = {"goal": goal, "weights": contents(weights, learner.name, "proposal" + _suffix(goal))}
+    learned = _fit(learner, net, as_denoiser, course, plan, training, about)
     stored = file_of(out, learner.name, "value", goal)
     save(cast("Net", learned.baseline), stored, torch.bfloat16)
     card = _card(learner.name, training, plan, course, learned, goal) | {
@@ -200,7 +207,7 @@ def teach_twist(
     say("measuring")
     card["quality"] = _measure(make(course.kl, 100), training, as_denoiser, goal, populations)
     write_json(stored.with_suffix(".json"), card)
-    training.tidy(learner.name)
+    training.tidy(file_of(out, learner.name, "twist", goal).name)
     return card
 
 
@@ -211,7 +218,7 @@ def _fit(
     course: Course,
     plan: ProposalPlan,
     training: Training,
-    goal: int | None,
+    about: Mapping[str, Any],
 ) -> Learned:
     part = "twist" if isinstance(course.objective, Returns) else "proposal"
     torch.manual_seed(training.seed)  # pyright: ignore[reportUnknownMemberType]
@@ -224,8 +231,9 @@ def _fit(
             generator=Generator(training.device).manual_seed(training.seed),
             baseline=ValueNet(course.value).to(training.device),
             objective=course.objective,
-            checkpoint=file_of(training.checkpoints, learner.name, part, goal),
+            checkpoint=file_of(training.checkpoints, learner.name, part, about["goal"]),
             watch=bar,
+            about=about,
         )
 
 
@@ -233,12 +241,43 @@ def _towards(goal: int | None) -> str:
     return "" if goal is None else f" --goal {goal}"
 
 
-def complete(out: Path, weights: Path, name: str) -> None:
-    """A folder of weights is only of use with the networks that the proposal goes with."""
-    out.mkdir(parents=True, exist_ok=True)
-    for file in weights.glob(f"{name}-*"):
-        if "-proposal" not in file.stem and "-value" not in file.stem and not (out / file.name).exists():
-            shutil.copyfile(file, out / file.name)
+def complete(training: Training, weights: Path, name: str) -> None:
+    """Begin in a folder, which is only of use with the networks that a proposal goes with: they are copied there."""
+    training.begin()
+    for file in _base(weights, name):
+        _bring(file, training.out)
+
+
+def _base(weights: Path, name: str) -> list[Path]:
+    """The files of a task that are not of proposals and twists."""
+    return [f for f in sorted(weights.glob(f"{name}-*")) if "-proposal" not in f.stem and "-value" not in f.stem]
+
+
+def _bring(file: Path, out: Path) -> None:
+    """Copy a file to a folder that lacks it. One that is there must be the same if it is part of a network: what is
+    taught with one denoiser is of no use with another."""
+    there = out / file.name
+    if not there.exists():
+        copy(file, there)
+    elif _made_of(file) and there.read_bytes() != file.read_bytes():
+        raise ValueError(
+            f"{there} is not the same as {file}, which is taught here: give --weights {out} to teach what is there, or "
+            "give --out another folder"
+        )
+
+
+def _made_of(file: Path) -> bool:
+    """Whether a file is part of what is taught: neither a card, nor counts of data, nor something tuned."""
+    return file.suffix in (".safetensors", ".txt") and not any(part in file.stem for part in ("-drakes", "-reference"))
+
+
+def contents(weights: Path, name: str, *more: str) -> str:
+    """By what the networks of a task in a folder are known again, and the files `more`: a digest."""
+    used = [file for file in _base(weights, name) if _made_of(file)]
+    digest = hashlib.sha256()
+    for file in (*used, *(weights / f"{name}-{part}.safetensors" for part in more)):
+        digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _card(

@@ -8,6 +8,7 @@ trains all its networks. The data does not come with the package; `binarise` mak
 from __future__ import annotations
 
 import gzip
+import zlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tokensteer.nets import ConvConfig, PatchConfig, UNetConfig, ValueConfig
+from tokensteer.tasks import arrays as arrays_in
 from tokensteer.tasks import pixels, pixels_train
 from tokensteer.tasks.learned import TWIST, Course
 from tokensteer.tasks.pixels import CLASSES, VOCAB_SIZE, Data, Recipe
@@ -46,8 +48,7 @@ def binarise(folder: str | Path, out: str | Path | None = None) -> Path:
         arrays[part] = np.packbits(grey.reshape(len(grey), -1) > THRESHOLD, axis=1)
         arrays[f"{part}_y"] = _idx(Path(folder), f"{stem}-labels-idx1-ubyte")
     file = (data_folder() if out is None else Path(out)) / FILE
-    file.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(file, **arrays)
+    arrays_in.write(file, **arrays)
     return file
 
 
@@ -58,7 +59,10 @@ def _idx(folder: Path, name: str) -> Any:
         raise FileNotFoundError(
             f"there is neither {plain} nor {zipped.name} beside it: give the folder of MNIST's files"
         )
-    raw = plain.read_bytes() if plain.is_file() else gzip.decompress(zipped.read_bytes())
+    try:
+        raw = plain.read_bytes() if plain.is_file() else gzip.decompress(zipped.read_bytes())
+    except (EOFError, OSError, zlib.error) as error:
+        raise ValueError(f"{zipped} is damaged ({error}): fetch it again") from error
     axes = raw[3] if raw[:3] == b"\0\0\x08" else 0
     shape = [int.from_bytes(raw[4 + 4 * k : 8 + 4 * k], "big") for k in range(axes)]
     if not axes or len(raw) != 4 + 4 * axes + int(np.prod(shape)):

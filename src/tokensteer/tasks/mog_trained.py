@@ -23,12 +23,13 @@ from tokensteer.core.model import Diffusion, template
 from tokensteer.core.result import Result
 from tokensteer.core.schedule import constant_ramp, uniform_steps
 from tokensteer.core.steering import Steering
+from tokensteer.files import write_json
 from tokensteer.nets import Transformer, TransformerConfig, ValueConfig, load, save
 from tokensteer.tasks import learned, mog
 from tokensteer.tasks.metrics import Measured, in_parts, measured, nll_bound
 from tokensteer.tasks.png import write_png
 from tokensteer.tasks.task import SHIPPED, Setup, Task
-from tokensteer.tasks.training import Training, chosen, parser, say, write_json
+from tokensteer.tasks.training import Training, chosen, parser, say
 from tokensteer.testing.exact import all_sequences
 from tokensteer.train import Balance, Plan, ProposalPlan, fit, masked_loss, shown
 
@@ -136,7 +137,8 @@ def train(training: Training) -> None:
     net = Transformer(CONFIG).to(training.device)
     ids = mog.Target(mog.pmf(), 0.0).sample(DRAWS, Generator().manual_seed(training.seed))
     generator = Generator(training.device).manual_seed(training.seed)
-    checkpoint = out / "checkpoint.safetensors"
+    training.begin()
+    checkpoint = training.checkpoints / FILE
     with shown("mog denoiser") as watch:
         fitted = fit(
             net, masked_loss(mog.MASK), ids, plan=plan, generator=generator, checkpoint=checkpoint, watch=watch
@@ -147,7 +149,7 @@ def train(training: Training) -> None:
     card["quality"] = _quality(training)
     say(json.dumps(card["quality"]))
     write_json((out / FILE).with_suffix(".json"), card)
-    checkpoint.unlink()
+    training.tidy(FILE)
 
 
 def train_proposal(

@@ -7,7 +7,6 @@ nothing was steered by, judges the samples.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +24,11 @@ from tokensteer.core.schedule import Ramp, exponential_ramp, uniform_steps
 from tokensteer.core.twist import Tilt
 from tokensteer.nets import ConvConfig, PatchConfig, UNetConfig
 from tokensteer.nets import load as load_net
+from tokensteer.tasks import arrays as arrays_in
 from tokensteer.tasks import learned
 from tokensteer.tasks.metrics import Classifier, Measured, hamming, in_parts, measured
 from tokensteer.tasks.png import tiled, write_png
-from tokensteer.tasks.task import Setup, Task
+from tokensteer.tasks.task import Setup, Task, read_card
 from tokensteer.train import Plan
 
 MASK = 2
@@ -80,8 +80,7 @@ class Recipe:
 
 def unpack(file: Path, length: int) -> Data:
     """Images from packed bits: train (D, L/8), train_y, test, test_y."""
-    with np.load(file) as stored:
-        arrays: dict[str, Any] = {name: stored[name] for name in ("train", "train_y", "test", "test_y")}
+    arrays = arrays_in.read(file, ("train", "train_y", "test", "test_y"), "make it again")
 
     def images(part: str) -> Images:
         bits = np.unpackbits(arrays[part], axis=1)[:, :length]
@@ -126,14 +125,17 @@ def task(recipe: Recipe, setup: Setup) -> Task:
     """A digit, 4 unless `setup.goal` says another."""
     digit = 4 if setup.goal is None else setup.goal
     reward, judge = (classifier(recipe, role, setup) for role in ("reward", "judge"))
-    card = json.loads(file_of(recipe, "denoiser", setup.weights).with_suffix(".json").read_text())
+    file = file_of(recipe, "denoiser", setup.weights).with_suffix(".json")
+    real = read_card(file).get("hamming")
+    if not isinstance(real, list) or len(cast("list[Any]", real)) != CLASSES:
+        raise ValueError(f"{file} is damaged, it lacks hamming, {CLASSES} numbers: train the denoiser again")
 
     def marks(ids: Tensor) -> Tensor:
         return (in_parts(judge, ids).argmax(-1) == digit).double()
 
     def metrics(result: Result) -> Mapping[str, Measured]:
         rewarded = (in_parts(reward, result.samples.flatten(0, 1)).argmax(-1) == digit).double()
-        return assess(result, marks, rewarded, float(card["hamming"][digit]))
+        return assess(result, marks, rewarded, float(cast("list[float]", real)[digit]))
 
     return Task(
         recipe.name,

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.core.domains import check_wholes
 from tokensteer.core.methods import Method, pretrained, smc_base, smc_grad
+from tokensteer.files import write_json
 from tokensteer.nets import load
 from tokensteer.tasks.learned import teach, teach_twist
 from tokensteer.tasks.metrics import Measured, accuracy, hamming, label_histogram, nll_bound
@@ -33,7 +35,7 @@ from tokensteer.tasks.pixels import (
     task,
 )
 from tokensteer.tasks.task import SHIPPED, Setup, Task
-from tokensteer.tasks.training import Training, chosen, parser, say, train_net, write_json
+from tokensteer.tasks.training import Training, chosen, parser, say, train_net
 from tokensteer.train import classifier_loss, masked_loss
 
 MEASURED = {1: 200, 4: 60, 16: 30}
@@ -53,6 +55,7 @@ class Trial:
     num_steps: int = 100
 
     def __post_init__(self) -> None:
+        check_wholes("Trial", 0, **vars(self))
         if min(self.samples, self.populations, self.images, self.num_steps) < 2:
             raise ValueError(f"all that is measured needs at least 2 to have an error, got {self}")
         if not 0 <= self.goal < CLASSES:
@@ -64,18 +67,22 @@ def train(recipe: Recipe, training: Training, trial: Trial | None = None) -> dic
     trial = Trial() if trial is None else trial
     setup = Setup(trial.num_steps, trial.goal, device=training.device, weights=training.out)
     data, out = recipe.data(), training.out
+    training.begin()
     cards = {role: _train_one(recipe, role, data.train, training) for role in ROLES}
     cards["denoiser"]["hamming"] = [
         round(float(hamming(data.test.ids[data.test.labels == k]).mean()), 5) for k in range(CLASSES)
     ]
+    places = {role: file_of(recipe, role, out) for role in ROLES}
+    for role, file in places.items():  # without quality: see `finished`
+        write_json(file.with_suffix(".json"), cards[role])
     say("measuring")
     found, samples = _measure(recipe, setup, data, training, trial)
-    for role in ROLES:
-        write_json(file_of(recipe, role, out).with_suffix(".json"), cards[role] | {"quality": found[role]})
     found["steering"], drawn = _steer(recipe, setup, training, trial)
     picture(torch.cat([samples[:128], *drawn]), recipe.side, out / f"{recipe.name}-samples.png")
     write_json(out / f"{recipe.name}-quality.json", found)
-    training.tidy(recipe.name)
+    for role, file in places.items():
+        write_json(file.with_suffix(".json"), cards[role] | {"quality": found[role]})
+    training.tidy(*(file.name for file in places.values()))
     return found
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from tokensteer import files
 from tokensteer.core.denoiser import Denoiser
+from tokensteer.core.domains import check_wholes
 from tokensteer.core.kernel import Ancestral, Cap
 from tokensteer.core.model import Diffusion
 from tokensteer.core.result import Result
@@ -27,6 +30,20 @@ def data_folder() -> Path:
     """Where data that does not come with the package is looked for: TOKENSTEER_DATA, or the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("TOKENSTEER_DATA") or cache / "tokensteer")
+
+
+def read_card(file: Path) -> dict[str, Any]:
+    """The card of a network. Raises an error that names the file, and how to mend it, if it is not there or damaged."""
+    mend = "train the network again, or copy the card from the folder that the network is from"
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no card {file}: {mend}")
+    try:
+        card = files.read_json(file)
+    except ValueError as error:
+        raise ValueError(f"{error}: {mend}") from error
+    if not isinstance(card, dict):
+        raise ValueError(f"{file} is damaged, it is no card: {mend}")
+    return cast("dict[str, Any]", card)
 
 
 def check_device(name: str) -> None:
@@ -55,11 +72,10 @@ class Setup:
     reward: Callable[[list[str]], Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.num_steps < 1:
-            raise ValueError(f"num_steps must be at least 1, got {self.num_steps}; try 100")
+        check_wholes("Setup", 1, num_steps=self.num_steps)
         check_device(self.device)
-        if self.kl is not None and not self.kl > 0:
-            raise ValueError(f"kl must be positive, got {self.kl:g}: it divides the reward")
+        if self.kl is not None and not 0 < self.kl < math.inf:
+            raise ValueError(f"kl must be positive and finite, got {self.kl:g}: it divides the reward")
         if not 0 <= self.remask <= 1:
             raise ValueError(f"remask must lie in [0, 1], got {self.remask:g}: it is a probability, 0 for none")
 

@@ -22,15 +22,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tokensteer.tasks import arrays as arrays_in
 from tokensteer.tasks.task import data_folder
 from tokensteer.tasks.training import say
-from tokensteer.tasks.wordpiece import INNER, MASK, WordPiece, words
+from tokensteer.tasks.wordpiece import INNER, MASK, WordPiece, lines, words
 
 FILE = "reviews-ids.npz"
 LENGTH = 64
@@ -77,8 +77,8 @@ def load(file: Path | None = None, length: int = LENGTH) -> Reviews:
             f"there is no {file}: set TOKENSTEER_DATA to the folder that holds {FILE}, or make it by "
             "python -m tokensteer.tasks.text_data --reviews REVIEWS.csv --vocab vocab.txt --out FOLDER"
         )
-    with np.load(file) as stored:
-        arrays: dict[str, Any] = {name: stored[name] for name in stored.files}
+    names = ("pieces", "origin", "stream", "starts", "labels", "parts")
+    arrays = arrays_in.read(file, names, "make it again by python -m tokensteer.tasks.text_data")
     pieces: list[str] = arrays["pieces"].tolist()
     origin: list[int] = arrays["origin"].tolist()
     stream, starts, labels, parts = (arrays[name] for name in ("stream", "starts", "labels", "parts"))
@@ -100,7 +100,7 @@ def prepare(reviews: Path, vocab: Path, out: Path, size: int = SIZE, length: int
         if not file.is_file():
             raise FileNotFoundError(f"there is no file {file}")
     texts, labels = _read(reviews)
-    full = WordPiece.of(vocab.read_text("utf-8").splitlines())
+    full = WordPiece.of(lines(vocab))
     spoken = [[words(sentence) for sentence in sentences(text)] for text in texts]
     counts = Counter(word for review in spoken for sentence in review for word in sentence)
     common = {word for word, _ in counts.most_common(100)}
@@ -120,10 +120,9 @@ def prepare(reviews: Path, vocab: Path, out: Path, size: int = SIZE, length: int
             _lay(spelt, label, part, stream, starts)
     for (label, part), pieces in sorted(short.items()):
         _lay(pieces, label, part, stream, starts)
-    out.mkdir(parents=True, exist_ok=True)
     file = out / FILE
     where, which, whose = zip(*starts, strict=True)
-    np.savez_compressed(
+    arrays_in.write(
         file,
         pieces=np.array(vocabulary.pieces),
         origin=np.array(vocabulary.origin, np.int32),

@@ -13,11 +13,13 @@ from typing import Any, cast
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.core.domains import check_wholes
 from tokensteer.core.methods import pretrained
+from tokensteer.files import write_json
 from tokensteer.nets import load
 from tokensteer.tasks.learned import teach, teach_twist
 from tokensteer.tasks.metrics import Measured, accuracy, in_parts, measured, nll_bound
-from tokensteer.tasks.task import SHIPPED, Setup, Task
+from tokensteer.tasks.task import SHIPPED, Setup, Task, read_card
 from tokensteer.tasks.text_data import Reviews, Windows
 from tokensteer.tasks.texts import (
     ROLES,
@@ -31,7 +33,7 @@ from tokensteer.tasks.texts import (
     task,
     vocabulary_of,
 )
-from tokensteer.tasks.training import Training, chosen, parser, say, train_net, write_json
+from tokensteer.tasks.training import Training, chosen, parser, say, train_net
 from tokensteer.tasks.wordpiece import WordPiece
 from tokensteer.train import classifier_loss, headed_loss
 
@@ -52,6 +54,7 @@ class Trial:
     num_steps: int = 64
 
     def __post_init__(self) -> None:
+        check_wholes("Trial", 0, **vars(self))
         if min(self.samples, self.windows, self.num_steps) < 2:
             raise ValueError(f"all that is measured needs at least 2 to have an error, got {self}")
 
@@ -68,7 +71,7 @@ def train(
             f"the data is written in {len(reviews.vocabulary.pieces)} pieces and the networks know "
             f"{recipe.denoiser.vocab_size}: make the data with --size {recipe.denoiser.vocab_size}"
         )
-    out.mkdir(parents=True, exist_ok=True)
+    training.begin()
     reviews.vocabulary.write(vocabulary_of(recipe, out))
     parts = {"denoiser": reviews.training, "reward": reviews.parts["reward"], "judge": reviews.parts["judge"]}
     mask_id = reviews.vocabulary.mask_id
@@ -79,15 +82,16 @@ def train(
     cards: dict[str, Any] = {}
     for role in ROLES:
         learns = role in roles
-        done = None if learns else json.loads(files[role].read_text())
-        cards[role] = done or _train_one(recipe, role, parts[role], mask_id, training)
+        cards[role] = _train_one(recipe, role, parts[role], mask_id, training) if learns else read_card(files[role])
+    for role in roles:  # without quality: see `finished`
+        write_json(files[role], cards[role])
     say("measuring")
     setup = Setup(trial.num_steps, device=training.device, weights=out)
     found = _measure(recipe, setup, reviews, training, trial)
+    write_json(out / f"{recipe.name}-quality.json", found)
     for role in ROLES:
         write_json(files[role], cards[role] | {"quality": found[role]})
-    write_json(out / f"{recipe.name}-quality.json", found)
-    training.tidy(recipe.name)
+    training.tidy(*(file.with_suffix(".safetensors").name for file in files.values()))
     return found
 
 

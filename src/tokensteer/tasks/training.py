@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,9 +13,11 @@ from typing import Any, cast
 import torch
 from torch import Generator, Tensor, nn
 
+from tokensteer import files
+from tokensteer.core.domains import check_seed
 from tokensteer.nets import save
 from tokensteer.nets.store import Config, Net, build
-from tokensteer.tasks.task import check_device
+from tokensteer.tasks.task import check_device, read_card
 from tokensteer.train import Fitted, Loss, Plan, fit, shown
 
 
@@ -31,10 +33,10 @@ class Training:
 
     def __post_init__(self) -> None:
         check_device(self.device)
-        if self.minutes is not None and not self.minutes > 0:
-            raise ValueError(f"--minutes must be positive, got {self.minutes}")
-        if not self.scale > 0:
-            raise ValueError(f"--scale must be positive, got {self.scale}")
+        check_seed("--seed", self.seed)
+        for name, value in (("--minutes", self.minutes), ("--scale", self.scale)):
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {value}")
 
     def plan(self, plan: Plan, share: float = 1.0) -> Plan:
         """A task's plan, with its share of the time if there is a limit."""
@@ -66,10 +68,17 @@ class Training:
         """Where runs that are not finished lie."""
         return self.out / "checkpoints"
 
-    def tidy(self, task: str) -> None:
-        """All networks of a task are finished: nothing is left to go on with."""
-        for file in self.checkpoints.glob(f"{task}-*"):
-            file.unlink()
+    def begin(self) -> None:
+        """Make the folder, and delete what writers that were killed have left in it."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        for folder in (self.out, self.checkpoints):
+            files.remove_strays(folder)
+
+    def tidy(self, *names: str) -> None:
+        """The networks of these files are stored, measured and have their cards: nothing is left to go on with. This
+        comes last, so that a training that is killed before does not begin anew."""
+        for name in names:
+            (self.checkpoints / name).unlink(missing_ok=True)
         if self.checkpoints.is_dir() and not any(self.checkpoints.iterdir()):
             self.checkpoints.rmdir()
 
@@ -130,8 +139,11 @@ def chosen(given: argparse.Namespace) -> Training:
     return Training(given.out, given.device, given.seed, given.minutes, given.scale)
 
 
-def write_json(file: Path, content: Mapping[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+def finished(cards: Iterable[Path]) -> bool:
+    """Whether networks with these cards are finished: there are some, and all were measured. A training writes all its
+    cards before it measures, and what was found when it has measured everything."""
+    read = [read_card(card) for card in cards]
+    return bool(read) and all("quality" in card for card in read)
 
 
 def say(line: str) -> None:

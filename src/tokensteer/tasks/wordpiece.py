@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from tokensteer import files
+
 MASK, UNKNOWN = "[MASK]", "[UNK]"
 SPECIAL = (MASK, UNKNOWN, "[PAD]", "[CLS]", "[SEP]")
 INNER = "##"
@@ -49,13 +51,19 @@ class WordPiece:
         """What `write` wrote."""
         if not file.is_file():
             raise FileNotFoundError(f"there is no vocabulary {file}: give the folder that holds it beside the weights")
-        lines = [line.split("\t") for line in file.read_text("utf-8").splitlines()]
-        return cls(tuple(piece for piece, _ in lines), tuple(int(origin) for _, origin in lines))
+        try:
+            listed = [line.split("\t") for line in lines(file)]
+            return cls(tuple(piece for piece, _ in listed), tuple(int(origin) for _, origin in listed))
+        except ValueError as error:
+            raise ValueError(
+                f"{file} is no vocabulary, lines of a piece, a tab and a number ({error}): copy it again from the "
+                "folder that the weights are from"
+            ) from error
 
     def write(self, file: Path) -> None:
         """One line for each piece: itself, a tab, its id in the vocabulary it was taken from."""
-        lines = [f"{piece}\t{origin}\n" for piece, origin in zip(self.pieces, self.origin, strict=True)]
-        file.write_text("".join(lines), "utf-8")
+        rows = [f"{piece}\t{origin}\n" for piece, origin in zip(self.pieces, self.origin, strict=True)]
+        files.write_text(file, "".join(rows))
 
     @cached_property
     def ids(self) -> dict[str, int]:
@@ -120,6 +128,12 @@ class WordPiece:
         special = set(self.all_special_ids) if skip_special_tokens else ()
         kept = ([k for k in ids if k not in special] for ids in sequences)
         return [self._joined(ids) if clean_up_tokenization_spaces is False else self.decode(ids) for ids in kept]
+
+
+def lines(file: Path) -> list[str]:
+    """The lines of a file, which end with a line feed, or that and a carriage return before it, and nothing else."""
+    text = file.read_bytes().decode("utf-8").replace("\r\n", "\n")
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def words(text: str) -> list[str]:

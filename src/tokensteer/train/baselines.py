@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensteer.core.denoiser import Time
+from tokensteer.core.domains import check_wholes
 from tokensteer.core.schedule import Step
 
 
@@ -21,6 +22,7 @@ class PerStep(nn.Module):
 
     def __init__(self, steps: Sequence[Step]) -> None:
         super().__init__()
+        check_wholes("PerStep", 1, steps=len(steps))
         self.times: Tensor
         self.register_buffer("times", torch.tensor([step.t for step in steps], dtype=torch.float64))
         self.values = nn.Parameter(torch.zeros(len(steps)))
@@ -35,6 +37,7 @@ class OfTime(nn.Module):
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
+        check_wholes("OfTime", 1, width=width)
         self.first = nn.Linear(1, width)
         self.rest = nn.Sequential(nn.SiLU(), nn.Linear(width, width), nn.SiLU(), _last(width))
 
@@ -49,6 +52,7 @@ class OfState(nn.Module):
 
     def __init__(self, vocab_size: int, length: int, width: int = 128) -> None:
         super().__init__()
+        check_wholes("OfState", 1, vocab_size=vocab_size, length=length, width=width)
         self.tokens = nn.Embedding(vocab_size, width)
         self.places = nn.Parameter(0.3 * torch.randn(length, width))
         self.site = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))

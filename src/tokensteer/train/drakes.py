@@ -28,13 +28,15 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import one_hot
 
 from tokensteer.core.denoiser import Denoiser
+from tokensteer.core.domains import check_numbers, check_wholes
 from tokensteer.core.draws import NEVER
 from tokensteer.core.kernel import NO_MASK, Remembering
 from tokensteer.core.measure import Reveal
 from tokensteer.core.model import Diffusion
 from tokensteer.core.schedule import Step
 from tokensteer.core.twist import Reward
-from tokensteer.train.learning import Learning
+from tokensteer.train.learning import Learning, described_net, same_draws
+from tokensteer.train.proposal import asked
 from tokensteer.train.rounds import Gathers, study
 
 
@@ -64,11 +66,13 @@ class DrakesPlan:
     save_every: int = 100
 
     def __post_init__(self) -> None:
-        counts = (self.rounds, self.paths, self.parts, self.report_every, self.save_every)
-        if min(*counts, self.last or 1) < 1 or self.last == 0:
-            raise ValueError(f"DrakesPlan: all counts must be at least 1, got {self}")
-        if self.kl < 0 or min(self.temperature, self.last_temperature) <= 0:
-            raise ValueError(f"DrakesPlan: kl must not be negative, and temperatures positive, got {self}")
+        counts = {"rounds": self.rounds, "paths": self.paths, "parts": self.parts, "last": self.last}
+        check_wholes("DrakesPlan", 1, **counts, report_every=self.report_every, save_every=self.save_every)
+        check_numbers("DrakesPlan", "(0, inf)", temperature=self.temperature, last_temperature=self.last_temperature)
+        check_numbers("DrakesPlan", "(0, inf)", rate=self.rate, seconds=self.seconds)
+        check_numbers("DrakesPlan", "(0, inf]", clip=self.clip)
+        check_numbers("DrakesPlan", "[0, inf)", kl=self.kl, weight_decay=self.weight_decay)
+        check_numbers("DrakesPlan", "[0, 1)", warmup=self.warmup, average=self.average)
 
     def temperature_at(self, done: float) -> float:
         return self.temperature * (self.last_temperature / self.temperature) ** min(1.0, done)
@@ -77,7 +81,8 @@ class DrakesPlan:
 @dataclass(frozen=True)
 class Tuning:
     """Where a fine-tuning stands, by the means since the last report: the loss, the reward of exact draws of the
-    sampler as it is, and KL(q | p) of their paths, nan if it was not asked for."""
+    sampler as it is, and KL(q | p) of their paths, nan if it was not asked for. The report of the end is of the
+    averaged network, which is returned, on as many new paths as an update gathers."""
 
     step: int
     done: float
@@ -108,15 +113,18 @@ def fit_drakes(
     checkpoint: Path | None = None,
     watch: Callable[[Tuning], None] | None = None,
     together: Gathers | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> Tuned:
     """Tune `net`, which as_denoiser(net) makes a denoiser of one-hots, for a reward of one-hots (P, L, V) -> (P,).
 
     Begin from a copy of the model's own network, or an adapter on it. A kernel that chooses its sites follows the order
     of the network that is tuned, and p is compared with it on the same sites. If the file `checkpoint` exists, the run
-    goes on from there; processes may train `together` as for `fit_proposal`.
+    goes on from there; one of another plan, seed or model is refused, and `about` is what else it must agree
+    with. Processes may train `together` as for `fit_proposal`.
     """
-    tuner = _Tuner(model, reward, as_denoiser(net), plan, generator)
-    learning = Learning(net.train(), asdict(plan), generator, plan.weight_decay, plan.clip, plan.average)
+    tuner = _Tuner(model, reward, as_denoiser, net, plan, generator)
+    given = {"network": described_net(net), **asked(model), **(about or {})}
+    learning = Learning(net.train(), asdict(plan) | given, generator, plan.weight_decay, plan.clip, plan.average)
     study(tuner, learning, plan, checkpoint=checkpoint, watch=watch, together=together)
     best = learning.average.module.eval().requires_grad_(False)
     return Tuned(best, as_denoiser(best), tuner.history, tuner.rows)
@@ -184,20 +192,30 @@ class _Tuner:
     """What learns: a relaxed sampler, and how it is doing."""
 
     def __init__(
-        self, model: Diffusion, reward: Reward, denoiser: Denoiser, plan: DrakesPlan, generator: Generator
+        self,
+        model: Diffusion,
+        reward: Reward,
+        as_denoiser: Callable[[nn.Module], Denoiser],
+        net: nn.Module,
+        plan: DrakesPlan,
+        generator: Generator,
     ) -> None:
-        self.sampler = Relaxation(model, denoiser)
+        self.sampler, self.as_denoiser = Relaxation(model, as_denoiser(net)), as_denoiser
         self.reward, self.plan, self.generator = reward, plan, generator
         self.seen: list[Tensor] = []
         self.history: list[Tuning] = []
         self.rows = 0
 
     def round(self, done: float, update: Callable[[], None]) -> None:
+        self.gather(done)
+        update()
+
+    def gather(self, done: float) -> None:
+        """Gather the gradients of one update."""
         temperature = self.plan.temperature_at(done)
         for _ in range(self.plan.parts):
             with torch.enable_grad():
                 self.seen.append(self._gather(temperature))
-        update()
 
     def _gather(self, temperature: float) -> Tensor:
         """Gather the gradients of some paths: their loss, reward and divergence."""
@@ -232,6 +250,14 @@ class _Tuner:
             raise RuntimeError(f"the loss is {loss} by round {step}: lower the rate, {self.plan.rate}")
         known = divergence if self.plan.kl else math.nan
         self.history.append(Tuning(step, done, loss, seconds, reward, known))
+        return self.history[-1]
+
+    def conclude(self, average: nn.Module, step: int, done: float, seconds: float) -> Tuning:
+        draws, model = same_draws(self.generator), self.sampler.model
+        best = _Tuner(model, self.reward, self.as_denoiser, average, self.plan, draws)
+        best.gather(done)
+        average.zero_grad()  # nothing is learned from this
+        self.history.append(best.report(step, done, seconds))
         return self.history[-1]
 
     def tensors(self) -> dict[str, Tensor]:

@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 from torch import Generator, Tensor, nn
 
-from tokensteer.train.learning import Learning
+from tokensteer.core.domains import check_numbers, check_wholes
+from tokensteer.train.learning import Learning, described, described_net, digest, same_draws
 from tokensteer.train.losses import Loss
 
 
@@ -35,10 +36,12 @@ class Plan:
     save_every: int = 500
 
     def __post_init__(self) -> None:
-        if min(self.steps, self.batch_size, self.report_every, self.save_every) < 1:
-            raise ValueError(f"Plan: steps, batch_size, report_every and save_every must be at least 1, got {self}")
-        if self.seconds is not None and self.seconds <= 0:
-            raise ValueError(f"Plan.seconds must be positive, got {self.seconds}")
+        counts = {"steps": self.steps, "batch_size": self.batch_size}
+        check_wholes("Plan", 1, **counts, report_every=self.report_every, save_every=self.save_every)
+        check_numbers("Plan", "(0, inf)", rate=self.rate, seconds=self.seconds)
+        check_numbers("Plan", "(0, inf]", clip=self.clip)
+        check_numbers("Plan", "[0, inf)", weight_decay=self.weight_decay)
+        check_numbers("Plan", "[0, 1)", warmup=self.warmup, average=self.average)
 
     def done(self, step: int, seconds: float) -> float:
         """The share of the run that is over, 1 at the end."""
@@ -53,7 +56,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Report:
-    """Where a run stands: `loss` is the mean since the last report."""
+    """Where a run stands: `loss` is the mean since the last report. The report of the end has the loss of what is
+    returned instead, the averaged network, on up to `report_every` fresh batches."""
 
     step: int
     done: float
@@ -66,7 +70,7 @@ Watch = Callable[[Report], None]
 
 @dataclass(frozen=True)
 class Fitted:
-    """The averaged network, and what it took."""
+    """The averaged network, and the report of the end, whose loss is that of this network."""
 
     net: nn.Module
     last: Report
@@ -85,30 +89,43 @@ def fit(
 ) -> Fitted:
     """Train `net` on ids (D, L) of any integer type, with labels (D,) if the loss wants them, where `net` is.
 
-    Batches are drawn with replacement. If the file `checkpoint` exists, the run goes on from there.
+    Batches are drawn with replacement. If the file `checkpoint` exists, the run goes on from there; one of another
+    plan, seed, network, loss or data is refused.
     """
     device = next(net.parameters()).device
+    given = {"network": described_net(net), "loss": described(loss), "data": digest(ids, labels)}
     ids, labels = ids.to(device), None if labels is None else labels.to(device)
-    run = Learning(net.train(), asdict(plan), generator, plan.weight_decay, plan.clip, plan.average)
-    step, spent, _ = run.resume(checkpoint)
-    began = time.perf_counter() - spent
-    seconds, reported, total = spent, step, torch.zeros((), device=device)
-    report = Report(step, plan.done(step, spent), math.nan, spent)
-    while plan.done(step, seconds) < 1.0:
+    run = Learning(net.train(), asdict(plan) | given, generator, plan.weight_decay, plan.clip, plan.average)
+
+    def of_batch(net: nn.Module, generator: Generator) -> Tensor:
         index = torch.randint(len(ids), (plan.batch_size,), generator=generator, device=device)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            value = loss(net, ids[index].long(), None if labels is None else labels[index].long(), generator)
+            return loss(net, ids[index].long(), None if labels is None else labels[index].long(), generator)
+
+    def report(step: int, done: float, value: float, seconds: float) -> Report:
+        if not math.isfinite(value):
+            raise RuntimeError(f"the loss is {value} by step {step}: lower the rate, {plan.rate}")
+        return Report(step, done, value, seconds)
+
+    step, seconds, _ = run.resume(checkpoint)
+    began = time.perf_counter() - seconds
+    reported, total = step, torch.zeros((), device=device)
+    while (done := plan.done(step, seconds)) < 1.0:
+        value = of_batch(net, generator)
         value.backward()  # pyright: ignore[reportUnknownMemberType]
-        run.learn(plan.rate_at(plan.done(step, seconds)))
+        run.learn(plan.rate_at(done))
         step, total, seconds = step + 1, total + value.detach(), time.perf_counter() - began
-        done = plan.done(step, seconds)
-        if step % plan.report_every == 0 or done >= 1.0:  # reading the loss makes a GPU wait, so not at every step
-            report = Report(step, done, float(total) / (step - reported), seconds)
+        done, entry = plan.done(step, seconds), None
+        if step % plan.report_every == 0 and done < 1.0:  # reading the loss makes a GPU wait, so not at every step
+            entry = report(step, done, float(total) / (step - reported), seconds)
             reported, total = step, torch.zeros_like(total)
-            if not math.isfinite(report.loss):
-                raise RuntimeError(f"the loss is {report.loss} by step {step}: lower the rate, {plan.rate}")
         if checkpoint is not None and (step % plan.save_every == 0 or done >= 1.0):
             run.save(checkpoint, step, seconds)
-        if watch is not None and report.step == step:
-            watch(report)
-    return Fitted(run.average.module.eval(), report)
+        if watch is not None and entry is not None:
+            watch(entry)
+    best, fresh, batches = run.average.module.eval(), same_draws(generator), min(plan.report_every, step)
+    mean = float(torch.stack([of_batch(best, fresh).detach() for _ in range(batches)]).mean())
+    last = report(step, plan.done(step, seconds), mean, seconds)
+    if watch is not None:
+        watch(last)
+    return Fitted(best, last)

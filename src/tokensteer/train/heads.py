@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensteer.core.denoiser import FromHidden, Time, from_hidden
+from tokensteer.core.domains import check_wholes
 from tokensteer.core.proposal import OtherHead
 
 
@@ -21,6 +22,7 @@ class NewHead(nn.Module):
 
     def __init__(self, head: nn.Linear, width: int = 0) -> None:
         super().__init__()
+        check_wholes("NewHead", 0, width=width)
         self.last = deepcopy(head)
         like = head.weight
         for value in self.last.parameters():

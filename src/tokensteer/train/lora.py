@@ -21,6 +21,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from tokensteer import stored
+from tokensteer.core.domains import check_numbers, check_wholes
 from tokensteer.train.sharing import Net, mark, twin
 
 KIND = "LoRA"
@@ -42,8 +43,8 @@ def lora(
     networks share the weights of `net`, which are frozen. Use `from_logits` for q: `from_hidden` reads the weight of
     a head and would miss its adapter, so that a proposal made that way is refused.
     """
-    if rank < 1:
-        raise ValueError(f"lora: the rank must be at least 1, got {rank}")
+    check_wholes("lora", 1, rank=rank)
+    check_numbers("lora", "(0, inf)", scale=scale)
     names = _default(net) if targets is None else _found(net, targets)
     peft = _peft()
     exactly = "|".join(re.escape(name) for name in names)
@@ -84,11 +85,17 @@ def load_adapter(net: Net, file: str | Path) -> Net:
     tensors, header = stored.read(Path(file))
     if header.get("adapter") != KIND:
         raise ValueError(f"{file} holds no adapter: write one by save_adapter(net, file)")
-    if header["base"] != mark(net.parameters()):
+    if header.get("base") != mark(net.parameters()):
         raise ValueError(f"{file} was learned on another network: load it onto the weights that it was made for")
-    adapted = lora(net, header["rank"], header["targets"], scale=header["scale"])
+    try:
+        adapted = lora(net, header["rank"], header["targets"], scale=header["scale"])
+        mine = adapter(adapted)
+        if {n: v.shape for n, v in tensors.items()} != {n: v.shape for n, v in mine.items()}:
+            raise ValueError("it holds tensors of other names or shapes")
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{file} is damaged ({error}): write it again by save_adapter(net, file)") from error
     with torch.no_grad():
-        for name, value in adapter(adapted).items():
+        for name, value in mine.items():
             value.copy_(tensors[name])
     return adapted.eval()
 

@@ -24,11 +24,14 @@ Both bounds are tight for the exact denoiser: their mean over the data is then t
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
+
+from tokensteer.core.domains import check_numbers, check_wholes
 
 Predict = Callable[[Tensor, Tensor], Tensor]
 """log p(x_0 | x_t) per site, (P, L, V), from noisy ids (P, L) at times (P,)."""
@@ -114,49 +117,74 @@ def _dropped(labels: Tensor | None, share: float, generator: Generator) -> Tenso
     return labels.masked_fill(torch.rand(labels.shape, generator=generator, device=labels.device) < share, -1)
 
 
+@dataclass(frozen=True)
+class _Masked:
+    mask_id: int
+    label_dropout: float
+
+    def __call__(self, net: nn.Module, x0: Tensor, labels: Tensor | None, generator: Generator) -> Tensor:
+        predict = _told(net, _dropped(labels, self.label_dropout, generator), self.mask_id)
+        return masked_bound(predict, x0, self.mask_id, generator).mean() / x0.shape[1]
+
+
+@dataclass(frozen=True)
+class _Headed:
+    mask_id: int
+    label_dropout: float
+
+    def __call__(self, net: nn.Module, x0: Tensor, labels: Tensor | None, generator: Generator) -> Tensor:
+        told, parts = _dropped(labels, self.label_dropout, generator), cast("Any", net)
+        x, hidden, time, weight = _hide(x0, self.mask_id, generator, None)
+        states: Tensor = parts.hidden(x, time, told)
+        logits: Tensor = parts.head(states[hidden])
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        forbidden = torch.arange(logits.shape[-1], device=logits.device) == self.mask_id
+        nats = F.cross_entropy(logits.masked_fill(forbidden, -torch.inf), x0[hidden], reduction="none")
+        return (nats * weight.unsqueeze(-1).expand_as(hidden)[hidden]).sum() / x0.numel()
+
+
+@dataclass(frozen=True)
+class _Uniform:
+    vocab_size: int
+    label_dropout: float
+
+    def __call__(self, net: nn.Module, x0: Tensor, labels: Tensor | None, generator: Generator) -> Tensor:
+        predict = _told(net, _dropped(labels, self.label_dropout, generator), None)
+        return uniform_bound(predict, x0, self.vocab_size, generator).mean() / x0.shape[1]
+
+
+@dataclass(frozen=True)
+class _Classified:
+    augment: Callable[[Tensor, Generator], Tensor] | None
+
+    def __call__(self, net: nn.Module, x0: Tensor, labels: Tensor | None, generator: Generator) -> Tensor:
+        if labels is None:
+            raise ValueError("a classifier learns from labels: give fit(..., labels=...)")
+        return F.nll_loss(net(x0 if self.augment is None else self.augment(x0, generator)), labels)
+
+
 def masked_loss(mask_id: int, label_dropout: float = 0.1) -> Loss:
     """The masked bound in nats per site."""
-
-    def loss(net: nn.Module, x0: Tensor, labels: Tensor | None, generator: Generator) -> Tensor:
-        predict = _told(net, _dropped(labels, label_dropout, generator), mask_id)
-        return masked_bound(predict, x0, mask_id, generator).mean() / x0.shape[1]
-
-    return loss
+    check_wholes("masked_loss", 0, mask_id=mask_id)
+    check_numbers("masked_loss", "[0, 1]", label_dropout=label_dropout)
+    return _Masked(mask_id, label_dropout)
 
 
 def headed_loss(mask_id: int, label_dropout: float = 0.1) -> Loss:
     """`masked_loss` of a network whose logits are head(hidden(x, t, label)): the same number, but the head answers at
     masked sites only, half of all, which a large vocabulary is worth."""
-
-    def loss(net: nn.Module, x0: Tensor, labels: Tensor | None, generator: Generator) -> Tensor:
-        told, parts = _dropped(labels, label_dropout, generator), cast("Any", net)
-        x, hidden, time, weight = _hide(x0, mask_id, generator, None)
-        states: Tensor = parts.hidden(x, time, told)
-        logits: Tensor = parts.head(states[hidden])
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        forbidden = torch.arange(logits.shape[-1], device=logits.device) == mask_id
-        nats = F.cross_entropy(logits.masked_fill(forbidden, -torch.inf), x0[hidden], reduction="none")
-        return (nats * weight.unsqueeze(-1).expand_as(hidden)[hidden]).sum() / x0.numel()
-
-    return loss
+    check_wholes("headed_loss", 0, mask_id=mask_id)
+    check_numbers("headed_loss", "[0, 1]", label_dropout=label_dropout)
+    return _Headed(mask_id, label_dropout)
 
 
 def uniform_loss(vocab_size: int, label_dropout: float = 0.1) -> Loss:
     """The bound for uniform noise in nats per site; the network must be told the time."""
-
-    def loss(net: nn.Module, x0: Tensor, labels: Tensor | None, generator: Generator) -> Tensor:
-        predict = _told(net, _dropped(labels, label_dropout, generator), None)
-        return uniform_bound(predict, x0, vocab_size, generator).mean() / x0.shape[1]
-
-    return loss
+    check_wholes("uniform_loss", 1, vocab_size=vocab_size)
+    check_numbers("uniform_loss", "[0, 1]", label_dropout=label_dropout)
+    return _Uniform(vocab_size, label_dropout)
 
 
 def classifier_loss(augment: Callable[[Tensor, Generator], Tensor] | None = None) -> Loss:
     """Cross-entropy of a network that gives log-probabilities; `augment` changes ids (P, L) before it sees them."""
-
-    def loss(net: nn.Module, x0: Tensor, labels: Tensor | None, generator: Generator) -> Tensor:
-        if labels is None:
-            raise ValueError("a classifier learns from labels: give fit(..., labels=...)")
-        return F.nll_loss(net(x0 if augment is None else augment(x0, generator)), labels)
-
-    return loss
+    return _Classified(augment)

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from tokensteer.core.denoiser import Time
+from tokensteer.core.domains import check_numbers, check_wholes
 from tokensteer.core.draws import NEVER
 from tokensteer.core.events import OneSite
 from tokensteer.core.measure import SiteMeasure
@@ -51,6 +52,10 @@ class Lesson:
     rows: int = 4096
     entropy: float = 0.0
     kl: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_wholes("Lesson", 1, rows=self.rows)
+        check_numbers("Lesson", "[0, inf)", entropy=self.entropy, kl=self.kl)
 
     @cached_property
     def parts(self) -> list[list[int]]:
@@ -139,8 +144,7 @@ class Balance:
     def __post_init__(self) -> None:
         if not self.decay >= 0:
             raise ValueError(f"Balance.decay must be 0 or more, got {self.decay}: 0 for steps, inf for whole paths")
-        if not 0 <= self.ends <= 1:
-            raise ValueError(f"Balance.ends is a share, from 0 to 1, got {self.ends}")
+        check_numbers("Balance", "[0, 1]", ends=self.ends)
 
     def backward(self, lesson: Lesson, share: float) -> Tensor:
         paths = lesson.moves.paths

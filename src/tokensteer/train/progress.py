@@ -26,9 +26,9 @@ def shown(title: str) -> Generator[Shows, None, None]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn(title), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=1.0)
+    name, words = (TextColumn(said, markup=False) for said in ("{task.fields[title]}", "{task.description}"))
+    with Progress(name, BarColumn(), TimeRemainingColumn(), words, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=1.0, title=title)
 
         def watch(report: Entry) -> None:
             bar.update(task, completed=report.done, description=_words(report))

@@ -17,14 +17,17 @@ import torch
 from torch import Generator, Tensor, nn
 
 from tokensteer.core.denoiser import Denoiser
+from tokensteer.core.domains import check_numbers, check_wholes
+from tokensteer.core.model import Diffusion
 from tokensteer.core.proposal import Amortised, FromModel
 from tokensteer.core.resample import ess
 from tokensteer.core.steering import Steering
 from tokensteer.train.baselines import OfState
-from tokensteer.train.learning import Learning
+from tokensteer.train.learning import Learning, described, described_net, digest, same_draws
 from tokensteer.train.objectives import Lesson, Objective, Returns, StepVariance
 from tokensteer.train.paths import Late, Paths, Transitions, walk
 from tokensteer.train.rounds import Gathers, study
+from tokensteer.train.sharing import mark
 
 
 @dataclass(frozen=True)
@@ -61,13 +64,17 @@ class ProposalPlan:
     save_every: int = 100
 
     def __post_init__(self) -> None:
-        counts = (self.rounds, self.paths, self.updates, self.rows, self.report_every, self.save_every)
-        if min(*counts, *(n for n in (self.times, self.last) if n is not None)) < 1 or self.replay < 0:
-            raise ValueError(f"ProposalPlan: all counts must be at least 1, and replay at least 0, got {self}")
-        if not 0 <= self.on_policy <= 1 or not 0 <= self.anneal <= 1 or not 0 <= self.average < 1:
-            raise ValueError(f"ProposalPlan: on_policy, anneal and average are shares, from 0 to 1, got {self}")
-        if not min(self.rate, self.baseline_rate, self.clip) > 0 or not min(self.entropy, self.kl) >= 0:
-            raise ValueError(f"ProposalPlan: rates and clip must be above 0, entropy and kl not below, got {self}")
+        counts = {"rounds": self.rounds, "paths": self.paths, "updates": self.updates, "rows": self.rows}
+        few = {"times": self.times, "last": self.last, "report_every": self.report_every, "save_every": self.save_every}
+        check_wholes("ProposalPlan", 1, **counts, **few)
+        check_wholes("ProposalPlan", 0, replay=self.replay)
+        check_numbers("ProposalPlan", "[0, 1]", on_policy=self.on_policy, anneal=self.anneal)
+        check_numbers("ProposalPlan", "[0, 1)", warmup=self.warmup, average=self.average)
+        check_numbers(
+            "ProposalPlan", "(0, inf)", rate=self.rate, baseline_rate=self.baseline_rate, seconds=self.seconds
+        )
+        check_numbers("ProposalPlan", "(0, inf]", clip=self.clip)
+        check_numbers("ProposalPlan", "[0, inf)", entropy=self.entropy, kl=self.kl, weight_decay=self.weight_decay)
 
     def amount(self, done: float) -> float:
         """How much of the reward counts when a share `done` of the run is over."""
@@ -78,7 +85,7 @@ class ProposalPlan:
 class Progress:
     """Where a training stands: the loss, and of the newest paths of the proposal (of the model, if it walks them all)
     the effective sample size of their weights as a share of all, the mean reward over kl, and KL(q | p) of whole
-    paths."""
+    paths. The report of the end is of the averaged networks, which are returned, and of new paths walked with them."""
 
     step: int
     done: float
@@ -112,12 +119,15 @@ def fit_proposal(
     checkpoint: Path | None = None,
     watch: Callable[[Progress], None] | None = None,
     together: Gathers | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> Learned:
     """Train `net`, which as_denoiser(net) makes the token law of a proposal, for the model and twist of `steering`.
 
     Begin from a copy of the model's own network. The `baseline` is F(x_t, t) unless given, the objective the variance
-    of single steps. If the file `checkpoint` exists, the run goes on from there. Processes that train `together` walk
-    paths of their own, each as many, and share their gradients; rows are counted for each.
+    of single steps. If the file `checkpoint` exists, the run goes on from there; one of another plan, seed, objective
+    or model is refused, and `about` is what else it must agree with, such as the goal of the reward. Processes that
+    train `together` walk paths of their own, each as many, and share their gradients; rows are counted for each,
+    without those of the report of the end.
     """
     objective = StepVariance() if objective is None else objective
     model = steering.model
@@ -126,7 +136,9 @@ def fit_proposal(
     student = _Student(steering, net, baseline, as_denoiser, plan, objective, generator)
     learning = Learning(
         nn.ModuleDict({"net": net.train(), "baseline": baseline.train()}),
-        asdict(plan) | {"objective": repr(objective), **_asked(steering)},
+        asdict(plan)
+        | {"objective": described(objective), "network": described_net(net), "baseline": described_net(baseline)}
+        | {**_asked(steering), **(about or {})},
         generator,
         plan.weight_decay,
         plan.clip,
@@ -140,8 +152,27 @@ def fit_proposal(
 
 def _asked(steering: Steering) -> dict[str, Any]:
     """What can be told of the target without asking the reward: a checkpoint for another is not gone on from."""
-    kl = None if steering.twist is None else steering.twist.kl
-    return {"target's kl": kl, "steps": len(steering.steps), "template": list(steering.model.base.template.shape)}
+    twist, told = steering.twist, asked(steering.model.base)
+    if twist is None:
+        return told
+    return told | {
+        "target's kl": twist.kl,
+        "ramp": described(twist.ramp),
+        "draws": twist.draws,
+        "estimator": type(twist.estimator).__name__,
+    }
+
+
+def asked(model: Diffusion) -> dict[str, Any]:
+    """What can be told of a model: how it samples, and its weights if it is known where they are."""
+    network: object = getattr(model.denoiser, "network", None)
+    return {
+        "path's steps": len(model.steps),
+        "path's times": digest(torch.tensor([step.t for step in model.steps], dtype=torch.float64)),
+        "kernel": described(model.kernel),
+        "template": digest(model.template),
+        "model's weights": mark(network.parameters()) if isinstance(network, nn.Module) else None,
+    }
 
 
 class _Student:
@@ -166,7 +197,7 @@ class _Student:
         ):
             raise ValueError("this is the model's own network, and p would move with q: give a copy (copy.deepcopy)")
         self.plan, self.objective, self.baseline, self.generator = plan, objective, baseline, generator
-        self.denoiser = as_denoiser(net)
+        self.as_denoiser, self.denoiser = as_denoiser, as_denoiser(net)
         self.own = replace(steering, proposal=Amortised(self.denoiser))
         self.model_alone = replace(steering, proposal=FromModel())
         self.memory: list[Paths] = []
@@ -249,6 +280,15 @@ class _Student:
         divergence = reward - log_w  # log q - log p of the path, since its log-weight is r/kl + log p - log q
         share = float(ess(log_w.view(1, -1))) / len(paths)
         self.history.append(Progress(step, done, loss, seconds, share, float(reward.mean()), float(divergence.mean())))
+        return self.history[-1]
+
+    def conclude(self, average: nn.Module, step: int, done: float, seconds: float) -> Progress:
+        net, baseline = average.children()
+        draws = same_draws(self.generator)
+        best = _Student(self.own, net, baseline, self.as_denoiser, self.plan, self.objective, draws)
+        best.study(best.walk(draws), 1.0, draws)
+        average.zero_grad()  # nothing is learned from this
+        self.history.append(best.report(step, done, seconds))
         return self.history[-1]
 
     def tensors(self) -> dict[str, Tensor]:

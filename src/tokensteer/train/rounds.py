@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokensteer import stored
 from tokensteer.train.fit import Plan
@@ -28,6 +28,10 @@ class Student(Protocol):
         ...
 
     def report(self, step: int, done: float, seconds: float) -> Any: ...
+    def conclude(self, average: nn.Module, step: int, done: float, seconds: float) -> Any:
+        """The report of the end, of what is returned: the averaged networks. It moves no generator."""
+        ...
+
     def tensors(self) -> dict[str, Tensor]: ...
     def words(self) -> dict[str, Any]: ...
     def recall(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
@@ -84,7 +88,10 @@ def study(
     if group is not None and checkpoint is not None:
         checkpoint = group.own(checkpoint)
     rounds, spent, before = learning.resume(checkpoint if group is None else group.newest(checkpoint))
-    student.recall(before.tensors, before.header)
+    try:
+        student.recall(before.tensors, before.header)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{checkpoint} is damaged ({error!r}): delete it to begin anew") from error
     if group is not None and not before.header:
         group.agree()
     began, seconds = time.perf_counter() - spent, spent
@@ -100,7 +107,7 @@ def study(
         if group is not None:
             seconds = group.mean(seconds)  # the clock sets the pace and the end, which must be the same for all
         done = pace.done(rounds, seconds)
-        if rounds % pace.report_every == 0 or done >= 1.0:
+        if rounds % pace.report_every == 0 and done < 1.0:
             entry = student.report(rounds, done, seconds)
             if watch is not None:
                 watch(entry)
@@ -108,6 +115,9 @@ def study(
             if group is not None and checkpoint.is_file():
                 checkpoint.replace(_earlier(checkpoint))
             learning.save(checkpoint, rounds, seconds, student.tensors(), **student.words())
+    entry = student.conclude(learning.average.module.eval(), rounds, done, seconds)
+    if watch is not None:
+        watch(entry)
 
 
 def _earlier(checkpoint: Path) -> Path:
