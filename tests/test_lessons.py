@@ -154,7 +154,7 @@ def test_what_would_go_wrong_unseen_is_refused(tmp_path) -> None:
         with pytest.raises(ValueError, match="at least 1"):
             ProposalPlan(1, **wrong)
     for wrong in ({"rate": -1.0}, {"clip": 0.0}, {"kl": -0.1}, {"entropy": float("nan")}):
-        with pytest.raises(ValueError, match=r"positive and finite|not negative"):
+        with pytest.raises(ValueError, match=r"positive and finite|not negative|lie in"):
             ProposalPlan(1, **wrong)
     with pytest.raises(ValueError, match="average must lie in \\[0, 1\\)"):
         ProposalPlan(1, average=1.5)
