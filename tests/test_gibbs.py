@@ -132,8 +132,8 @@ def test_what_cannot_be_pinned_is_refused_before_anything_runs(name: str, propos
     ("options", "says"),
     [
         ({"resample": ts.systematic}, "iid multinomial"),
-        ({"num_particles": 1}, "two particles"),
-        ({"sweeps": 0}, "one sweep"),
+        ({"num_particles": 1}, "num_particles must be at least 2, got 1: one of them is pinned"),
+        ({"sweeps": 0}, "sweeps must be at least 1"),
     ],
 )
 def test_refused_with_the_reason(options: dict, says: str) -> None:

@@ -421,7 +421,7 @@ def test_there_is_one_way_to_write_files():
     found = {
         f"{file.relative_to(SOURCE)}:{line}"
         for file in SOURCE.rglob("*.py")
-        if file.name != "files.py"
+        if file.name not in ("files.py", "arrays.py")  # arrays.py opens the place that write_whole gives it
         for line in other_writes(ast.parse(file.read_text("utf-8")))
     }
     assert found == set()

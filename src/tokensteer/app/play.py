@@ -118,7 +118,7 @@ def reward_of(target: str) -> Callable[[list[str]], Any]:
         except (Exception, SystemExit) as error:
             raise ValueError(f"--reward {target} raised {_raised(error, function)}") from error
         try:
-            return torch.as_tensor(given)
+            return torch.as_tensor(given, dtype=None if isinstance(given, Tensor) else torch.float64)
         except (TypeError, ValueError, RuntimeError) as error:
             first = given[0] if isinstance(given, list | tuple) and given else given  # pyright: ignore[reportUnknownVariableType]
             raise ValueError(

@@ -30,8 +30,8 @@ def check_wholes(owner: str, least: int = 1, /, **values: object) -> None:
 
 def check_seed(name: str, value: object) -> None:
     """Raise unless the value is a whole number from 0 to 2^63 - 1."""
-    check_whole(name, value, 0)
-    if index(cast("Any", value)) >= 2**63:
+    check_whole(name, value, -(2**63))
+    if not 0 <= index(cast("Any", value)) < 2**63:
         raise ValueError(f"{name} must be a number from 0 to 2^63 - 1, got {value}")
 
 

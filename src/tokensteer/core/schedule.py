@@ -26,8 +26,8 @@ class Step:
 
     def __post_init__(self) -> None:
         check_whole("Step.index", self.index, 0)
+        check_number("Step.t", self.t, "[0, inf)")
         check_number("Step.s", self.s, "[0, inf)")
-        check_number("Step.t", self.t, f"[{self.s}, inf)")
 
 
 class Schedule(Protocol):

@@ -46,7 +46,7 @@ class Combined:
         return all(isinstance(part, SaysSo) and part.differentiable for part in self.parts)
 
     def __call__(self, x0: Tensor) -> Tensor:
-        return self.rule([part(x0).to(torch.float64, copy=True) for part in self.parts], self.weights)
+        return self.rule([_own(part(x0)) for part in self.parts], self.weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class CombinedEmbedded:
 
     def of_embeddings(self, embedded: Tensor) -> Tensor:
         columns = torch.split(embedded, [part.embedding.shape[1] for part in self.parts], -1)
-        answers = [part.of_embeddings(own).double() for part, own in zip(self.parts, columns, strict=True)]
+        answers = [_own(part.of_embeddings(own)) for part, own in zip(self.parts, columns, strict=True)]
         return self.combined.rule(answers, self.combined.weights)
 
 
@@ -94,6 +94,11 @@ def _combine(name: str, parts: Mapping[Reward, float], rule: Rule) -> Combined |
     if len(entered) < len(parts) or len(sizes) > 1 or not combined.differentiable:
         return combined
     return CombinedEmbedded(combined, entered, torch.cat([part.embedding.detach() for part in entered], -1))
+
+
+def _own(r: Tensor) -> Tensor:
+    """A copy, since parts may answer in memory that they use again, in single precision at least."""
+    return r.to(torch.promote_types(r.dtype, torch.float32), copy=True)
 
 
 def _sum(rewards: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

@@ -42,7 +42,9 @@ class OfText:
         return r[torch.tensor([place[text] for text in decoded], device=x0.device)][row]
 
     def _asked(self, texts: list[str]) -> Tensor:
-        r = torch.as_tensor(self.function(texts), dtype=torch.float64).detach()
+        given = self.function(texts)
+        exact = isinstance(given, Tensor) and given.is_floating_point()
+        r = torch.as_tensor(given, dtype=None if exact else torch.float64).detach()
         if r.shape != (len(texts),):
             raise ValueError(
                 f"the function must give a number for each of {len(texts)} texts, shape ({len(texts)},), got "
