@@ -15,13 +15,15 @@ from typing import Any
 
 import torch
 
-from tokensteer.app.methods import METHODS
-from tokensteer.app.runs import open_run
-from tokensteer.core.result import Result
-from tokensteer.tasks import dna, dna_data, dna_reference
-from tokensteer.tasks.dna_model import classifier
-from tokensteer.tasks.metrics import in_parts
-from tokensteer.tasks.task import Setup
+from tokensteer.app.runs.folder import open_run
+from tokensteer.app.runs.recipes import METHODS
+from tokensteer.core.particles.result import Result
+from tokensteer.tasks.common.metrics import in_parts
+from tokensteer.tasks.common.task import Setup
+from tokensteer.tasks.dna import data as dna_data
+from tokensteer.tasks.dna import reference as dna_reference
+from tokensteer.tasks.dna import task as dna
+from tokensteer.tasks.dna.model import classifier
 
 Group = Sequence[Mapping[str, Any]]
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import tokensteer as ts
 from benchmarks.nets import DenoiserNet, RewardNet
-from tokensteer.core.embedded import Embedded
+from tokensteer.core.models.denoiser import Embedded
 
 DESCRIPTION = """\
 A transformer of MDLM's size (12 layers, 768 wide, 50,258 words, bf16, random weights) steered by SMC_base and SMC_grad.

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tokensteer.core.fused import draw_from_head, draw_from_logits, log_prob_from_head, log_prob_from_logits
+from tokensteer.core.categorical.fused import draw_from_head, draw_from_logits, log_prob_from_head, log_prob_from_logits
 
 VOCAB, HIDDEN, DRAWS, MASK = 50258, 768, 4, 50257
 BANDWIDTH = 4.8e12  # bytes per second of an H200, by its datasheet

@@ -2,50 +2,74 @@
 
 import tokensteer.adapters as adapters
 import tokensteer.testing as testing
-from tokensteer.app.runs import Run, open_run
-from tokensteer.core.adaptive import Adaptive
-from tokensteer.core.ahead import ResampleFirst
-from tokensteer.core.continuous import (
-    JumpPaths,
-    balance_log_weight,
-    hazard,
-    jump_paths,
-    masked_rate,
-    next_opening,
-    opening_times,
-    reversed_rate,
-    tilt_log_weight,
-    uniform_rate,
+from tokensteer.app.runs.folder import Run, open_run
+from tokensteer.core.categorical.sites import Tokens, tokens_of
+from tokensteer.core.kernels.blocks import Blocks
+from tokensteer.core.kernels.jumps import (
+    FirstHitting,
+    OneSite,
+    TauLeap,
+    TimedFirstHitting,
+    UniformLeap,
+    event_steps,
+    leap,
 )
-from tokensteer.core.denoiser import Denoiser, carry_over, from_hidden, from_logits
-from tokensteer.core.estimates import (
-    Exact,
-    Look,
-    Relaxed,
-    Sampled,
-    SoftInput,
-    Value,
-    log_mean_exp,
-    log_mean_exp_outside,
-    mean,
-)
-from tokensteer.core.events import FirstHitting, OneSite, TauLeap, TimedFirstHitting, UniformLeap, event_steps, leap
-from tokensteer.core.gibbs import Chain, particle_gibbs, pick
-from tokensteer.core.kernel import (
-    NO_MASK,
-    Ancestral,
-    Cap,
-    Interpolating,
-    Kernel,
+from tokensteer.core.kernels.kernel import NO_MASK, Kernel
+from tokensteer.core.kernels.masked import Ancestral, Cap, ConfidenceRemask, Rescale, Window, no_remasking, remdm_loop
+from tokensteer.core.kernels.maskgit import MaskGIT, MaskGITExtended, RankedReveal
+from tokensteer.core.kernels.measure import Listed, Reveal, Table
+from tokensteer.core.kernels.noise import Interpolating, uniform_noise
+from tokensteer.core.kernels.ranked import (
     LowConfidence,
-    Rescale,
+    Ranked,
+    Ranking,
+    cosine_count,
     evenly,
-    no_remasking,
-    uniform_noise,
+    fixed,
+    margin,
+    max_probability,
+    negative_entropy,
 )
-from tokensteer.core.maskgit import MaskGIT, MaskGITExtended, RankedReveal
-from tokensteer.core.measure import Listed, Measure, Reveal, Table
-from tokensteer.core.methods import (
+from tokensteer.core.kernels.rates import hazard, masked_rate, next_opening, opening_times, uniform_rate
+from tokensteer.core.kernels.schedule import (
+    Cosine,
+    Geometric,
+    Linear,
+    LogLinear,
+    Loop,
+    Polynomial,
+    Schedule,
+    cosine_steps,
+    uniform_steps,
+)
+from tokensteer.core.models.denoiser import Denoiser, carry_over, from_hidden, from_logits
+from tokensteer.core.models.diffusion import Diffusion, Model
+from tokensteer.core.models.product import Product, denoiser_powers, guided, kernel_powers, paper_powers
+from tokensteer.core.models.template import padded, template
+from tokensteer.core.particles.auxiliary import ResampleFirst
+from tokensteer.core.particles.gibbs import Chain, particle_gibbs, pick
+from tokensteer.core.particles.loop import smc, sweep
+from tokensteer.core.particles.path import Evaluation, FeynmanKac, Measure, Record, Step
+from tokensteer.core.particles.resampling import (
+    ess,
+    heaviest,
+    multinomial,
+    nested,
+    one_survivor,
+    partial,
+    residual,
+    ssp,
+    stratified,
+    systematic,
+)
+from tokensteer.core.particles.result import Result
+from tokensteer.core.particles.triggers import all_of, always, any_of, ess_below, every, never, watching
+from tokensteer.core.proposals.amortised import Amortised, OtherHead
+from tokensteer.core.proposals.enumerated import Enumerated
+from tokensteer.core.proposals.gradient import Gradient
+from tokensteer.core.proposals.proposal import FromModel, Guided, Optimal, Proposal
+from tokensteer.core.steering.cuda_graph import Recorded, recorded
+from tokensteer.core.steering.methods import (
     Method,
     best_of_n,
     cfg,
@@ -61,67 +85,25 @@ from tokensteer.core.methods import (
     smc_grad,
     svdd,
 )
-from tokensteer.core.model import Diffusion, Model, padded, template
-from tokensteer.core.orders import (
-    Blocks,
-    ConfidenceRemask,
-    Loop,
-    Ranked,
-    Window,
-    cosine_count,
-    fixed,
-    margin,
-    max_probability,
-    negative_entropy,
-    remdm_loop,
+from tokensteer.core.steering.planner import Plan, adapted_ramp, plan
+from tokensteer.core.steering.split_gibbs import SplitGibbs
+from tokensteer.core.steering.steering import Steering
+from tokensteer.core.twists.estimators import (
+    Exact,
+    Look,
+    Relaxed,
+    Sampled,
+    SoftInput,
+    Value,
+    log_mean_exp,
+    log_mean_exp_outside,
+    mean,
 )
-from tokensteer.core.pilot import adapted_ramp
-from tokensteer.core.planner import Plan, plan
-from tokensteer.core.product import Product, denoiser_powers, guided, kernel_powers, paper_powers
-from tokensteer.core.proposal import Amortised, Enumerated, FromModel, Gradient, Guided, Optimal, OtherHead, Proposal
-from tokensteer.core.ranking import Ranking
-from tokensteer.core.replay import Recorded, recorded
-from tokensteer.core.resample import (
-    all_of,
-    always,
-    any_of,
-    ess,
-    ess_below,
-    every,
-    heaviest,
-    multinomial,
-    nested,
-    never,
-    one_survivor,
-    partial,
-    residual,
-    ssp,
-    stratified,
-    systematic,
-    watching,
-)
-from tokensteer.core.result import Result
-from tokensteer.core.schedule import (
-    Cosine,
-    Geometric,
-    Linear,
-    LogLinear,
-    Polynomial,
-    Schedule,
-    Step,
-    clipped_ramp,
-    constant_ramp,
-    cosine_steps,
-    end_ramp,
-    exponential_ramp,
-    linear_ramp,
-    uniform_steps,
-)
-from tokensteer.core.smc import Evaluation, FeynmanKac, Record, smc, sweep
-from tokensteer.core.splitgibbs import SplitGibbs
-from tokensteer.core.steering import Steering
-from tokensteer.core.tokens import Tokens, tokens_of
-from tokensteer.core.twist import LearnedTwist, Tilt, difference, maximum, total
+from tokensteer.core.twists.learned import LearnedTwist
+from tokensteer.core.twists.potentials import difference, maximum, total
+from tokensteer.core.twists.ramps import Adaptive, clipped_ramp, constant_ramp, end_ramp, exponential_ramp, linear_ramp
+from tokensteer.core.twists.tilt import Tilt
+from tokensteer.testing.jump_paths import JumpPaths, balance_log_weight, jump_paths, reversed_rate, tilt_log_weight
 
 __all__ = [
     "NO_MASK",

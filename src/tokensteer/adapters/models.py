@@ -19,8 +19,10 @@ from torch import Tensor, nn
 
 from tokensteer.adapters.network import Ask, MaskDropout, Network, as_they_are, checked, denoiser_of, looks_past_padding
 from tokensteer.adapters.text import Answered, Filled, Format, Prompt, TextModel, around, chat
-from tokensteer.core.denoiser import Time
-from tokensteer.core.kernel import Ancestral, Kernel, LowConfidence
+from tokensteer.core.kernels.kernel import Kernel
+from tokensteer.core.kernels.masked import Ancestral
+from tokensteer.core.kernels.ranked import LowConfidence
+from tokensteer.core.models.denoiser import Time
 from tokensteer.hub import Source, transformers
 
 SPARE = re.compile(r"\[unused\d+\]|<unused\d+>|<null_\d+>|madeupword\d+|<extra_id_\d+>|<\|reserved_.*\|>")

@@ -21,8 +21,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from tokensteer.core.denoiser import FromHidden, FromLogits, Time, from_hidden, from_logits
-from tokensteer.core.draws import NEVER
+from tokensteer.core.models.denoiser import FromHidden, FromLogits, Time, from_hidden, from_logits
+from tokensteer.core.numerics.draws import NEVER
 
 DIGIT, DIGITS = 256, 3  # integers up to 256 are exact in bfloat16
 EXTRA = 8  # columns behind the embedding: the mask, the digits, and zeros that keep rows aligned

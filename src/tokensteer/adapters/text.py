@@ -16,11 +16,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tokensteer.core.denoiser import FromHidden, FromLogits
-from tokensteer.core.kernel import Kernel
-from tokensteer.core.model import Diffusion, padded, template
-from tokensteer.core.orders import Blocks
-from tokensteer.core.schedule import uniform_steps
+from tokensteer.core.kernels.blocks import Blocks
+from tokensteer.core.kernels.kernel import Kernel
+from tokensteer.core.kernels.schedule import uniform_steps
+from tokensteer.core.models.denoiser import FromHidden, FromLogits
+from tokensteer.core.models.diffusion import Diffusion
+from tokensteer.core.models.template import padded, template
 
 BLANK = re.compile(r"(_{3,})(\d*)")
 

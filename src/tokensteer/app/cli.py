@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import tyro
 
 import tokensteer
-from tokensteer.app.names import choose
 from tokensteer.app.options import COMMANDS, HELP, Check, Compare, Demo, Doctor, Report, Run, Train
+from tokensteer.app.words.lookup import choose
 
 EXPECTED = (ValueError, OSError, ImportError, FloatingPointError)
 """What the library raises to say what is wrong and how to mend it."""
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def ran_out(error: Exception) -> bool:
     """Whether it was memory that there was not enough of."""
-    from tokensteer.core import chunks  # loads torch
+    from tokensteer.core.numerics import batching as chunks  # loads torch
 
     return chunks.ran_out(error) or "Storage size calculation overflowed" in str(error)
 
@@ -64,27 +64,27 @@ def _dispatch(command: object, words: str) -> int:
     # Each command loads what it needs; torch takes seconds.
     match command:
         case Run() | Compare():
-            from tokensteer.app.steer import steer
+            from tokensteer.app.commands.run import steer
 
             return steer(command, words)
         case Demo():
-            from tokensteer.app.demo import demo
+            from tokensteer.app.commands.demo import demo
 
             return demo(command, words)
         case Train():
-            from tokensteer.app.steer import train
+            from tokensteer.app.commands.train import train
 
             return train(command)
         case Report():
-            from tokensteer.app.steer import report
+            from tokensteer.app.commands.report import report
 
             return report(command)
         case Check():
-            from tokensteer.app.check import check
+            from tokensteer.app.commands.check import check
 
             return check(command)
         case Doctor():
-            from tokensteer.app.doctor import doctor
+            from tokensteer.app.commands.doctor import doctor
 
             return doctor()
         case _:

@@ -18,9 +18,9 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from tokensteer.core.draws import NEVER
-from tokensteer.core.embedded import Embedded
-from tokensteer.core.twist import Reward
+from tokensteer.core.models.denoiser import Embedded
+from tokensteer.core.numerics.draws import NEVER
+from tokensteer.core.twists.tilt import Reward
 
 Rule = Callable[[Sequence[Tensor], Sequence[float]], Tensor]
 

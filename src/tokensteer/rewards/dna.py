@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokensteer.core.domains import check_number, check_whole
-from tokensteer.rewards.automaton import Automaton, avoids
+from tokensteer.core.numerics.domains import check_number, check_whole
+from tokensteer.rewards.constraints.automaton import Automaton, avoids
 from tokensteer.rewards.motifs import EVEN, GRAIN, LETTERS, Motif, jaspar, threshold
 
 __all__ = [

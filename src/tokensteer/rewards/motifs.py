@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokensteer.core.domains import check_number
+from tokensteer.core.numerics.domains import check_number
 
 GRAIN = 64
 LETTERS = "ACGT"

@@ -7,9 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokensteer.tasks import digits, dna, mnist, mog_trained, pixels_train, text, texts_train, tfbind
-from tokensteer.tasks.task import Setup, Task
-from tokensteer.tasks.training import Training
+from tokensteer.tasks.common.task import Setup, Task
+from tokensteer.tasks.common.training import Training
+from tokensteer.tasks.dna import task as dna
+from tokensteer.tasks.dna import tfbind
+from tokensteer.tasks.images import digits, mnist
+from tokensteer.tasks.images import train as pixels_train
+from tokensteer.tasks.mog import trained as mog_trained
+from tokensteer.tasks.text import reviews as text
+from tokensteer.tasks.text import train as texts_train
 
 TASKS: dict[str, Callable[[Setup], Task]] = {
     "mog": mog_trained.task,

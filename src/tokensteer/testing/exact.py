@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from tokensteer.core.draws import NEVER
-from tokensteer.core.estimates import Exact
-from tokensteer.core.kernel import NO_MASK
-from tokensteer.core.listing import support
-from tokensteer.core.prediction import Prediction
-from tokensteer.core.proposal import reward_ahead
-from tokensteer.core.schedule import Step
-from tokensteer.core.steering import Steering
-from tokensteer.core.twist import difference
+from tokensteer.core.kernels.kernel import NO_MASK
+from tokensteer.core.models.prediction import Prediction
+from tokensteer.core.numerics.draws import NEVER
+from tokensteer.core.numerics.rows import support
+from tokensteer.core.particles.path import Step
+from tokensteer.core.proposals.enumerated import reward_ahead
+from tokensteer.core.steering.steering import Steering
+from tokensteer.core.twists.estimators import Exact
+from tokensteer.core.twists.potentials import difference
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from tokensteer.core.denoiser import Time
-from tokensteer.core.domains import check_wholes
-from tokensteer.core.schedule import Step
+from tokensteer.core.models.denoiser import Time
+from tokensteer.core.numerics.domains import check_wholes
+from tokensteer.core.particles.path import Step
 
 
 class PerStep(nn.Module):

@@ -27,15 +27,15 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import one_hot
 
-from tokensteer.core.denoiser import Denoiser
-from tokensteer.core.domains import check_numbers, check_wholes
-from tokensteer.core.draws import NEVER
-from tokensteer.core.kernel import NO_MASK, Remembering
-from tokensteer.core.measure import Reveal
-from tokensteer.core.model import Diffusion
-from tokensteer.core.schedule import Step
-from tokensteer.core.twist import Reward
-from tokensteer.train.learning import Learning, described_net, same_draws
+from tokensteer.core.kernels.kernel import NO_MASK, Remembering
+from tokensteer.core.kernels.measure import Reveal
+from tokensteer.core.models.denoiser import Denoiser
+from tokensteer.core.models.diffusion import Diffusion
+from tokensteer.core.numerics.domains import check_numbers, check_wholes
+from tokensteer.core.numerics.draws import NEVER
+from tokensteer.core.particles.path import Step
+from tokensteer.core.twists.tilt import Reward
+from tokensteer.train.optim import Learning, described_net, same_draws
 from tokensteer.train.proposal import asked
 from tokensteer.train.rounds import Gathers, study
 

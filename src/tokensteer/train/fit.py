@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from torch import Generator, Tensor, nn
 
-from tokensteer.core.domains import check_numbers, check_wholes
-from tokensteer.train.learning import Learning, described, described_net, digest, same_draws
+from tokensteer.core.numerics.domains import check_numbers, check_wholes
 from tokensteer.train.losses import Loss
+from tokensteer.train.optim import Learning, described, described_net, digest, same_draws
 
 
 @dataclass(frozen=True)

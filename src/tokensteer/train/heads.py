@@ -7,9 +7,9 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from tokensteer.core.denoiser import FromHidden, Time, from_hidden
-from tokensteer.core.domains import check_wholes
-from tokensteer.core.proposal import OtherHead
+from tokensteer.core.models.denoiser import FromHidden, Time, from_hidden
+from tokensteer.core.numerics.domains import check_wholes
+from tokensteer.core.proposals.amortised import OtherHead
 
 
 class NewHead(nn.Module):

@@ -20,9 +20,9 @@ from typing import Any, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from tokensteer import stored
-from tokensteer.core.domains import check_numbers, check_wholes
-from tokensteer.train.sharing import Net, mark, twin
+from tokensteer import tensorfile as stored
+from tokensteer.core.numerics.domains import check_numbers, check_wholes
+from tokensteer.train.frozen import Net, mark, twin
 
 KIND = "LoRA"
 # Their fast paths read the weights of these layers and never call them, so that an adapter would go unheard.

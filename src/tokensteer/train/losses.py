@@ -31,7 +31,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from tokensteer.core.domains import check_numbers, check_wholes
+from tokensteer.core.numerics.domains import check_numbers, check_wholes
 
 Predict = Callable[[Tensor, Tensor], Tensor]
 """log p(x_0 | x_t) per site, (P, L, V), from noisy ids (P, L) at times (P,)."""

@@ -29,11 +29,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tokensteer.core.denoiser import Time
-from tokensteer.core.domains import check_numbers, check_wholes
-from tokensteer.core.draws import NEVER
-from tokensteer.core.events import OneSite
-from tokensteer.core.measure import SiteMeasure
+from tokensteer.core.kernels.jumps import OneSite
+from tokensteer.core.kernels.measure import SiteMeasure
+from tokensteer.core.models.denoiser import Time
+from tokensteer.core.numerics.domains import check_numbers, check_wholes
+from tokensteer.core.numerics.draws import NEVER
 from tokensteer.train.paths import Transitions
 
 Baseline = Callable[[Tensor, Time], Tensor]

@@ -13,18 +13,19 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.denoiser import Denoiser, Time, Timeless
-from tokensteer.core.listing import distinct
-from tokensteer.core.measure import SiteMeasure
-from tokensteer.core.model import Meter, Model, clock
-from tokensteer.core.prediction import Prediction
-from tokensteer.core.proposal import Amortised, FromModel, chosen
-from tokensteer.core.ranking import Ranking
-from tokensteer.core.resample import never, watching
-from tokensteer.core.schedule import Step
-from tokensteer.core.smc import Evaluation, sweep
-from tokensteer.core.steering import Steering
-from tokensteer.core.twist import Tilt
+from tokensteer.core.kernels.measure import SiteMeasure
+from tokensteer.core.kernels.ranked import Ranking
+from tokensteer.core.models.denoiser import Denoiser, Time, Timeless
+from tokensteer.core.models.diffusion import Meter, Model, clock
+from tokensteer.core.models.prediction import Prediction
+from tokensteer.core.numerics.rows import distinct
+from tokensteer.core.particles.loop import sweep
+from tokensteer.core.particles.path import Evaluation, Step
+from tokensteer.core.particles.triggers import never, watching
+from tokensteer.core.proposals.amortised import Amortised
+from tokensteer.core.proposals.proposal import FromModel, chosen
+from tokensteer.core.steering.steering import Steering
+from tokensteer.core.twists.tilt import Tilt
 
 
 @dataclass(frozen=True)

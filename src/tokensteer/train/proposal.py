@@ -16,18 +16,19 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from tokensteer.core.denoiser import Denoiser
-from tokensteer.core.domains import check_numbers, check_wholes
-from tokensteer.core.model import Diffusion
-from tokensteer.core.proposal import Amortised, FromModel
-from tokensteer.core.resample import ess
-from tokensteer.core.steering import Steering
+from tokensteer.core.models.denoiser import Denoiser
+from tokensteer.core.models.diffusion import Diffusion
+from tokensteer.core.numerics.domains import check_numbers, check_wholes
+from tokensteer.core.particles.resampling import ess
+from tokensteer.core.proposals.amortised import Amortised
+from tokensteer.core.proposals.proposal import FromModel
+from tokensteer.core.steering.steering import Steering
 from tokensteer.train.baselines import OfState
-from tokensteer.train.learning import Learning, described, described_net, digest, same_draws
+from tokensteer.train.frozen import mark
 from tokensteer.train.objectives import Lesson, Objective, Returns, StepVariance
+from tokensteer.train.optim import Learning, described, described_net, digest, same_draws
 from tokensteer.train.paths import Late, Paths, Transitions, walk
 from tokensteer.train.rounds import Gathers, study
-from tokensteer.train.sharing import mark
 
 
 @dataclass(frozen=True)

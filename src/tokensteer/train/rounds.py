@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from tokensteer import stored
+from tokensteer import tensorfile as stored
 from tokensteer.train.fit import Plan
-from tokensteer.train.learning import Learning
+from tokensteer.train.optim import Learning
 
 
 class Student(Protocol):

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from tokensteer.app.numbers import fixed
 from tokensteer.app.report.markup import data, element, text
-from tokensteer.tasks.metrics import Measured
+from tokensteer.app.words.numbers import fixed
+from tokensteer.tasks.common.metrics import Measured
 
 BANDS = 6
 """With more lines than this their bands would hide them."""

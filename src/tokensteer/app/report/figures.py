@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokensteer import files
-from tokensteer.app import runs
 from tokensteer.app.report import learning, sweeps, traces, trades
 from tokensteer.app.report.charts import BANDS
 from tokensteer.app.report.folder import Row, read
 from tokensteer.app.report.words import COLOURS, colours_of, heading, metrics_of, naming
+from tokensteer.app.runs import folder as runs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

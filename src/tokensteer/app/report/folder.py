@@ -12,10 +12,12 @@ from typing import Any
 from torch import Generator
 
 from tokensteer import files
-from tokensteer.app import methods, runs, schema
-from tokensteer.app.seeds import over_seeds, seeds_of
-from tokensteer.core.result import Result
-from tokensteer.tasks.metrics import Measured
+from tokensteer.app.runs import folder as runs
+from tokensteer.app.runs import recipes as methods
+from tokensteer.app.runs import schema
+from tokensteer.app.runs.seeds import over_seeds, seeds_of
+from tokensteer.core.particles.result import Result
+from tokensteer.tasks.common.metrics import Measured
 
 OTHER, AGAIN = "give the --out of a run", "run it again with --force"
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from tokensteer.app.report.charts import drawing
 from tokensteer.app.report.lists import floats, ints
 from tokensteer.app.report.markup import data
-from tokensteer.core.result import Result
+from tokensteer.core.particles.result import Result
 
 MOST = 64
 """With more particles than this the lines would not be told apart."""

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokensteer.app.numbers import duration, short
 from tokensteer.app.report.charts import Line, line_chart
 from tokensteer.app.report.folder import Row
 from tokensteer.app.report.markup import element, text
 from tokensteer.app.report.words import listed
+from tokensteer.app.words.numbers import duration, short
 
 CURVES = {
     "loss": "Loss",

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from tokensteer import files
-from tokensteer.app import runs
 from tokensteer.app.report import charts, genealogy, learning, samples, sweeps, traces, trades
 from tokensteer.app.report.folder import Row, Run, read
 from tokensteer.app.report.markup import element, section, text
 from tokensteer.app.report.table import best_table, table
 from tokensteer.app.report.words import colours_of, naming, plural, verdict
+from tokensteer.app.runs import folder as runs
 
 HERE = Path(__file__).parent
 MISSING = 12

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.app import methods
-from tokensteer.app.numbers import number, spread
 from tokensteer.app.report.charts import swatch
 from tokensteer.app.report.folder import Row
 from tokensteer.app.report.lists import floats, ints
 from tokensteer.app.report.markup import element, text
 from tokensteer.app.report.words import plural
-from tokensteer.core.result import Result
-from tokensteer.tasks.png import shaded_png
+from tokensteer.app.runs import recipes as methods
+from tokensteer.app.words.numbers import number, spread
+from tokensteer.core.particles.result import Result
+from tokensteer.tasks.common.png import shaded_png
 
 SHOWN = 16
 """How many samples of each kind are shown."""
@@ -213,7 +213,7 @@ def sheet(row: Row, name: str, colour: int) -> str:
 
 def heat_maps(rows: Sequence[Row], names: Mapping[int, str], colours: Mapping[int, int]) -> str:
     """The exact targets and what each row made of it, on one scale. `names` and `colours` go by place in `rows`."""
-    from tokensteer.tasks import mog
+    from tokensteer.tasks.mog import exact as mog
 
     settings = {_setting(row): row for row in reversed(rows)}
     targets = {setting: exact_target(row) for setting, row in reversed(settings.items())}
@@ -238,9 +238,10 @@ def _setting(row: Row) -> str:
 
 def exact_target(row: Row) -> Tensor:
     """The law that the shipped model should be steered to with the settings of a row, (64, 64)."""
-    from tokensteer.core.steering import Steering
-    from tokensteer.tasks import mog, mog_trained
-    from tokensteer.tasks.task import Setup
+    from tokensteer.core.steering.steering import Steering
+    from tokensteer.tasks.common.task import Setup
+    from tokensteer.tasks.mog import exact as mog
+    from tokensteer.tasks.mog import trained as mog_trained
 
     kl = float(row.job.get("kl") or 1.0)
     prior = mog_trained.model(Setup(len(row.result.ess) - 1, remask=float(row.job.get("remask") or 0.0)))

@@ -11,7 +11,7 @@ from tokensteer.app.report.charts import Points, point_chart
 from tokensteer.app.report.folder import Row
 from tokensteer.app.report.markup import element
 from tokensteer.app.report.words import COLOURS, heading, metrics_of
-from tokensteer.tasks.metrics import Measured
+from tokensteer.tasks.common.metrics import Measured
 
 NUMBERED = re.compile(r"(.+) = (-?[\d.]+)")
 

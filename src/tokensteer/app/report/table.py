@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from tokensteer.app.numbers import NOTHING, number, short, spread
 from tokensteer.app.report.charts import swatch
 from tokensteer.app.report.folder import Row
 from tokensteer.app.report.markup import element, text
@@ -23,7 +22,8 @@ from tokensteer.app.report.words import (
     of_best,
     plural,
 )
-from tokensteer.tasks.metrics import Measured
+from tokensteer.app.words.numbers import NOTHING, number, short, spread
+from tokensteer.tasks.common.metrics import Measured
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tokensteer.app.numbers import duration, short
 from tokensteer.app.report.charts import Line, bars, histogram, line_chart
 from tokensteer.app.report.folder import Row
 from tokensteer.app.report.genealogy import ancestors_alive
 from tokensteer.app.report.lists import floats
 from tokensteer.app.report.markup import element
-from tokensteer.core.result import Result
+from tokensteer.app.words.numbers import duration, short
+from tokensteer.core.particles.result import Result
 
 Look = Callable[[Result], Tensor | None]
 """Something of a result at every step, (T + 1, B), if it has it."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from tokensteer.app.numbers import number, spread
 from tokensteer.app.report.folder import Row
-from tokensteer.tasks.metrics import Measured
+from tokensteer.app.words.numbers import number, spread
+from tokensteer.tasks.common.metrics import Measured
 
 UNBROKEN = "\u00a0=\u00a0"
 HIGHER = frozenset(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from tokensteer.core.draws import NEVER
+from tokensteer.core.numerics.draws import NEVER
 from tokensteer.rewards.text.embedding import check_length, embed, is_text, padding_last, reorder, resized, table_of
 from tokensteer.rewards.text.hub import Tokenizer, decoder, loaded, longest_input, no_text, same_words
 from tokensteer.rewards.text.strings import OfText

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tokensteer.core.domains import check_whole
-from tokensteer.core.listing import distinct
+from tokensteer.core.numerics.domains import check_whole
+from tokensteer.core.numerics.rows import distinct
 
 TextFunction = Callable[[list[str]], Sequence[float] | Tensor]
 Decode = Callable[[Tensor], list[str]]

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import torch
 
-from tokensteer.core.listing import unique
-from tokensteer.rewards.automaton import Automaton, both, minimal, negate
-from tokensteer.rewards.patterns import regex
+from tokensteer.core.numerics.rows import unique
+from tokensteer.rewards.constraints.automaton import Automaton, both, minimal, negate
+from tokensteer.rewards.constraints.regex import regex
 from tokensteer.rewards.text.strings import checked_words, is_letter, letters_of
 
 LETTER, SPACE, MARK = "letter", "space", "mark"  # characters that no word names

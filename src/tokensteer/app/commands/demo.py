@@ -1,0 +1,48 @@
+"""Every method on a mixture of Gaussians and on handwritten digits, with the weights that come with the package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokensteer.app.commands.report import write_report
+from tokensteer.app.commands.run import run_jobs
+from tokensteer.app.options import Demo
+from tokensteer.app.runs import recipes as methods
+from tokensteer.app.runs.jobs import Job
+from tokensteer.app.runs.runner import Place, make_task
+from tokensteer.app.terminal.tables import say
+from tokensteer.tasks.common.task import Setup
+
+
+@dataclass(frozen=True)
+class Size:
+    """A task with so many particles, populations and steps. Methods that give one sample from each population may have
+    populations of their own size, and as many more of them."""
+
+    task: str
+    particles: int
+    populations: int
+    steps: int
+    alone: int | None = None
+
+
+SIZES = (Size("mog", 1000, 4, 100, alone=5), Size("digits", 16, 8, 50))
+"""Enough to tell the methods apart, within three minutes on two cores."""
+
+ALONE = ("best-of-n", "svdd")
+
+
+def demo(command: Demo, words: str) -> int:
+    jobs = [job for size in SIZES for job in jobs_of(size, command.seed)]
+    run_jobs(jobs, Place(), command.out, words, command.force)
+    say(f"Report: {write_report(command.out)}")
+    return 0
+
+
+def jobs_of(size: Size, seed: int) -> list[Job]:
+    """All methods that suit the task, with the same number of particles in all."""
+    task = make_task(Setup(1), size.task)
+    usual = methods.usual(task, task.tilt)
+    many = size.particles * size.populations
+    sizes = {name: (size.alone if name in ALONE else None) or size.particles for name in usual}
+    return [Job(size.task, name, n, many // n, seed, size.steps) for name, n in sizes.items()]

@@ -1,0 +1,59 @@
+"""`tokensteer train`: the networks of a task, a proposal or a twist."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from tokensteer.app.options import Train
+from tokensteer.app.runs.claims import claimed
+from tokensteer.app.terminal.tables import say
+from tokensteer.app.words.lookup import choose
+from tokensteer.tasks.catalogue import LEARNERS, TASKS, TRAINERS, TWISTERS
+from tokensteer.tasks.common.task import SHIPPED
+from tokensteer.tasks.common.training import Training, finished
+
+
+def train(command: Train) -> int:
+    choose(command.task, TASKS, "task")
+    if command.task not in TRAINERS:
+        raise ValueError(f"{command.task} has no networks, and nothing to train: run it as it is")
+    if command.proposal and command.twist:
+        raise ValueError("--proposal and --twist are trained one after the other: give one of them")
+    if command.goal is not None and not command.proposal and not command.twist:
+        raise ValueError("--goal is what a proposal or a twist is trained for: give --proposal or --twist too")
+    if command.weights is not None and not command.proposal and not command.twist:
+        raise ValueError("--weights holds the networks that a proposal or a twist is taught with: give --proposal too")
+    if command.twist and command.task not in TWISTERS:
+        raise ValueError(f"the twist of {command.task} is learned with its proposal: give --proposal instead")
+    out = Path("out") / f"{command.task}-weights" if command.out is None else command.out
+    for name, value in (("minutes", command.minutes), ("scale", command.scale)):
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"--{name} must be positive and finite, got {value}")
+    training = Training(out, command.device, command.seed, command.minutes, command.scale)
+    with claimed(out):
+        _train(command, training)
+    say(f"Weights: {out}   (tokensteer run {command.task} --weights {out} uses them)")
+    return 0
+
+
+def _train(command: Train, training: Training) -> None:
+    out = training.out
+    if finished(_cards(command, out)) and not command.force:
+        raise ValueError(f"{out} holds finished weights of {command.task}: give --out another folder, or --force")
+    if command.proposal or command.twist:
+        weights = SHIPPED if command.weights is None else command.weights
+        (LEARNERS if command.proposal else TWISTERS)[command.task](training, command.goal, weights)
+    else:
+        TRAINERS[command.task](training)
+
+
+def _cards(command: Train, out: Path) -> list[Path]:
+    """The cards that a training of this kind leaves in a folder. What was stopped while it was being measured goes on:
+    its cards do not tell its quality yet."""
+    part = "proposal*" if command.proposal else "value*" if command.twist else "*"
+    cards = sorted(out.glob(f"{command.task}-{part}.json")) if out.is_dir() else []
+    if part != "*":
+        return cards
+    taught = ("proposal", "value", "drakes", "quality")
+    return [card for card in cards if not card.stem.removeprefix(f"{command.task}-").startswith(taught)]

@@ -1,0 +1,218 @@
+"""Run folders: what a run leaves behind, and how it is opened again.
+
+    config.json     the command, what each row was to do, versions
+    results.json    a list of rows, one for each method, size and seed
+    rows/           for each row its `Result` as safetensors, and its samples for people: a picture, or texts
+
+Every file is complete or absent, and a row is listed once its files are there, so that a run that is stopped leaves
+what was finished. A run holds its folder alone. What is read is checked: a folder may be damaged or come from others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, cast
+
+from tokensteer import files
+from tokensteer.app.runs import schema
+from tokensteer.app.runs.claims import CLAIM, claimed
+
+if TYPE_CHECKING:
+    from tokensteer.core.particles.result import Result
+
+FORMAT = 1
+CONFIG, RESULTS, ROWS, REPORT, FIGURES = "config.json", "results.json", "rows", "report.html", "figures"
+PICTURE = ".png"
+FIGURE_NAMES = ("traces", "weights", "metrics", "front", "break-even")
+"""Figures of a task are called TASK-NAME.png."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder: its config, its rows as plain dictionaries, and their results, each read when it is asked for."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+
+    @property
+    def missing(self) -> list[Mapping[str, Any]]:
+        """The jobs of the config that have no row yet. Jobs are run in their order."""
+        return list(self.config.get("jobs", ()))[len(self.rows) :]
+
+    def result(self, index: int) -> Result:
+        """What `ts.smc` gave for a row: samples, log-weights, ESS and reward at every step, ancestors."""
+        from tokensteer.core.particles.result import Result
+
+        file = self._inside(index, self.rows[index]["file"])
+        if not file.is_file():
+            raise FileNotFoundError(f"{self.folder / RESULTS} lists a result that is not there, {file}")
+        try:
+            return Result.load(file)
+        except (ValueError, RuntimeError, KeyError, TypeError, OverflowError) as error:
+            raise ValueError(f"{file} is damaged ({error})") from error
+
+    def picture(self, index: int) -> Path:
+        """The picture of a row's samples, where they can be drawn."""
+        return self._inside(index, self.rows[index]["picture"])
+
+    def written(self, index: int) -> list[Path]:
+        """The files of a row's samples that are no pictures, such as texts."""
+        return [self._inside(index, name) for name in self.rows[index].get("written", ())]
+
+    def _inside(self, index: int, name: str) -> Path:
+        """A file of the folder; rows of strangers may name others."""
+        file = self.folder / name
+        if "\0" in name or not file.resolve().is_relative_to(self.folder.resolve()):
+            raise ValueError(f"row {index} of {self.folder / RESULTS} names a file outside of the folder, {name!r}")
+        return file
+
+
+def open_run(folder: str | Path) -> Run:
+    """What `tokensteer run` or `compare` left in a folder, finished or not."""
+    folder = Path(folder)
+    config = _read(folder, CONFIG)
+    if not isinstance(config, dict) or "format" not in config:
+        raise ValueError(f"{folder} is no run folder (its {CONFIG} does not say which format it has)")
+    known = cast("dict[str, Any]", config)
+    if known["format"] != FORMAT:
+        raise ValueError(
+            f"{folder} was written in format {known['format']!r:.40} and this tokensteer reads {FORMAT}: run it again "
+            f"(its {CONFIG} has the command), or install the tokensteer that wrote it"
+        )
+    if fault := schema.fault(known, {}, schema.CONFIG):
+        raise ValueError(f"{folder / CONFIG} is damaged: it {fault}")
+    rows = _read(folder, RESULTS)
+    if not isinstance(rows, list):
+        raise ValueError(f"{folder / RESULTS} is damaged: it should be a list of rows")
+    for index, row in enumerate(cast("list[object]", rows)):
+        if fault := schema.fault(row, schema.ROW, schema.ROW_EXTRAS):
+            raise ValueError(f"{folder / RESULTS} is damaged: row {index} {fault}")
+    return Run(folder, known, cast("list[dict[str, Any]]", rows))
+
+
+def _read(folder: Path, name: str) -> object:
+    file = folder / name
+    if not file.is_file():
+        other = "it is a file" if folder.exists() else "there is no such folder"
+        raise FileNotFoundError(f"{folder} is no run folder ({f'it has no {name}' if folder.is_dir() else other})")
+    return files.read_json(file)
+
+
+# ---- writing
+
+
+def check_free(folder: Path, force: bool) -> None:
+    """Say so unless a run may be written there: in a new or empty folder, or with `force` over an earlier run."""
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise ValueError(f"{there} is a file: give --out a folder")
+    if not os.access(there, os.W_OK):
+        raise ValueError(f"{there} cannot be written to: give --out another folder")
+    if not folder.is_dir() or all(_temporary(file.name) for file in folder.iterdir()):
+        return
+    if not force:
+        raise ValueError(f"{folder} is not empty: give --out another folder, or --force to replace the run in it")
+    if not _is_ours(folder / CONFIG):
+        raise ValueError(f"{folder} holds no run that --force could replace: give --out another folder, or empty it")
+    for part in (folder / ROWS, folder / FIGURES):
+        if part.is_symlink() or (part.exists() and not part.is_dir()):
+            raise ValueError(f"{part} is a link or a file, and no folder of a run: remove it, or give another --out")
+
+
+def _temporary(name: str) -> bool:
+    return name == CLAIM or (name.startswith(".") and name.endswith(files.STRAY))
+
+
+def replaceable(folder: Path) -> bool:
+    """Whether --force replaces the run that is in a folder."""
+    try:
+        check_free(folder, force=True)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_ours(config: Path) -> bool:
+    """Whether a config was written by tokensteer, of whatever version."""
+    try:
+        known = cast("Any", files.read_json(config))
+        return type(known["format"]) is int and str(known["command"]).startswith("tokensteer ")
+    except (OSError, ValueError, TypeError, LookupError):
+        return False
+
+
+@dataclass
+class Writer:
+    """Fills a run folder row by row, and holds it alone until it is closed, at the end of a `with`.
+
+    Nothing but the claim is written, and nothing of an earlier run replaced, before the first row.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    force: bool = False
+    rows: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
+    _held: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_free(self.folder, self.force)
+        with ExitStack() as held:
+            held.enter_context(claimed(self.folder))
+            check_free(self.folder, self.force)  # again: another run may just have ended
+            self._held = held.pop_all()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._held.close()
+
+    def add(
+        self, name: str, row: Mapping[str, Any], result: Result, samples: Mapping[str, Callable[[Path], None]]
+    ) -> None:
+        """A finished row; its files are called after `name`. `samples` says by their suffixes which files are made for
+        people to look at, and how."""
+        if not self.rows:
+            self._begin()
+        stem = f"{ROWS}/{len(self.rows):03d}-{name}"
+        made: dict[str, Any] = {"file": f"{stem}.safetensors"}
+        result.save(self.folder / made["file"])
+        for suffix, write in samples.items():
+            files.write_whole(self.folder / f"{stem}{suffix}", write)
+        if PICTURE in samples:
+            made["picture"] = f"{stem}{PICTURE}"
+        written = [f"{stem}{suffix}" for suffix in samples if suffix != PICTURE]
+        self.rows.append({**row, **made} | ({"written": written} if written else {}))
+        files.write_json(self.folder / RESULTS, self.rows)
+
+    def _begin(self) -> None:
+        """Make the folder that of this run. Whenever this is interrupted, the folder is a run of no rows or, if
+        results.json is not there yet, one that --force replaces."""
+        results, config = self.folder / RESULTS, self.folder / CONFIG
+        if results.exists():
+            files.write_json(results, [])
+        files.write_json(config, self.config)
+        files.write_json(results, [])
+        for part in (self.folder, self.folder / ROWS, self.folder / FIGURES):
+            files.remove_strays(part)
+        self._clear()
+
+    def _clear(self) -> None:
+        """Remove what an earlier run has left, and nothing else that may be in its folder. A result goes last of the
+        files of its row: they are known by it."""
+        (self.folder / REPORT).unlink(missing_ok=True)
+        numbered = list((self.folder / ROWS).glob("[0-9][0-9][0-9]*-*"))
+        ours = {file.stem for file in numbered if file.suffix == ".safetensors"}
+        made = [file for file in numbered if file.stem in ours]
+        made += [file for name in FIGURE_NAMES for file in (self.folder / FIGURES).glob(f"*-{name}{PICTURE}")]
+        for file in sorted(made, key=lambda file: file.suffix == ".safetensors"):
+            if file.is_file() or file.is_symlink():
+                file.unlink()

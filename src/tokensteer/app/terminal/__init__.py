@@ -1,0 +1,1 @@
+"""Tables and progress bars in a terminal."""

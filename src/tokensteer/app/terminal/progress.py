@@ -1,0 +1,77 @@
+"""Jobs made visible as they run: a bar with ESS and reward in a terminal, a line for each finished row elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from tokensteer.app.runs.jobs import Job
+from tokensteer.app.runs.runner import Watch
+from tokensteer.app.terminal.tables import plain_console, summary
+from tokensteer.core.particles.resampling import ess
+
+if TYPE_CHECKING:
+    from tokensteer.core.particles.path import Record
+
+
+PAUSE = 0.1
+"""Seconds between two looks at the weights: on a GPU each makes the host wait."""
+
+
+@contextmanager
+def shown(jobs: int) -> Generator[Watch, None, None]:
+    """Something to watch so many jobs with, on the standard error stream."""
+    if not sys.stderr.isatty():
+        yield Lines(jobs)
+        return
+    columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=plain_console(stderr=True), transient=True) as bar:
+        yield Bars(bar, bar.add_task("", total=jobs), bar.add_task("", total=1))
+
+
+@dataclass
+class Bars:
+    """One bar for all jobs and one for the steps of the job at hand."""
+
+    bar: Progress
+    all: TaskID
+    one: TaskID
+    looked: float = 0.0
+
+    def begin(self, job: Job) -> None:
+        self.bar.update(self.all, description=f"{job.task}: {job.label}, N = {job.particles}")
+        self.bar.reset(self.one, total=job.steps + 1, description="")
+
+    def see(self, record: Record) -> None:
+        self.bar.update(self.one, advance=1)
+        now = time.monotonic()
+        if now - self.looked < PAUSE:
+            return
+        self.looked = now
+        note = f"ESS/N {float(ess(record.log_w).mean()) / record.log_w.shape[1]:.2f}"
+        if record.evaluation.reward is not None:
+            note += f"  reward {float(record.evaluation.reward.mean()):.3f}"
+        self.bar.update(self.one, description=note)
+
+    def end(self, row: Mapping[str, Any]) -> None:
+        self.bar.console.print(summary(row))
+        self.bar.update(self.all, advance=1)
+
+
+@dataclass
+class Lines:
+    total: int
+    done: int = 0
+
+    def begin(self, job: Job) -> None: ...
+    def see(self, record: Record) -> None: ...
+    def end(self, row: Mapping[str, Any]) -> None:
+        self.done += 1
+        sys.stderr.write(f"{self.done}/{self.total} {summary(row)}\n")
+        sys.stderr.flush()

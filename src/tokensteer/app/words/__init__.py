@@ -1,0 +1,1 @@
+"""Names and numbers as people write them."""

@@ -1,0 +1,63 @@
+"""Names that people type: looked up, and if there is no such name, told what there is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
+
+
+def choose(name: str, known: Mapping[str, Value], what: str) -> Value:
+    """known[name], or an error that lists what exists, the nearest spelling first."""
+    if name not in known:
+        raise ValueError(unknown(name, known, what))
+    return known[name]
+
+
+def unknown(name: str, known: Iterable[str], what: str) -> str:
+    near = get_close_matches(name.lower().replace("_", "-"), list(known), n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return f"there is no {what} called {name!r}.{hint} There are: {', '.join(known)}"
+
+
+def find(target: str, mend: str = "give what to check as module:attribute, such as mymodel:steering") -> object:
+    """module:attribute or file.py:attribute, with dots in the attribute."""
+    module, colon, attribute = target.rpartition(":")
+    if not colon or not module or not attribute:
+        raise ValueError(f"{mend}, got {target!r}")
+    found: Any = _load(module)
+    for name in attribute.split("."):
+        known = [word for word in dir(found) if not word.startswith("_")]
+        if name not in known:
+            raise ValueError(f"{module}: {unknown(name, known, 'attribute')}")
+        found = getattr(found, name)
+    return found
+
+
+def _load(module: str) -> object:
+    here = str(Path.cwd())
+    if here not in sys.path:  # a script is run with its own folder first, not the user's
+        sys.path.insert(0, here)
+    try:
+        if not module.endswith(".py"):
+            return import_module(module)
+        file = Path(module)
+        if not file.is_file():
+            raise FileNotFoundError(f"there is no file {file}")
+        spec = spec_from_file_location(file.stem, file)
+        assert spec is not None, "a file that ends in .py has a loader"
+        assert spec.loader is not None
+        loaded = module_from_spec(spec)
+        sys.modules[file.stem] = loaded  # dataclasses look their module up
+        spec.loader.exec_module(loaded)
+        return loaded
+    except FileNotFoundError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{module} cannot be imported: {type(error).__name__}: {error}") from error

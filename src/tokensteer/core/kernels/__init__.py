@@ -1,0 +1,1 @@
+"""Kernels p(x_s | x_t): schedules, measures on sequences, and every reverse process."""

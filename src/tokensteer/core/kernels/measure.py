@@ -1,0 +1,311 @@
+"""Measures on token sequences.
+
+A step of a discrete diffusion is a measure on sequences that factorises over sites, m(y) = prod_l m^l(y^l). It may be
+unnormalised: a product of models is. The masked processes have more structure still: a site either stays as it is or
+moves, and only a masked site that opens needs a token. `Reveal` keeps that structure, so that the vocabulary is touched
+where sites open and nowhere else; `Table` spells every entry out, for any other process and for enumeration.
+
+What is sampled and what is evaluated are the same numbers: every draw inverts the cumulative sum of the very
+probabilities that `log_prob` reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Generator, Tensor
+
+from tokensteer.core.categorical.gradient_tilt import bend, log_bend, outcomes
+from tokensteer.core.categorical.product import normal, tilted
+from tokensteer.core.categorical.sites import Laws, Tokens, few_by_few, row_by_row, rows_of, tokens_of
+from tokensteer.core.numerics.draws import NEVER, categorical, uniforms
+from tokensteer.core.numerics.rows import same_rows, support
+from tokensteer.core.particles.path import Measure, Sites
+
+
+@runtime_checkable
+class SiteMeasure(Measure, Protocol):
+    """A measure that is made site by site, possibly unnormalised.
+
+    It `factorises` unless a subclass says that sites hang together; `dense` is then only a table that covers it.
+    """
+
+    @property
+    def factorises(self) -> bool: ...
+
+    def take(self, rows: Tensor) -> SiteMeasure: ...
+
+    def total(self) -> Tensor:
+        """The log of the mass of all sequences, (P,)."""
+        ...
+
+    def covers(self, other: SiteMeasure) -> bool:
+        """Whether this measure gives mass wherever `other`, from the same state, does."""
+        ...
+
+    def normalise(self) -> SiteMeasure: ...
+    def with_mass(self, log_mass: Tensor | None) -> SiteMeasure: ...
+    def tilt(self, h: Laws) -> SiteMeasure: ...
+    def tilt_tokens(self, h: Laws) -> SiteMeasure: ...
+    def pin(self, fixed: Tensor) -> SiteMeasure: ...
+    def dense(self) -> Table: ...
+    def support(self, limit: int) -> tuple[Tensor, Tensor]:
+        """Every sequence in reach of each particle, as `support` lists them; it may list some of no mass."""
+        ...
+
+
+def draw(measure: Measure, generator: Generator | None) -> tuple[Tensor, Tensor]:
+    """A draw from a measure and its log-probability, (P,)."""
+    if isinstance(measure, Reveal):
+        return measure.draw(generator)
+    y = measure.sample(generator)
+    return y, measure.log_prob(y)
+
+
+def _rows(value: Sites | None, rows: Tensor) -> Any:
+    return None if value is None else value[rows]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A site-factorised measure as a dense table of logs, (P, L, V); x (P, L) is the state it leads on from."""
+
+    log_p: Tensor
+    sites: Sites | None = None
+    log_mass: Tensor | None = None
+    x: Tensor | None = None
+
+    @property
+    def factorises(self) -> bool:
+        return True
+
+    def sample(self, generator: Generator | None) -> Tensor:
+        return categorical(self.log_p, generator)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        return self.log_p.gather(-1, y.unsqueeze(-1)).squeeze(-1).sum(-1)
+
+    def take(self, rows: Tensor) -> Table:
+        return Table(self.log_p[rows], _rows(self.sites, rows), _rows(self.log_mass, rows), _rows(self.x, rows))
+
+    def total(self) -> Tensor:
+        return self.log_p.logsumexp(-1).sum(-1)
+
+    def with_mass(self, log_mass: Tensor | None) -> Table:
+        return replace(self, log_mass=log_mass)
+
+    def normalise(self) -> Table:
+        return replace(self, log_p=row_by_row(lambda rows, log_p: _summing_to_one(log_p), self.log_p))
+
+    def tilt(self, h: Laws) -> Table:
+        """q ∝ m · exp(h), site by site."""
+        h = h.expand_as(self.log_p) if isinstance(h, Tensor) else h
+        return replace(
+            self, log_p=row_by_row(lambda rows, log_p: _summing_to_one(log_p + rows_of(h, rows)), self.log_p)
+        )
+
+    def tilt_tokens(self, h: Laws) -> Table:
+        """A table does not tell opening from choosing a token: the same as `tilt`."""
+        return self.tilt(h)
+
+    def pin(self, fixed: Tensor) -> Table:
+        if self.x is None:
+            raise ValueError("a table without the state it leads on from cannot hold sites fixed: give it x")
+        still = torch.full_like(self.log_p, NEVER).scatter(-1, self.x.unsqueeze(-1), 0.0)
+        return replace(self, log_p=torch.where(fixed.unsqueeze(-1), still, self.log_p))
+
+    def covers(self, other: SiteMeasure) -> bool:
+        return bool(((self.log_p > NEVER) | (other.dense().log_p == NEVER)).all())
+
+    def dense(self) -> Table:
+        return self
+
+    def support(self, limit: int) -> tuple[Tensor, Tensor]:
+        return support(self.log_p, limit)
+
+
+def _summing_to_one(log_p: Tensor) -> Tensor:
+    nothing = log_p.amax(-1, keepdim=True) == NEVER  # any law will do, for p gives no mass to what it draws
+    return torch.where(nothing, 0.0, log_p).log_softmax(-1)
+
+
+@dataclass(frozen=True)
+class Reveal:
+    """One step of a masked process: every site stays with mass exp(log_stay) or moves with mass exp(log_move).
+
+    A masked site that moves opens, with token v at mass exp(log_x0[v]); an open site that moves is masked again.
+    x, log_stay, log_move are (P, L); the token laws log_x0 are read at masked sites only and need not be normalised.
+    """
+
+    x: Tensor
+    log_stay: Tensor
+    log_move: Tensor
+    log_x0: Tokens
+    mask_id: int
+    sites: Sites | None = None
+    log_mass: Tensor | None = None
+
+    @property
+    def factorises(self) -> bool:
+        return True
+
+    @cached_property
+    def masked(self) -> Tensor:
+        return self.x == self.mask_id
+
+    @cached_property
+    def token_mass(self) -> Tensor:
+        """log sum_v exp(log_x0[v]) at masked sites, 0 elsewhere: (P, L)."""
+        # Kept, for it may take the whole vocabulary, and who normalises a measure most often wants its total too.
+        return self.log_x0.mass(self.masked)
+
+    def sample(self, generator: Generator | None) -> Tensor:
+        """A draw; the measure must be normalised, as every proposal is. Tokens are drawn where sites open."""
+        return self.draw(generator)[0]
+
+    def draw(self, generator: Generator | None) -> tuple[Tensor, Tensor]:
+        """A draw and its log-probability, (P,), which the token law gives away as it is drawn from."""
+        masked = self.masked
+        u = torch.rand(self.x.shape, generator=generator, device=self.x.device, dtype=torch.float64)
+        moves = u.log() < self.log_move
+        opens = moves & masked
+        token, log_token = self.log_x0.draw_one(opens, self.mask_id, generator)
+        y = torch.where(moves, torch.where(masked, token, self.mask_id), self.x)
+        return y, torch.where(moves, self.log_move + log_token, self.log_stay).sum(-1)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        masked, still = self.masked, y == self.x
+        opened = masked & ~still
+        token = self.log_x0.entry(y, opened)
+        moved = self.log_move + token.masked_fill(~(masked | (y == self.mask_id)), NEVER)
+        return torch.where(still, self.log_stay, moved).sum(-1)
+
+    def log_over(self, p: Reveal, y: Tensor) -> Tensor | None:
+        """log of this measure over p, from the same state, at a draw y from it, (P,), if its tokens are p's bent."""
+        still = y == self.x
+        token = log_bend(self.log_x0, p.log_x0, y, self.masked & ~still)
+        if token is None:
+            return None
+        return torch.where(still, self.log_stay - p.log_stay, self.log_move - p.log_move + token).sum(-1)
+
+    def take(self, rows: Tensor) -> Reveal:
+        return replace(
+            self,
+            x=self.x[rows],
+            log_stay=self.log_stay[rows],
+            log_move=self.log_move[rows],
+            log_x0=self.log_x0.take(rows),
+            sites=_rows(self.sites, rows),
+            log_mass=_rows(self.log_mass, rows),
+        )
+
+    def total(self) -> Tensor:
+        return torch.logaddexp(self.log_stay, self.log_move + self.token_mass).sum(-1)
+
+    def with_mass(self, log_mass: Tensor | None) -> Reveal:
+        return replace(self, log_mass=log_mass)
+
+    def normalise(self) -> Reveal:
+        return self.normalise_tokens(carry_mass=True)._normalise_outcomes()
+
+    def normalise_tokens(self, carry_mass: bool = False) -> Reveal:
+        """Make the token law at masked sites sum to one; its old mass goes into `log_move`, or is dropped."""
+        if self.log_x0.normalised:
+            return self
+        log_move = self.log_move + self.token_mass if carry_mass else self.log_move
+        return replace(self, log_x0=normal(self.log_x0, self.mask_id), log_move=log_move)
+
+    def _normalise_outcomes(self) -> Reveal:
+        total = torch.logaddexp(self.log_stay, self.log_move)
+        nothing = total == NEVER  # neither staying nor moving is possible: move, and let p say so
+        return replace(
+            self,
+            log_stay=torch.where(nothing, NEVER, self.log_stay - total),
+            log_move=torch.where(nothing, 0.0, self.log_move - total),
+        )
+
+    def tilt(self, h: Laws) -> Reveal:
+        """q ∝ m · exp(h) over all entries, the mask included (h: (P, L, V))."""
+        h = tokens_of(h)
+        stay, move = outcomes(h, self.x, self.mask_id)
+        tilted = replace(self, log_stay=self.log_stay + stay, log_move=self.log_move + move)
+        return tilted.tilt_each(h, carry_mass=True)._normalise_outcomes()
+
+    def tilt_tokens(self, h: Laws) -> Reveal:
+        """Tilt the token given that a site opens, and leave alone which sites open."""
+        return self.normalise().tilt_each(tokens_of(h), carry_mass=False)
+
+    def tilt_each(self, h: Tokens, carry_mass: bool) -> Reveal:
+        """Token laws ∝ exp(log_x0 + h), normalised; the mass they had goes into `log_move`, or is dropped."""
+        masked = self.masked
+        bent = bend(self.log_x0, h, masked)
+        if bent is None:
+            return replace(self, log_x0=tilted(self.log_x0, h)).normalise_tokens(carry_mass)
+        log_x0, mass = bent
+        return replace(self, log_x0=log_x0, log_move=self.log_move + mass if carry_mass else self.log_move)
+
+    def pin(self, fixed: Tensor) -> Reveal:
+        """Sites of a prompt never move, whatever the kernel says."""
+        log_stay, log_move = self.log_stay.masked_fill(fixed, 0.0), self.log_move.masked_fill(fixed, NEVER)
+        return replace(self, log_stay=log_stay, log_move=log_move)
+
+    def covers(self, other: SiteMeasure) -> bool:
+        if not isinstance(other, Reveal):
+            return self.dense().covers(other)
+        stay = (self.log_stay > NEVER) | (other.log_stay == NEVER)
+        move = (self.log_move > NEVER) | (other.log_move == NEVER)
+        opens = self.masked & (other.log_move > NEVER)
+        return bool(stay.all() and move.all()) and all(
+            bool(((self.log_x0.at(few) > NEVER) | (other.log_x0.at(few) == NEVER)).all())
+            for few in few_by_few(opens, self.log_x0.vocab_size)
+        )
+
+    def dense(self) -> Table:
+        masked, log_x0 = self.masked.unsqueeze(-1), self.log_x0.dense()
+        remask = torch.full_like(log_x0, NEVER)
+        remask[..., self.mask_id] = self.log_move
+        log_p = torch.where(masked, log_x0 + self.log_move.unsqueeze(-1), remask)
+        return Table(log_p.scatter(-1, self.x.unsqueeze(-1), self.log_stay.unsqueeze(-1)), self.sites)
+
+    def support(self, limit: int) -> tuple[Tensor, Tensor]:
+        return support(self.dense().log_p, limit)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A measure on a short list of sequences for each particle, for proposals that do not factorise.
+
+    The lists lie end to end: candidates (K, L) with log_p (K,), normalised within each list, and `owner` (K,) in
+    ascending order saying whose list it is; particle i uses list row[i].
+    """
+
+    candidates: Tensor
+    log_p: Tensor
+    owner: Tensor
+    row: Tensor
+    sites: Sites | None = None
+    log_mass: Tensor | None = None
+
+    def sample(self, generator: Generator | None) -> Tensor:
+        # Each list takes up one unit of the joint cumulative sum; clamping keeps rounding from crossing its ends.
+        cdf = self.log_p.double().exp().cumsum(0)
+        start = torch.searchsorted(self.owner, self.row)
+        end = torch.searchsorted(self.owner, self.row, right=True) - 1
+        before = torch.where(start > 0, cdf[start - 1], 0.0)
+        u = uniforms((len(self.row),), cdf, generator)
+        index = torch.searchsorted(cdf, before + u * (cdf[end] - before))
+        return self.candidates[torch.clamp(index, start, end)]
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        listed = torch.cat([self.owner.unsqueeze(-1), self.candidates], -1)
+        asked = torch.cat([self.row.unsqueeze(-1), y], -1)
+        key = same_rows(torch.cat([listed, asked]))
+        found = self.log_p.new_full((len(key),), NEVER).scatter(0, key[: len(listed)], self.log_p)
+        return found[key[len(listed) :]]
+
+    def take(self, rows: Tensor) -> Listed:
+        sites, log_mass = _rows(self.sites, rows), _rows(self.log_mass, rows)
+        return replace(self, row=self.row[rows], sites=sites, log_mass=log_mass)

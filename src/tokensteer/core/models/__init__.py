@@ -1,0 +1,1 @@
+"""Models: denoisers, their validation, predictions, `Diffusion`, `Product`, templates."""

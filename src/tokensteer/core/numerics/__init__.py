@@ -1,0 +1,1 @@
+"""Numerics: random draws, tables of rows, batching, checks of numbers. Imports no other room."""

@@ -1,0 +1,239 @@
+"""Sequential Monte Carlo. This module knows nothing of diffusion.
+
+A Feynman-Kac path starts particles, moves them and values them. With psi the log-twist and q the proposal, a move from
+x_t to x_s multiplies the weight by
+
+    p(x_s | x_t) / q(x_s | x_t) · exp(psi_s(x_s) - psi_t(x_t)),
+
+and the mean weight of a population is an unbiased estimate of the normaliser Z. Resampling never changes that mean, so
+log Z is at all times the log-mean of the weights, and there is nothing to bank or to forget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn, cast
+
+import torch
+from torch import Generator, Tensor
+
+from tokensteer.core.numerics.batching import parse_memory
+from tokensteer.core.numerics.capture import recording
+from tokensteer.core.numerics.domains import check_whole
+from tokensteer.core.particles.path import FeynmanKac, Record, Step
+from tokensteer.core.particles.resampling import Resampler, ess, systematic
+from tokensteer.core.particles.result import Result, with_rows
+from tokensteer.core.particles.triggers import Trigger, ess_below, looks
+
+
+def sweep(
+    path: FeynmanKac,
+    num_particles: int,
+    populations: int = 1,
+    *,
+    resample: Resampler = systematic,
+    when: Trigger = ess_below(0.5),
+    generator: Generator | None = None,
+) -> Iterator[Record]:
+    """Run `populations` independent particle systems side by side; yields the start and then every step."""
+    check_whole("num_particles", num_particles)
+    check_whole("populations", populations)
+    if populations % path.populations:
+        raise ValueError(
+            f"the model has {path.populations} templates and {populations} populations were asked for: run one "
+            f"population for each template, populations={path.populations} or a multiple of it"
+        )
+    x = path.start(populations * num_particles, generator)
+    check_generator(generator, x.device)
+    shape = (populations, num_particles)
+    here = torch.arange(num_particles, device=x.device).expand(shape)
+    first_row = num_particles * torch.arange(populations, device=x.device).unsqueeze(-1)
+
+    looked_at = [looks(when, step) for step in path.steps] + [True]
+    evaluation = path.evaluate(x, path.steps[0].t, generator, weighed=looked_at[0])
+    log_w = evaluation.log_twist.double().view(shape)
+    watch = _Watch(64 if x.is_cuda else 1)
+    watch.add(log_w, None, evaluation.log_twist, torch.zeros_like(log_w))
+    yield Record(None, x.view(*shape, -1), log_w, log_w, here, evaluation)
+    for step in path.steps:
+        ancestors = here
+        if looked_at[step.index]:
+            now = _fires(when, log_w, step).unsqueeze(-1)
+            parents, resampled_log_w = _resampled(resample, log_w, generator)
+            ancestors = torch.where(now, parents, here)
+            log_w = torch.where(now, resampled_log_w, log_w)
+            rows = (ancestors + first_row).flatten()
+            x, evaluation = x[rows], evaluation.take(rows)
+
+        x_s, log_ratio = path.move(x, evaluation, step, generator)
+        change = log_ratio.double() - evaluation.log_twist
+        # A dead particle stays dead: its own twist may be -inf, and the difference is then without meaning.
+        pending = torch.where(log_w == -math.inf, log_w, log_w + change.view(shape))
+        parent = path.hand_down(replace(evaluation, pending=pending))
+        del evaluation
+        evaluation = path.evaluate(x_s, step.s, generator, parent, weighed=looked_at[step.index + 1])
+        del parent
+        log_twist = evaluation.log_twist
+        log_w = torch.where(pending == -math.inf, pending, pending + log_twist.view(shape))
+        watch.add(log_w, step, log_twist, log_ratio, last=step.s == 0)
+        x = x_s
+        yield Record(step, x.view(*shape, -1), log_w, (change + log_twist).view(shape), ancestors, evaluation)
+
+
+def _fires(when: Trigger, log_w: Tensor, step: Step) -> Tensor:
+    """Which populations resample, (B,)."""
+    now = cast("object", when(log_w, step))
+    if not isinstance(now, Tensor) or now.shape != log_w.shape[:1] or now.dtype != torch.bool:
+        raise ValueError(
+            f"a trigger must say of each of {len(log_w)} populations whether it resamples, a tensor of bools "
+            f"({len(log_w)},), got {_described(now)}"
+        )
+    return now
+
+
+def _resampled(resample: Resampler, log_w: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor]:
+    """Ancestors and the new log-weights, both (B, N). That they are right in law is for `testing.assert_resampler`."""
+    found = cast("object", resample(log_w, generator))
+    parts = cast("tuple[object, ...]", found if isinstance(found, tuple) else (found,))
+    match parts:
+        case Tensor(shape=log_w.shape, dtype=torch.int64) as ancestors, Tensor(shape=log_w.shape) as new_log_w:
+            return ancestors, new_log_w
+        case _:
+            raise ValueError(
+                f"a resampler must return ancestors, int64, and log-weights, both of shape {tuple(log_w.shape)}, got "
+                + ", ".join(map(_described, parts))
+            )
+
+
+def _described(value: object) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def check_generator(generator: Generator | None, device: torch.device) -> None:
+    if generator is not None and not isinstance(generator, Generator):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"generator must be a torch.Generator, got {generator!r}: torch.Generator().manual_seed(0)")
+    if generator is not None and generator.device.type != device.type:
+        raise ValueError(
+            f"the generator is on {generator.device} and the model on {device}: make it with "
+            f"torch.Generator(device={str(device)!r})"
+        )
+
+
+@dataclass
+class _Watch:
+    """Looks for weights that are NaN or +inf. On a GPU that would make the host wait, so it is put off for a while."""
+
+    patience: int
+    seen: list[tuple[Tensor, Step | None, Tensor, Tensor]] = field(default_factory=list[Any])
+
+    def add(self, log_w: Tensor, step: Step | None, log_twist: Tensor, log_ratio: Tensor, last: bool = False) -> None:
+        if recording():  # a recorded run is looked at when it has been replayed
+            return
+        self.seen.append((log_w, step, log_twist, log_ratio))
+        if not last and len(self.seen) < self.patience:
+            return
+        log_ws = torch.stack([log_w for log_w, *_ in self.seen])
+        bad = (log_ws.isnan() | (log_ws == math.inf)).flatten(1).any(-1)
+        if bad.any():
+            _blame(*self.seen[int(bad.int().argmax())])
+        self.seen.clear()
+
+
+def _blame(log_w: Tensor, step: Step | None, log_twist: Tensor, log_ratio: Tensor) -> NoReturn:
+    bad = log_w.isnan() | (log_w == math.inf)
+    population, particle = (int(i) for i in bad.nonzero()[0])
+    row = population * log_w.shape[1] + particle
+    twist, ratio = float(log_twist.flatten()[row]), float(log_ratio.flatten()[row])
+    where = "at the start" if step is None else f"at step {step.index} (t = {step.t:.4g} to {step.s:.4g})"
+    culprit = (
+        f"the reward: its log-twist is {twist}. Make the reward finite, or -inf for a hard constraint"
+        if math.isnan(twist) or twist == math.inf
+        else f"the transition: log p - log q is {ratio}. The denoiser gave NaN, q gives no mass to a state it drew, or "
+        "a model with a negative power gives no mass where the others do"
+    )
+    raise FloatingPointError(
+        f"the weight of particle {particle} of population {population} is {float(log_w[population, particle])} "
+        f"{where}. Culprit: {culprit}."
+    )
+
+
+def smc(
+    path: FeynmanKac,
+    num_particles: int,
+    populations: int = 1,
+    *,
+    resample: Resampler = systematic,
+    when: Trigger = ess_below(0.5),
+    generator: Generator | None = None,
+    memory: str | float | None = None,
+    progress: bool = False,
+) -> Result:
+    """Run `sweep` to its end and keep what a person needs; `progress` shows a bar with ESS and reward.
+
+    A model with several templates takes as many populations, or a multiple: the first of them are of the first
+    template, and so on. Networks are given as many rows at once as fit into `memory`, such as "8GiB"; by default what
+    the device has free.
+    """
+    if not hasattr(path, "spent"):
+        raise TypeError(f"smc runs a Steering, got {type(path).__name__}: wrap a model as Steering(model, tilt)")
+    before = path.spent()
+    held = path.limit(None if memory is None else parse_memory(memory))
+    records = sweep(path, num_particles, populations, resample=resample, when=when, generator=generator)
+    try:
+        shown = _bar(records, len(path.steps) + 1) if progress else records
+        result = summarise(shown, generator, path.populations)
+    finally:
+        path.limit(held)
+    return with_rows(result, before, path.spent())
+
+
+def summarise(records: Iterable[Record], generator: Generator | None = None, templates: int = 1) -> Result:
+    """The result of a sweep from its records, one after the other, and of so many templates."""
+    log_w: list[Tensor] = []
+    ancestors: list[Tensor] = []
+    rewards: list[Tensor | None] = []
+    ramps: list[Tensor | None] = []
+    x: Tensor | None = None
+    for record in records:  # they are kept for later, and not looked at: there are many, and each look takes a while
+        x = record.x
+        log_w.append(record.log_w)
+        ancestors.append(record.ancestors)
+        rewards.append(record.evaluation.reward)
+        ramps.append(record.evaluation.ramp)
+        del record  # what networks said is let go before they are asked again
+    assert x is not None, "a sweep yields at least its start"
+    reward = rewards[-1]
+    return Result(
+        samples=x,
+        log_w=log_w[-1],
+        reward=None if reward is None else reward.view_as(log_w[-1]),
+        ess=ess(torch.stack(log_w)),
+        mean_reward=None if reward is None else _stacked(rewards, log_w[-1], math.nan).mean(-1),
+        ancestors=torch.stack(ancestors),
+        rows={},
+        generator=generator,
+        ramp=None if ramps[-1] is None else _stacked(ramps, log_w[-1], 0.0)[..., 0],
+        templates=templates,
+    )
+
+
+def _stacked(values: Sequence[Tensor | None], like: Tensor, missing: float) -> Tensor:
+    """Values (P,) of all times as (T + 1, B, N), with a number for those that are missing."""
+    absent = torch.full_like(like, missing)
+    return torch.stack([absent if value is None else value.view_as(like).double() for value in values])
+
+
+def _bar(records: Iterator[Record], total: int) -> Iterator[Record]:
+    from rich.progress import Progress
+
+    with Progress(*Progress.get_default_columns(), "{task.fields[note]}") as bar:
+        task = bar.add_task("smc", total=total, note="")
+        for record in records:
+            note = f"ESS/N {float(ess(record.log_w).mean()) / record.log_w.shape[1]:.2f}"
+            if record.evaluation.reward is not None:
+                note += f"  reward {float(record.evaluation.reward.mean()):.3f}"
+            bar.update(task, advance=1, note=note)
+            yield record
+            del record

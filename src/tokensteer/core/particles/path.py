@@ -1,0 +1,151 @@
+"""Feynman-Kac paths: what the loop runs, and the records it yields.
+
+A path starts particles, moves them and evaluates them. `Evaluation` holds what is known of each particle at one time;
+it is permuted by resampling and never computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol
+
+from torch import Generator, Tensor
+
+from tokensteer.core.numerics.domains import check_number, check_whole
+from tokensteer.core.particles.resampling import log_mean_weight
+
+
+@dataclass(frozen=True)
+class Step:
+    """The move from time t to time s < t; `index` counts moves from 0."""
+
+    index: int
+    t: float
+    s: float
+
+    def __post_init__(self) -> None:
+        check_whole("Step.index", self.index, 0)
+        check_number("Step.t", self.t, "[0, inf)")
+        check_number("Step.s", self.s, "[0, inf)")
+
+
+Sites = Any
+"""What a kernel chose at each particle, and p and q share: most often which sites open, (P, L), or by which scores they
+are ranked. It can be indexed by particles."""
+
+
+class Measure(Protocol):
+    """What a particle's next state is drawn from. `sites` are the sites a kernel chose to open, if it chose any;
+    `log_mass` (P,) is set by locally optimal proposals: the log of what they were normalised by, the weight to come."""
+
+    @property
+    def sites(self) -> Sites | None: ...
+    @property
+    def log_mass(self) -> Tensor | None: ...
+    def sample(self, generator: Generator | None) -> Tensor: ...
+    def log_prob(self, y: Tensor) -> Tensor: ...
+    def take(self, rows: Tensor) -> Measure:
+        """The same measure for a selection of particles."""
+        ...
+
+
+class Rows(Protocol):
+    """Something large that is known of each particle, kept so that taking particles copies little."""
+
+    def take(self, rows: Tensor) -> Rows: ...
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All that one look at (x_t, t) taught us; it travels with its particle and is never computed again.
+
+    log_twist, reward and carry are (P,), a kernel's memory (P, ...); `proposed` is what a proposal's own network said.
+    `chance` (P,) is the part of the log-twist that no ramp scales, `ramp` (P,) the lambda chosen where a ramp adapts.
+    `pending` (B, N) is filled in by the loop for the one who evaluates the children: the log-weight of each before its
+    new twist counts.
+    """
+
+    log_twist: Tensor
+    prediction: Rows | None = None
+    reward: Tensor | None = None
+    gradient: Rows | None = None
+    proposed: Rows | None = None
+    carry: Tensor | None = None
+    memory: Tensor | None = None
+    chance: Tensor | None = None
+    ramp: Tensor | None = None
+    pending: Tensor | None = None
+
+    def take(self, index: Tensor) -> Evaluation:
+        kept = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: _take(value, index) for name, value in kept.items() if value is not None})
+
+
+def _take(value: Tensor | Rows, index: Tensor) -> Tensor | Rows:
+    return value[index] if isinstance(value, Tensor) else value.take(index)
+
+
+class FeynmanKac(Protocol):
+    """All that this module knows of what it runs. Rows are particles of all populations, population by population."""
+
+    @property
+    def steps(self) -> Sequence[Step]: ...
+    @property
+    def populations(self) -> int:
+        """How many different starts there are, one after the other; populations come in multiples of it."""
+        ...
+
+    def start(self, rows: int, generator: Generator | None) -> Tensor: ...
+    def evaluate(
+        self,
+        x: Tensor,
+        t: float,
+        generator: Generator | None,
+        parent: Evaluation | None = None,
+        weighed: bool = True,
+    ) -> Evaluation:
+        """What is known at (x_t, t). Unless it is to be `weighed`, nobody will look at the weights there, and any
+        log-twist will do as long as it stays with its particle."""
+        ...
+
+    def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> tuple[Tensor, Tensor]:
+        """x_s and log p(x_s | x_t) - log q(x_s | x_t)."""
+        ...
+
+    def hand_down(self, evaluation: Evaluation) -> Evaluation:
+        """What is wanted of an evaluation when its children are evaluated. The rest is let go before they are, so that
+        what networks said of particles and of their parents need not be in memory at once."""
+        ...
+
+    def spent(self) -> Mapping[str, tuple[int, int]]:
+        """Network rows computed and saved so far, by network."""
+        ...
+
+    def limit(self, memory: int | None) -> int | None:
+        """Let each network take so many bytes at once from now on, None for what the device has free. Returns what held
+        before: a reward may itself run `smc` with the same networks."""
+        ...
+
+
+@dataclass(frozen=True)
+class Record:
+    """The particles at one time, before any resampling there. `ancestors` index the record before this one."""
+
+    step: Step | None
+    x: Tensor
+    log_w: Tensor
+    log_increment: Tensor
+    ancestors: Tensor
+    evaluation: Evaluation
+
+    @property
+    def log_z(self) -> Tensor:
+        return log_mean_weight(self.log_w)
+
+
+class Proposing(FeynmanKac, Protocol):
+    """A path that can weigh a move that it did not draw."""
+
+    def propose(self, x: Tensor, evaluation: Evaluation, step: Step) -> Measure: ...
+    def log_p(self, y: Tensor, x: Tensor, evaluation: Evaluation, step: Step, q: Measure) -> Tensor: ...

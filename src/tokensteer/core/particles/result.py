@@ -1,0 +1,212 @@
+"""What a run leaves: weighted samples, and what it took to get them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
+from torch import Generator, Tensor
+
+from tokensteer.core.numerics.domains import check_whole
+from tokensteer.core.numerics.draws import inverse_cdf, uniforms
+from tokensteer.core.particles.resampling import log_mean_weight, weights
+from tokensteer.files import write_whole
+
+
+def pooled(log_z: Tensor) -> tuple[float, float]:
+    """The log of the mean of exp(log_z) over independent estimates (B,), with its standard error (delta method).
+
+    The mean of exp(log_z) is unbiased and that of log_z is too low. Where weights have heavy tails both the mean and
+    its error come from the estimates that happened, and miss those that are rare and large.
+    """
+    mean = float(log_mean_weight(log_z))
+    ratio = (log_z - mean).exp()
+    return mean, float(ratio.std() / math.sqrt(len(ratio))) if len(ratio) > 1 else math.nan
+
+
+@dataclass(frozen=True)
+class Result:
+    """Weighted samples and what it took to get them.
+
+    samples (B, N, L), log_w and reward (B, N), log_z (B,); ess and mean_reward (T + 1, B), where no reward was asked
+    for that of the weights so far and NaN; ancestors (T + 1, B, N); `ramp` (T + 1, B), what an adaptive ramp chose;
+    `templates`, how many there were: the first B / templates populations are of the first, and so on; `rows` counts the
+    network rows computed, `saved` those asked for that were known already.
+    `sample` draws from the target; `best` picks by reward and is no posterior draw.
+    """
+
+    samples: Tensor
+    log_w: Tensor
+    reward: Tensor | None
+    ess: Tensor
+    mean_reward: Tensor | None
+    ancestors: Tensor
+    rows: Mapping[str, int]
+    saved: Mapping[str, int] = field(default_factory=dict[str, int])
+    generator: Generator | None = None
+    ramp: Tensor | None = None
+    templates: int = 1
+
+    @property
+    def log_z(self) -> Tensor:
+        """Estimates of the log-normaliser, one per population; exp of each is unbiased."""
+        return log_mean_weight(self.log_w)
+
+    @property
+    def pooled_log_z(self) -> tuple[float, float]:
+        """The log of the mean of exp(log_z) over populations, with its standard error (delta method). Those of
+        different templates have different normalisers: look at `log_z` itself then."""
+        return pooled(self.log_z)
+
+    @property
+    def weights(self) -> Tensor:
+        """Weights normalised within each population, (B, N)."""
+        return weights(self.log_w)
+
+    @property
+    def alive(self) -> Tensor:
+        """The populations with a particle of any weight, (B,)."""
+        return self.log_w.amax(-1) > -math.inf
+
+    def sample(self, count: int = 1, generator: Generator | None = None) -> Tensor:
+        """`count` draws from the target for each population, (B, count, L), by this generator or that of the run."""
+        if not self.alive.all():
+            dead = [k for k, alive in enumerate(self.alive) if not alive]
+            raise ValueError(
+                f"a population has died, {len(dead)} of {len(self.log_w)} ({_some(dead)}): all its particles broke a "
+                "hard constraint, so there is nothing to draw from. Use more particles, resample earlier, or soften "
+                "the constraint; `result.alive` tells those that live"
+            )
+        check_whole("Result.sample: count", count, 0)
+        u = uniforms((len(self.log_w), count), self.log_w, self.generator if generator is None else generator)
+        return self._pick(inverse_cdf(self.weights, u))
+
+    def best(self) -> Tensor:
+        """The particle of highest reward of each population, (B, L); highest weight where there is no reward."""
+        score = self.log_w if self.reward is None else self._counted_reward(self.reward)
+        return self._pick(score.argmax(-1, keepdim=True)).squeeze(1)
+
+    def _counted_reward(self, reward: Tensor) -> Tensor:
+        """The reward, -inf for particles of no weight: they are no samples of the target."""
+        return torch.where(self.log_w == -math.inf, -math.inf, reward)
+
+    def _pick(self, index: Tensor) -> Tensor:
+        return self.samples.gather(1, index.unsqueeze(-1).expand(-1, -1, self.samples.shape[-1]))
+
+    def _rows_of(self, name: str) -> str:
+        saved = self.saved.get(name, 0)
+        return f"{self.rows[name]:,} {name}" + (f" ({saved:,} saved)" if saved else "")
+
+    def lineages(self) -> Tensor:
+        """Index at every time of the ancestor of each final particle, (T + 1, B, N)."""
+        line = [torch.arange(self.log_w.shape[1], device=self.log_w.device).expand(self.log_w.shape)]
+        for ancestors in self.ancestors.flip(0)[:-1]:
+            line.append(ancestors.gather(-1, line[-1]))
+        return torch.stack(line[::-1])
+
+    def save(self, file: str | Path) -> None:
+        """Write all but the generator to one safetensors file; `Result.load` reads it back."""
+        named = {f.name: getattr(self, f.name) for f in fields(self)}
+        tensors = {name: value.contiguous() for name, value in named.items() if isinstance(value, Tensor)}
+        counts = {"rows": self.rows, "saved": self.saved}
+        counted = {f"{of}.{name}": torch.tensor(n) for of, rows in counts.items() for name, n in rows.items()}
+        whole = {**tensors, **counted, "templates": torch.tensor(self.templates)}
+        write_whole(Path(file), lambda place: save_file(whole, str(place)))
+
+    @classmethod
+    def load(cls, file: str | Path) -> Result:
+        try:
+            stored = load_file(str(file))
+        except SafetensorError as error:
+            raise ValueError(f"{file} is no saved Result, nor any safetensors file: {error}") from error
+        missing = {"samples", "log_w", "ess", "ancestors"} - stored.keys()
+        if missing:
+            raise ValueError(f"{file} is no saved Result: it lacks {', '.join(sorted(missing))}")
+        for name, value in stored.items():
+            if (name == "templates" or name.startswith(("rows.", "saved."))) and (value.dim() or value.is_complex()):
+                raise ValueError(f"{file} is a damaged Result: its {name} is no number")
+        result = cls(
+            samples=stored["samples"],
+            log_w=stored["log_w"],
+            reward=stored.get("reward"),
+            ess=stored["ess"],
+            mean_reward=stored.get("mean_reward"),
+            ancestors=stored["ancestors"],
+            rows={name.removeprefix("rows."): int(n) for name, n in stored.items() if name.startswith("rows.")},
+            saved={name.removeprefix("saved."): int(n) for name, n in stored.items() if name.startswith("saved.")},
+            ramp=stored.get("ramp"),
+            templates=int(stored.get("templates", 1)),
+        )
+        fault = _fault(result)
+        if fault is not None:
+            raise ValueError(f"{file} is a damaged Result: {fault}")
+        return result
+
+    def __repr__(self) -> str:
+        populations, particles, length = self.samples.shape
+        lines = [
+            f"Result: {populations} × {particles} particles of {length} tokens, {len(self.ess) - 1} steps",
+            f"  log Z    {_some([_with_error(*pooled(part)) for part in self.log_z.chunk(self.templates)])}",
+            f"  ESS/N    {float(self.ess[-1].mean()) / particles:.3f} at the end, "
+            f"{float(self.ess.min()) / particles:.3f} at worst",
+        ]
+        if not self.alive.all():
+            lines.append(f"  died     {int((~self.alive).sum())} of {populations} populations")
+        if self.reward is not None:
+            counted = torch.where(self.weights > 0, self.reward, 0.0)[self.alive]
+            posterior, best = (
+                (self.weights[self.alive] * counted).sum(-1).mean(),
+                self._counted_reward(self.reward).max(),
+            )
+            lines.append(f"  reward   {float(posterior):.4f} weighted mean, {float(best):.4f} best")
+        lines.append("  rows     " + ", ".join(self._rows_of(name) for name in self.rows))
+        return "\n".join(lines)
+
+
+def _fault(result: Result) -> str | None:
+    """What is wrong with the tensors of a stored result, None if nothing is."""
+    populations, particles, length = result.samples.shape if result.samples.dim() == 3 else (0, 0, 0)
+    times = len(result.ess) if result.ess.dim() else 0
+    tensors: dict[str, tuple[Tensor | None, tuple[int, ...], bool]] = {
+        "samples": (result.samples, (populations, particles, length), True),
+        "log_w": (result.log_w, (populations, particles), False),
+        "reward": (result.reward, (populations, particles), False),
+        "ess": (result.ess, (times, populations), False),
+        "mean_reward": (result.mean_reward, (times, populations), False),
+        "ancestors": (result.ancestors, (times, populations, particles), True),
+        "ramp": (result.ramp, (times, populations), False),
+    }
+    for name, (tensor, shape, whole) in tensors.items():
+        if tensor is None:
+            continue
+        if tuple(tensor.shape) != shape or not tensor.numel():
+            return f"its {name} has the shape {tuple(tensor.shape)}, which does not fit the others"
+        if tensor.is_complex() or tensor.is_floating_point() == whole:
+            return f"its {name} is of type {tensor.dtype}"
+    if not bool((result.log_w < math.inf).all()):
+        return "its log_w has NaN or infinity"
+    if bool((result.samples < 0).any()) or not bool(((result.ancestors >= 0) & (result.ancestors < particles)).all()):
+        return "it has samples or ancestors that do not exist"
+    if result.templates < 1 or populations % result.templates:
+        return f"its templates, {result.templates}, do not share {populations} populations"
+    return "it has counts below 0" if min([0, *result.rows.values(), *result.saved.values()]) < 0 else None
+
+
+def _some(things: Sequence[int | str]) -> str:
+    return ", ".join(str(thing) for thing in things[:8]) + (", ..." if len(things) > 8 else "")
+
+
+def _with_error(value: float, error: float) -> str:
+    return f"{value:.4f}" if math.isnan(error) else f"{value:.4f} ± {error:.4f}"
+
+
+def with_rows(result: Result, before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> Result:
+    """The result with the network rows computed and saved since `before`."""
+    since = {name: (n - before[name][0], saved - before[name][1]) for name, (n, saved) in after.items()}
+    rows, saved = ({name: counts[k] for name, counts in since.items()} for k in (0, 1))
+    return replace(result, rows=rows, saved={name: n for name, n in saved.items() if n})

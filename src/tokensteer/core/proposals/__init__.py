@@ -1,0 +1,1 @@
+"""Proposals q(x_s | x_t): the model, guidance, gradients, learned networks, enumeration."""

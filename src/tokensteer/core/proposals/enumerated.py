@@ -1,0 +1,89 @@
+"""The locally optimal proposal q* ∝ p(x_s | x_t) · exp(psi_s(x_s)), by enumeration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tokensteer.core.kernels.measure import Listed
+from tokensteer.core.models.diffusion import Model
+from tokensteer.core.numerics.batching import Meter
+from tokensteer.core.numerics.domains import check_whole
+from tokensteer.core.numerics.draws import NEVER
+from tokensteer.core.numerics.rows import distinct, log_sum_runs, same_rows
+from tokensteer.core.particles.path import Evaluation, Step
+from tokensteer.core.proposals.proposal import chosen, prediction_of
+from tokensteer.core.twists.estimators import Look
+from tokensteer.core.twists.potentials import difference
+from tokensteer.core.twists.tilt import Tilt
+
+
+@dataclass(frozen=True)
+class Enumerated:
+    """q* ∝ p(x_s | x_t) · exp(psi_s(x_s)) over every x_s that p can reach; for few open sites or small vocabularies.
+
+    It looks one step ahead: the denoiser is asked once more at each step, about the distinct candidates.
+    """
+
+    limit: int = 1_000_000
+    needs_gradient: bool = field(default=False, init=False, repr=False)
+    meters: tuple[Meter, ...] = field(default=(), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_whole("Enumerated.limit", self.limit)
+
+    def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> Listed:
+        prediction = prediction_of(evaluation)
+        sites = chosen(x, model.clean(prediction), evaluation, step, model)
+        p = model.transition(x, prediction, step, sites)
+        # Twins may still differ in what their templates hold fixed, in their ramp, and in what the kernel remembers.
+        aim = torch.zeros_like(x[:, 0]) if twist is None else twist.aim(step.s, evaluation)
+        reach = same_rows((p.dense().log_p > NEVER).flatten(1).long())
+        first, row = distinct(torch.cat([x, torch.stack([reach, same_rows(aim.unsqueeze(-1))], -1)], -1))
+        if evaluation.memory is not None:
+            first = row = torch.arange(len(x), device=x.device)
+        owner, candidates = _at_least_one(*p.take(first).support(self.limit), x[first], model.kernel.mask_id)
+        log_p = log_q = p.take(first[owner]).log_prob(candidates)
+        if twist is not None and (twist.chance is not None or not twist.idle(step.s, evaluation)):
+            once, which = distinct(candidates)
+            r, chance = reward_ahead(candidates[once], step.s, model, twist)
+            log_q = log_q + (aim[first[owner]] * r[which] + chance[which]).to(log_q)
+        lengths = torch.bincount(owner, minlength=len(first))
+        mass = log_sum_runs(log_q, lengths)
+        # Where nothing has a future any law will do, since the weight is zero whatever is drawn: p, which leaves no
+        # mask at the end, or where p reaches nothing either an even one.
+        without, reached = (mass == NEVER)[owner], log_sum_runs(log_p, lengths)[owner]
+        even = -lengths[owner].to(log_q.dtype).log()
+        instead = torch.where(reached == NEVER, even, log_p - reached)
+        log_q = torch.where(without, instead, log_q - mass[owner])
+        return Listed(candidates, log_q, owner, row, sites, mass[row])
+
+
+def _at_least_one(owner: Tensor, candidates: Tensor, x: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
+    """A list for every particle: one that can go nowhere gets a sequence that p gives no mass to, and dies of it."""
+    stuck = (torch.bincount(owner, minlength=len(x)) == 0).nonzero().squeeze(-1)
+    somewhere = x[stuck].masked_fill(x[stuck] == mask_id, 1 if mask_id == 0 else 0)
+    order = torch.cat([owner, stuck]).sort(stable=True)
+    return order.values, torch.cat([candidates, somewhere])[order.indices]
+
+
+def reward_ahead(x: Tensor, t: float, model: Model, twist: Tilt) -> tuple[Tensor, Tensor]:
+    """r_hat(x) and the log-chance, (P,), for a twist that x alone determines. Masks left at t = 0 are valued too."""
+    if twist.estimator.random or twist.potential is not difference:
+        raise ValueError(
+            "Enumerated needs a log-twist that x_s alone determines: use an estimator that is not random, such as "
+            "Exact() or Value(...), and the difference potential"
+        )
+    r, chance = torch.zeros(2, len(x), dtype=torch.float64, device=x.device)
+    clean = (x != model.kernel.mask_id).all(-1) if t == 0 else torch.zeros_like(x[:, 0], dtype=torch.bool)
+    if clean.any():
+        r[clean] = twist.exact(x[clean])
+    if not clean.all():
+        noisy = x[~clean]
+        look = Look(noisy, model.clean(model.predict(noisy, t)), t, model.kernel.mask_id)
+        r[~clean] = twist.estimate(look, None)
+        if twist.chance is not None:
+            chance[~clean] = twist.ahead(look)
+    return r, chance

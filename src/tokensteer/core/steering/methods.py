@@ -1,0 +1,126 @@
+"""Every named method as one row of a table: a steering, and a way of resampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Generator
+
+from tokensteer.core.models.denoiser import Denoiser
+from tokensteer.core.models.diffusion import Diffusion, Model
+from tokensteer.core.models.product import Product, guided
+from tokensteer.core.numerics.domains import check_whole
+from tokensteer.core.particles.loop import smc
+from tokensteer.core.particles.resampling import Resampler, heaviest, multinomial, nested, one_survivor, systematic
+from tokensteer.core.particles.result import Result
+from tokensteer.core.particles.triggers import Trigger, always, ess_below, every, never
+from tokensteer.core.proposals.amortised import Amortised
+from tokensteer.core.proposals.gradient import Gradient
+from tokensteer.core.proposals.proposal import Guided, Optimal
+from tokensteer.core.steering.steering import Steering
+from tokensteer.core.twists.potentials import Potential, difference
+from tokensteer.core.twists.ramps import end_ramp
+from tokensteer.core.twists.tilt import Tilt
+
+
+@dataclass(frozen=True)
+class Method:
+    """A steering with its way of resampling: a row of the table of methods. Call it to run it."""
+
+    steering: Steering
+    resample: Resampler = systematic
+    when: Trigger = ess_below(0.5)
+
+    def __call__(
+        self,
+        num_particles: int,
+        populations: int = 1,
+        *,
+        generator: Generator | None = None,
+        memory: str | float | None = None,
+        progress: bool = False,
+    ) -> Result:
+        return smc(
+            self.steering,
+            num_particles,
+            populations,
+            resample=self.resample,
+            when=self.when,
+            generator=generator,
+            memory=memory,
+            progress=progress,
+        )
+
+
+def pretrained(model: Diffusion) -> Method:
+    """The model alone, unsteered."""
+    return Method(Steering(model), when=never)
+
+
+def best_of_n(model: Model, tilt: Tilt) -> Method:
+    """Independent samples, judged at the end: take `result.best()`, which is no posterior draw."""
+    return Method(Steering(model, replace(tilt, ramp=end_ramp, potential=difference)), when=never)
+
+
+def svdd(model: Model, tilt: Tilt) -> Method:
+    """All N candidates descend from one survivor of the step before; each population's log_z is its missing weight."""
+    return Method(Steering(model, tilt), one_survivor, always)
+
+
+def greedy_svdd(model: Model, tilt: Tilt) -> Method:
+    """SVDD whose survivor is the best and not drawn: no target, take `result.best()`."""
+    return Method(Steering(model, tilt), heaviest, always)
+
+
+def nested_svdd(model: Model, tilt: Tilt, candidates: int = 4) -> Method:
+    """SVDD within groups of `candidates` and SMC between them, which makes it exact for any group size."""
+    return Method(Steering(model, tilt), nested(systematic, candidates), always)
+
+
+def fk_steering(model: Model, tilt: Tilt, potential: Potential = difference, interval: int = 1) -> Method:
+    """Feynman-Kac steering: the reward in full, at every `interval`-th step, where it is resampled, and at the end."""
+    check_whole("fk_steering: interval", interval)
+    when = every(interval)
+    counted = {step.t for step in model.steps if step.index and step.index % interval == 0} | {0.0}
+
+    def ramp(t: float) -> float:
+        return float(interval == 1 or t in counted)
+
+    return Method(Steering(model, replace(tilt, ramp=ramp, potential=potential)), multinomial, when)
+
+
+def smc_base(model: Model, tilt: Tilt) -> Method:
+    """SMC with the model itself as proposal."""
+    return Method(Steering(model, tilt))
+
+
+def smc_grad(model: Model, tilt: Tilt, clip: float | None = 3.0) -> Method:
+    """SMC with the first-order gradient proposal, clipped: few draws make steep gradients and heavy-tailed weights."""
+    return Method(Steering(model, tilt, Gradient(clip=clip)))
+
+
+def prop_grad(model: Model, tilt: Tilt, clip: float | None = 3.0) -> Method:
+    """The gradient proposal alone, without resampling: classifier guidance."""
+    return Method(Steering(model, tilt, Gradient(clip=clip)), when=never)
+
+
+def smc_amot(model: Model, tilt: Tilt, proposal: Denoiser | Amortised) -> Method:
+    """SMC with a learned proposal: a network that was trained for this target, given as a denoiser."""
+    q = proposal if isinstance(proposal, Amortised) else Amortised(proposal)
+    return Method(Steering(model, tilt, q))
+
+
+def prop_amot(model: Model, tilt: Tilt, proposal: Denoiser | Amortised) -> Method:
+    """The learned proposal alone, without resampling."""
+    return replace(smc_amot(model, tilt, proposal), when=never)
+
+
+def product(models: Sequence[Diffusion], powers: Sequence[float], tilt: Tilt | None = None) -> Method:
+    """SMC for prod_k p_k^a_k with its locally optimal proposal."""
+    return Method(Steering(Product(models, powers), tilt, Optimal()))
+
+
+def cfg(conditional: Diffusion, unconditional: Diffusion, scale: float, tilt: Tilt | None = None) -> Method:
+    """Classifier-free guidance with the weights that make it exact."""
+    return Method(Steering(guided(conditional, unconditional, scale), tilt, Guided()))

@@ -1,0 +1,317 @@
+"""What to spend a budget of network rows on: pilot a few settings with a share of it, and plan the rest.
+
+A setting is a number of particles, of draws behind each estimate, a ramp and a trigger. Independent populations of it
+give estimates Z_hat of the normaliser, each for so many rows. The mean of B of them has a relative error of their
+standard deviation over sqrt(B), which is about the error of log Z. So the best setting is the one with the least
+variance times rows, and a plan is that setting with as many populations as the rest of the budget pays for.
+
+How far to trust it: the law 1/sqrt(B) is exact, but the deviation comes from a few dozen populations. With particles
+enough log Z_hat is about normal, hence Z_hat lognormal, and the deviation known from that of the logs. With too few, so
+that logs scatter by more than about 1, weights have tails that a pilot does not see: then the prediction is too small,
+the plan says so, and what is best is judged by the lognormal law, which would rather have more particles. The smallest
+of many noisy numbers is too small as well, so the best three are run once more and judged by those runs alone. More
+particles than were piloted may do better still: pilot them.
+
+`adapted_ramp` takes a ramp from one pilot run and freezes it for later runs.
+"""
+
+from __future__ import annotations
+
+import bisect
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from torch import Generator, Tensor
+
+from tokensteer.core.numerics.domains import check_number, check_whole
+from tokensteer.core.particles.loop import smc
+from tokensteer.core.particles.resampling import Resampler, systematic
+from tokensteer.core.particles.result import Result, pooled
+from tokensteer.core.particles.triggers import Trigger, ess_below, every
+from tokensteer.core.steering.methods import Method
+from tokensteer.core.steering.steering import Steering
+from tokensteer.core.twists.ramps import Adaptive, Ramp, constant_ramp, linear_ramp
+
+FEWEST = 8
+"""Populations of a pilot: fewer say too little about their spread."""
+
+
+FINALISTS = 3
+"""Settings that are run a second time, before one of them is taken."""
+
+
+STAGES = 5
+"""How often the trigger that rarely looks does so in a run."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is piloted, with names for the ramp and the trigger; None where there is no reward to estimate so."""
+
+    num_particles: int
+    draws: int | None
+    ramp: str | None
+    trigger: str
+    method: Method
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """What independent populations of a setting gave: log Z_hat of each (B,), the mean ESS/N at the end and at worst,
+    and all the rows they took."""
+
+    setting: Setting
+    log_z: Tensor
+    ess: float
+    worst_ess: float
+    rows: int
+
+    @property
+    def each(self) -> float:
+        """Rows of a population."""
+        return self.rows / len(self.log_z)
+
+    @property
+    def scatter(self) -> float:
+        """The standard deviation of log Z_hat; infinite if some populations died."""
+        scatter = float(self.log_z.std())
+        return scatter if math.isfinite(scatter) else math.inf
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of Z_hat over its mean: the sample's own, or that of a lognormal law if this is larger
+        and the logs scatter by no more than 1; infinite if all populations died."""
+        own = pooled(self.log_z)[1] * math.sqrt(len(self.log_z))
+        return max(own, math.sqrt(math.expm1(min(self.scatter, 1.0) ** 2))) if math.isfinite(own) else math.inf
+
+    @property
+    def price(self) -> float:
+        """What the best setting has least of: variance times rows, in logs. Where logs scatter widely, the sample's own
+        spread means nothing, and the lognormal law is taken."""
+        wide = 1.0 < self.scatter < math.inf
+        log_variance = self.scatter**2 if wide else 2 * math.log(max(self.spread, 1e-300))
+        return log_variance + math.log(self.each)
+
+    def error(self, rows: float) -> float:
+        """The error of log Z that so many rows should bring."""
+        return self.spread * math.sqrt(self.each / rows)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The best of the `pilots`, which are in order, and what it should bring: run it, or give it to `smc` yourself.
+
+    `winner` is the second run of what is taken; `spent` counts the rows of all pilots, which are part of `budget_rows`.
+    """
+
+    pilots: tuple[Pilot, ...]
+    winner: Pilot
+    populations: int
+    budget_rows: int
+    spent: int
+    too_dear: int
+
+    @property
+    def method(self) -> Method:
+        return self.winner.setting.method
+
+    @property
+    def num_particles(self) -> int:
+        return self.winner.setting.num_particles
+
+    @property
+    def rows(self) -> float:
+        """The rows that `run` should take."""
+        return self.populations * self.winner.each
+
+    @property
+    def error(self) -> float:
+        """The predicted standard error of the pooled log Z."""
+        return self.winner.error(self.rows)
+
+    @property
+    def ess(self) -> float:
+        """The predicted ESS/N at the end."""
+        return self.winner.ess
+
+    @property
+    def trusted(self) -> bool:
+        """Whether populations agree well enough for a prediction: their log Z scatters by no more than 1."""
+        return self.winner.scatter <= 1.0
+
+    def run(self, *, generator: Generator | None = None, progress: bool = False) -> Result:
+        return self.method(self.num_particles, self.populations, generator=generator, progress=progress)
+
+    def __str__(self) -> str:
+        from rich.box import SIMPLE
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(box=SIMPLE)
+        titles = ("N", "draws", "ramp", "trigger", "populations", "rows each", "ESS/N", "at worst", "scatter", "error")
+        for title in titles:
+            table.add_column(title, justify="left" if title in ("ramp", "trigger") else "right")
+        for pilot in self.pilots:
+            setting = pilot.setting
+            taken = "*" if setting is self.winner.setting else ""
+            named = (f"{taken}{setting.num_particles}", str(setting.draws or "–"), setting.ramp or "–", setting.trigger)
+            counts = (str(len(pilot.log_z)), f"{pilot.each:,.0f}", f"{pilot.ess:.2f}", f"{pilot.worst_ess:.2f}")
+            table.add_row(*named, *counts, f"{pilot.scatter:.2f}", f"{pilot.error(self.rows):.4f}")
+        console = Console(file=io.StringIO(), width=120, color_system=None)
+        console.print(table)
+        assert isinstance(console.file, io.StringIO)
+        lines = [
+            f"Plan: {self.populations} × {self.num_particles} particles for {self.rows:,.0f} rows, after pilots of "
+            f"{self.spent:,}",
+            f"  log Z    ± {self.error:.4f} predicted, by the winner's second run",
+            f"  ESS/N    {self.ess:.3f} at the end, {self.winner.worst_ess:.3f} at worst",
+        ]
+        if not self.trusted:
+            lines += [
+                f"  The log Z of single populations scatters by {self.winner.scatter:.1f}: expect a larger error.",
+                "  Pilot more particles, more draws or a better proposal",
+            ]
+        if self.too_dear:
+            lines.append(f"  {self.too_dear} more settings were too dear for a pilot")
+        lines.append("Pilots, best first: how log Z scatters, and its error if all was spent on them; * is taken")
+        return "\n".join([*lines, *(line.rstrip() for line in console.file.getvalue().splitlines() if line.strip())])
+
+
+def plan(
+    steering: Steering,
+    budget_rows: int,
+    *,
+    particles: Sequence[int] = (16, 64),
+    draws: Sequence[int] | None = None,
+    ramps: Mapping[str, Ramp | Adaptive] | None = None,
+    triggers: Mapping[str, Trigger] | None = None,
+    resample: Resampler = systematic,
+    share: float = 0.2,
+    generator: Generator | None = None,
+) -> Plan:
+    """Pilot all combinations with a `share` of the budget, and plan the rest.
+
+    Rows are those of all networks, as `Result.rows` counts them. Unless given, `draws` are the tilt's and four times as
+    many, `ramps` the tilt's and another, `triggers` ESS below a half at every step, and five looks in a run. Rows are
+    taken to grow in proportion to populations; on toys, where many particles are twins, they grow more slowly.
+    """
+    if steering.populations > 1:
+        raise ValueError("plan one template at a time: give the model a template of shape (L,)")
+    check_whole("plan: budget_rows", budget_rows)
+    check_number("plan: share", share, "(0, 1)", "try 0.2")
+    for name, counts in (("particles", particles), ("draws", draws or ())):
+        for count in counts:
+            check_whole(f"plan: {name}", count)
+    settings = _settings(steering, sorted(particles), draws, ramps, triggers, resample)
+    quota = budget_rows * share * 2 / 3 / len(settings)
+    pilots: list[Pilot] = []
+    rows_of: dict[object, float] = {}  # for a particle, by all that is not their number
+    dear: list[float] = []
+    spent = 0
+    for setting in settings:
+        kind, size = (setting.draws, setting.ramp, setting.trigger), setting.num_particles
+        first = _pilot(setting, 2, generator) if kind not in rows_of else None
+        if first is not None:
+            spent += first.rows
+            rows_of[kind] = first.each / size
+        count = int(quota / (rows_of[kind] * size))
+        if count < FEWEST:
+            dear.append(rows_of[kind] * size)
+            continue
+        found = _pilot(setting, count - (0 if first is None else 2), generator)
+        spent += found.rows
+        pilots.append(found if first is None else _join(first, found))
+    if not pilots:
+        needed = math.ceil(1.05 * FEWEST * min(dear) * len(settings) * 1.5 / share)
+        raise ValueError(
+            f"a budget of {budget_rows:,} rows is too small to pilot {len(settings)} settings: {FEWEST} populations of "
+            f"the cheapest take {FEWEST * min(dear):,.0f} rows. Give at least {needed:,} rows, or fewer or smaller "
+            "particles, draws, ramps and triggers"
+        )
+    pilots.sort(key=lambda pilot: pilot.price)
+    if pilots[0].spread == math.inf:
+        raise ValueError("all populations of all pilots died: use more particles, or soften the constraint")
+    best = pilots[:FINALISTS]
+    quota = budget_rows * share / 3 / len(best)
+    second = [_pilot(pilot.setting, max(FEWEST, int(quota / pilot.each)), generator) for pilot in best]
+    winner = min(second, key=lambda pilot: pilot.price)
+    spent += sum(pilot.rows for pilot in second)
+    populations = max(1, int((budget_rows - spent) / winner.each))
+    return Plan(tuple(pilots), winner, populations, budget_rows, spent, len(dear))
+
+
+def _settings(
+    steering: Steering,
+    particles: Sequence[int],
+    draws: Sequence[int] | None,
+    ramps: Mapping[str, Ramp | Adaptive] | None,
+    triggers: Mapping[str, Trigger] | None,
+    resample: Resampler,
+) -> list[Setting]:
+    """All combinations, those of few particles first."""
+    tilt = steering.twist
+    if triggers is None:
+        rarely = max(1, len(steering.steps) // STAGES)
+        triggers = {"ess below 0.5": ess_below(0.5), f"every {rarely}": every(rarely)}
+    if not particles or not triggers:
+        raise ValueError("plan: give at least one number of particles and one trigger")
+    if tilt is None:
+        return [
+            Setting(n, None, None, name, Method(steering, resample, when))
+            for n, (name, when) in product(particles, triggers.items())
+        ]
+    if ramps is None:
+        other = ("linear", linear_ramp) if tilt.ramp is constant_ramp else ("constant", constant_ramp)
+        ramps = dict([("the tilt's", tilt.ramp), other])
+    estimated = tilt.drawn
+    numbers = (draws or (tilt.draws, 4 * tilt.draws)) if estimated else (tilt.draws,)
+    settings: list[Setting] = []
+    for m, (ramp_name, ramp) in product(numbers, ramps.items()):
+        path = replace(steering, twist=replace(tilt.with_draws(m), ramp=ramp))
+        settings += [
+            Setting(n, m if estimated else None, ramp_name, name, Method(path, resample, when))
+            for n, (name, when) in product(particles, triggers.items())
+        ]
+    return sorted(settings, key=lambda setting: setting.num_particles)
+
+
+def _pilot(setting: Setting, populations: int, generator: Generator | None) -> Pilot:
+    result = setting.method(setting.num_particles, populations, generator=generator)
+    share = result.ess.mean(-1) / setting.num_particles
+    return Pilot(setting, result.log_z, float(share[-1]), float(share.min()), sum(result.rows.values()))
+
+
+def _join(a: Pilot, b: Pilot) -> Pilot:
+    """Two runs of a setting as one."""
+    more = len(b.log_z) / (len(a.log_z) + len(b.log_z))
+    ess, worst = a.ess + more * (b.ess - a.ess), a.worst_ess + more * (b.worst_ess - a.worst_ess)
+    return Pilot(a.setting, torch.cat([a.log_z, b.log_z]), ess, worst, a.rows + b.rows)
+
+
+def adapted_ramp(
+    steering: Steering,
+    num_particles: int,
+    populations: int = 1,
+    *,
+    share: float = 0.9,
+    generator: Generator | None = None,
+) -> Ramp:
+    """A ramp chosen by a pilot run and then fixed: the median over populations at each time, linear in between."""
+    if steering.twist is None:
+        raise ValueError("adapted_ramp: the steering has no Tilt, so there is no reward to let in")
+    pilot = replace(steering, twist=replace(steering.twist, ramp=Adaptive(share)))
+    chosen = smc(pilot, num_particles, populations, generator=generator).ramp
+    assert chosen is not None, "a ramp that adapts is recorded"
+    times = [0.0, *(step.t for step in reversed(steering.steps))]
+    values = [float(value) for value in chosen.median(-1).values.flip(0)]
+
+    def ramp(t: float) -> float:
+        after = min(max(bisect.bisect_left(times, t), 1), len(times) - 1)
+        low, high = times[after - 1], times[after]
+        return values[after - 1] + (values[after] - values[after - 1]) * (t - low) / (high - low)
+
+    return ramp

@@ -1,0 +1,1 @@
+"""Hard constraints: automata, regular expressions, and the look-ahead that keeps them satisfiable."""

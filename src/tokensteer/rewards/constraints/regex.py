@@ -1,0 +1,254 @@
+"""Regular expressions over tokens as automata, by the places in a pattern that may follow one another (Glushkov)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+
+import torch
+
+from tokensteer.core.numerics.rows import distinct
+from tokensteer.rewards.constraints.automaton import MOST_STATES, Automaton, build
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """One token out of a set."""
+
+    ids: frozenset[int]
+
+
+@dataclass(frozen=True)
+class _Series:
+    parts: tuple[_Node, ...]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    options: tuple[_Node, ...]
+
+
+@dataclass(frozen=True)
+class _Repeat:
+    part: _Node
+    low: int
+    high: int | None
+
+
+_Node = _Tokens | _Series | _Choice | _Repeat
+
+
+def regex(pattern: str, alphabet: Sequence[str], vocab_size: int | None = None) -> Automaton:
+    r"""Sequences that match the pattern as a whole; token k is alphabet[k], ids beyond the alphabet never match.
+
+    Literals, `.`, `|`, `*`, `+`, `?`, `{m}`, `{m,n}`, `( )`, `[abc]`, `[^abc]`, `[a-c]`; `<name>` is a token of several
+    characters, and a backslash takes the next character as it is.
+    """
+    ids = {name: k for k, name in enumerate(alphabet)}
+    if len(ids) != len(alphabet) or not ids or "" in ids:
+        raise ValueError("regex: the alphabet must be distinct token names, none of them empty")
+    vocab_size = len(alphabet) if vocab_size is None else vocab_size
+    if vocab_size < len(alphabet):
+        raise ValueError(f"regex: vocab_size {vocab_size} is smaller than the alphabet of {len(alphabet)}")
+    places = _Places()
+    whole = places.add(_Parser(pattern, ids).parse())
+    leaves = list(dict.fromkeys(places.leaves))
+    reads = torch.zeros(vocab_size, len(leaves), dtype=torch.bool)
+    for k, leaf in enumerate(leaves):
+        reads[list(leaf), k] = True
+    first, classes = distinct(reads.int()) if leaves else (torch.zeros(1).long(), torch.zeros(vocab_size).long())
+    readers = [frozenset(k for k, leaf in enumerate(leaves) if int(token) in leaf) for token in first]
+    leaf_of = [leaves.index(leaf) for leaf in places.leaves]
+
+    # A state is the set of places that may have read the last token; -1 is before the first.
+    def move(state: frozenset[int], c: int) -> frozenset[int]:
+        after = (whole.first if place < 0 else places.follow[place] for place in state)
+        return frozenset(place for follow in after for place in follow if leaf_of[place] in readers[c])
+
+    last = whole.last | {-1} if whole.nullable else whole.last
+    return build(frozenset({-1}), move, lambda state: not last.isdisjoint(state), classes, len(readers))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a part of a pattern may begin with and end with, as places, and whether it may be empty."""
+
+    nullable: bool
+    first: frozenset[int] = frozenset()
+    last: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Glushkov's automaton: a place for each token set of the pattern, and the places that may follow it."""
+
+    leaves: list[frozenset[int]] = field(default_factory=list[frozenset[int]])
+    follow: list[set[int]] = field(default_factory=list[set[int]])
+
+    def add(self, node: _Node) -> _Part:
+        match node:
+            case _Tokens(ids):
+                if len(self.leaves) == MOST_STATES:
+                    raise ValueError(f"regex: the pattern spells out more than {MOST_STATES} tokens: make it shorter")
+                self.leaves.append(ids)
+                self.follow.append(set())
+                here = frozenset({len(self.leaves) - 1})
+                return _Part(False, here, here)
+            case _Series(parts):
+                return reduce(self._then, map(self.add, parts), _Part(True))
+            case _Choice(options):
+                return reduce(self._or, map(self.add, options))
+            case _Repeat(part, low, high):
+                need = reduce(self._then, (self.add(part) for _ in range(low)), _Part(True))
+                if high is None:
+                    return self._then(need, self._loop(self.add(part)))
+                more = _Part(True)  # nested from the inside, (r(r)?)?, so that each copy has one that may follow
+                for _ in range(high - low):
+                    more = replace(self._then(self.add(part), more), nullable=True)
+                return self._then(need, more)
+
+    def _then(self, a: _Part, b: _Part) -> _Part:
+        for place in a.last:
+            self.follow[place] |= b.first
+        return _Part(
+            a.nullable and b.nullable,
+            a.first | b.first if a.nullable else a.first,
+            a.last | b.last if b.nullable else b.last,
+        )
+
+    def _or(self, a: _Part, b: _Part) -> _Part:
+        return _Part(a.nullable or b.nullable, a.first | b.first, a.last | b.last)
+
+    def _loop(self, a: _Part) -> _Part:
+        for place in a.last:
+            self.follow[place] |= a.first
+        return replace(a, nullable=True)
+
+
+class _Parser:
+    """A reader of patterns, by recursive descent."""
+
+    def __init__(self, pattern: str, ids: Mapping[str, int]) -> None:
+        self.pattern, self.ids, self.at = pattern, ids, 0
+
+    def parse(self) -> _Node:
+        node = self.choice()
+        if self.peek():
+            raise self.error("unbalanced )")
+        return node
+
+    def error(self, what: str, at: int | None = None) -> ValueError:
+        return ValueError(f"regex: {what} at position {self.at if at is None else at} of {self.pattern!r}")
+
+    def peek(self) -> str:
+        return self.pattern[self.at : self.at + 1]
+
+    def take(self) -> str:
+        c = self.peek()
+        self.at += 1
+        return c
+
+    def choice(self) -> _Node:
+        options = [self.series()]
+        while self.peek() == "|":
+            self.take()
+            options.append(self.series())
+        return _Choice(tuple(options))
+
+    def series(self) -> _Node:
+        parts: list[_Node] = []
+        while self.peek() not in ("", "|", ")"):
+            parts.append(self.repeated())
+        return _Series(tuple(parts))
+
+    def repeated(self) -> _Node:
+        if self.peek() in ("*", "+", "?", "{"):
+            raise self.error("nothing to repeat")
+        node = self.single()
+        if self.peek() not in ("*", "+", "?", "{") or not self.peek():
+            return node
+        mark = self.take()
+        low, high = self.bounds() if mark == "{" else {"*": (0, None), "+": (1, None), "?": (0, 1)}[mark]
+        if self.peek() and self.peek() in "*+?{":
+            raise self.error("a repeat of a repeat (put the inner one in parentheses)")
+        return _Repeat(node, low, high)
+
+    def bounds(self) -> tuple[int, int | None]:
+        at, end = self.at - 1, self.pattern.find("}", self.at)
+        text = self.pattern[self.at : end] if end >= 0 else ""
+        low, comma, high = text.partition(",")
+        if not all(part == "" or (part.isascii() and part.isdigit()) for part in (low, high)) or not (low or high):
+            raise self.error("a repeat that is not {m}, {m,}, {,n} or {m,n}", at)
+        self.at = end + 1
+        least = int(low or 0)
+        most = int(high) if high else (None if comma else least)
+        if most is not None and most < least:
+            raise self.error(f"bad range {{{text}}}", at)
+        return least, most
+
+    def single(self) -> _Node:
+        at = self.at
+        match self.peek():
+            case "(":
+                self.take()
+                node = self.choice()
+                if self.take() != ")":
+                    raise self.error("unbalanced (", at)
+                return node
+            case "[":
+                return _Tokens(self.token_set())
+            case ".":
+                self.take()
+                return _Tokens(frozenset(self.ids.values()))
+            case _:
+                return _Tokens(frozenset({self.token(self.name(), at)}))
+
+    def name(self) -> str:
+        """A token's name: a character, an escaped one, or <name>."""
+        at, c = self.at, self.take()
+        if c == "\\":
+            if not self.peek():
+                raise self.error("a backslash with nothing after it", at)
+            return self.take()
+        if c != "<":
+            return c
+        end = self.pattern.find(">", self.at)
+        if end < 0:
+            raise self.error("unbalanced <", at)
+        name, self.at = self.pattern[self.at : end], end + 1
+        return name
+
+    def token(self, name: str, at: int) -> int:
+        if name not in self.ids:
+            raise self.error(f"unknown token {name!r}", at)
+        return self.ids[name]
+
+    def token_set(self) -> frozenset[int]:
+        start = self.at
+        self.take()
+        negated = self.peek() == "^"
+        if negated:
+            self.take()
+        chosen: set[int] = set()
+        while self.peek() != "]":
+            if not self.peek():
+                raise self.error("unbalanced [", start)
+            at, name = self.at, self.name()
+            if self.peek() == "-" and self.pattern[self.at + 1 : self.at + 2] not in ("]", ""):
+                self.take()
+                chosen |= self.span(name, self.name(), at)
+            else:
+                chosen.add(self.token(name, at))
+        self.take()
+        chosen = set(self.ids.values()) - chosen if negated else chosen
+        if not chosen:
+            raise self.error("a set without tokens", start)
+        return frozenset(chosen)
+
+    def span(self, low: str, high: str, at: int) -> set[int]:
+        """The single-character tokens from `low` to `high` in the order of characters."""
+        inside = {k for name, k in self.ids.items() if len(name) == 1 and low <= name <= high}
+        if len(low) != 1 or len(high) != 1 or not inside:
+            raise self.error(f"bad range {low}-{high}", at)
+        return inside

@@ -1,0 +1,1 @@
+"""What all tasks share: the `Task` type, metrics, training, learned proposals, PNG files."""

@@ -1,0 +1,1 @@
+"""Regulatory DNA of 200 base pairs (`dna`) and words of eight letters (`tfbind`)."""

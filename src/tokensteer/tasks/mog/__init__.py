@@ -1,0 +1,1 @@
+"""A mixture of Gaussians on a grid, with its exact answers."""

@@ -1,0 +1,197 @@
+"""A mixture of nine Gaussians on a grid, small enough that every answer is known.
+
+Two sites X, Y with 64 states each: draws from Gaussians at {-4, 0, 4}² with variance 0.3, sorted into 64 equal bins of
+[-6, 6] (what falls outside goes into the outermost bin). The reward is r = -x²/100 - y² at x = 12(X/63 - 1/2), y
+likewise: it asks for y near 0 and hardly minds x.
+
+With equal weights the two coordinates are independent, so the model's own law is the data's for any number of steps.
+With other weights a sampler that opens both sites in one of T equal steps, with probability 1/T, forgets how they
+depend on each other, and its law is (1 - 1/T)·p + p_X·p_Y/T.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Generator, Tensor
+
+from tokensteer.core.kernels.masked import Ancestral
+from tokensteer.core.kernels.schedule import uniform_steps
+from tokensteer.core.models.diffusion import Denoiser, Diffusion
+from tokensteer.core.models.template import template
+from tokensteer.core.steering.steering import Steering
+from tokensteer.core.twists.estimators import Sampled, Value
+from tokensteer.core.twists.ramps import Ramp, end_ramp, linear_ramp
+from tokensteer.core.twists.tilt import Estimator, Tilt
+from tokensteer.testing.exact import enumerate_steering
+
+STATES = 64
+MASK = STATES
+CENTRES = (-4.0, 0.0, 4.0)
+VARIANCE = 0.3
+
+
+def coordinates() -> Tensor:
+    """Where the reward sees each state, (64,)."""
+    return 12.0 * (torch.arange(STATES, dtype=torch.float64) / (STATES - 1) - 0.5)
+
+
+def pmf(weights: Tensor | None = None) -> Tensor:
+    """The data, (64, 64). `weights` (3, 3) of the Gaussians by x and y, of any scale; equal if not given."""
+    edges = 12.0 * (torch.arange(STATES + 1, dtype=torch.float64) / STATES - 0.5)
+    edges[0], edges[-1] = -math.inf, math.inf
+    centres = torch.tensor(CENTRES, dtype=torch.float64).unsqueeze(-1)
+    bins = _normal_mass((edges - centres) / math.sqrt(VARIANCE))
+    weights = torch.ones(3, 3) if weights is None else weights
+    joint = bins.T @ weights.to(bins.dtype) @ bins
+    return joint / joint.sum()
+
+
+def _normal_mass(edges: Tensor) -> Tensor:
+    """The standard normal's mass between neighbouring edges, from the nearer tail so that no bin is rounded to zero."""
+    low, high = edges[..., :-1], edges[..., 1:]
+    right = low > 0
+    low, high = torch.where(right, -high, low), torch.where(right, -low, high)
+    return 0.5 * (torch.erfc(-high / math.sqrt(2)) - torch.erfc(-low / math.sqrt(2)))
+
+
+def denoiser(joint: Tensor) -> Denoiser:
+    """The exact denoiser of a pmf on two sites, for ids and one-hots: `testing.TableDenoiser`, but for ids a lookup.
+
+    What is known of one site depends on the other alone, so all answers fit in a table with a row for each token.
+    """
+
+    def from_one_hots(x: Tensor) -> Tensor:
+        allowed = x[..., :STATES] + x[..., STATES:]
+        masses = torch.stack([allowed[:, 1] @ joint.T, allowed[:, 0] @ joint], 1)
+        log_p = masses.log() - masses.sum(-1, keepdim=True).log()
+        return torch.cat([log_p, torch.full_like(log_p[..., :1], -math.inf)], -1)
+
+    every_token = torch.eye(STATES + 1, dtype=joint.dtype)
+    table = from_one_hots(torch.stack([every_token, every_token], 1))
+    sites = torch.arange(2)
+
+    def denoise(x: Tensor, t: float) -> Tensor:
+        return from_one_hots(x) if x.is_floating_point() else table[x.flip(-1), sites]
+
+    return denoise
+
+
+def model(num_steps: int = 100, joint: Tensor | None = None) -> Diffusion:
+    """The masked diffusion with the exact denoiser of `joint`, by default the data."""
+    exact = denoiser(pmf() if joint is None else joint)
+    return Diffusion(exact, Ancestral(MASK), uniform_steps(num_steps), template(2, MASK))
+
+
+def site_rewards() -> Tensor:
+    """The reward of each state at each site, (2, 64)."""
+    squares = coordinates().square()
+    return torch.stack([-squares / 100.0, -squares])
+
+
+def reward(x: Tensor) -> Tensor:
+    """r = -x²/100 - y² of ids (P, 2), or of one-hots (P, 2, 65), in which it is linear."""
+    table = site_rewards()
+    if x.is_floating_point():
+        return (x[..., :STATES] * table.to(x.dtype)).sum((-2, -1))
+    return table[torch.arange(2), x].sum(-1)
+
+
+def soft_value(model: Diffusion, kl: float = 1.0) -> Value:
+    """kl · log E[exp(r/kl) | x_t] in closed form: the reward is a sum over sites, so the expectation is a product.
+
+    The same numbers as `Exact()` without enumeration. One-hots are taken linearly at each site, between the rewards of
+    its tokens and the value of its mask: a gradient then says what each token is worth, to all orders.
+    """
+    rewards = site_rewards()
+
+    def value(x: Tensor, t: float) -> Tensor:
+        masked = kl * (model.denoiser(x, t)[..., :STATES] + rewards / kl).logsumexp(-1)
+        if x.is_floating_point():
+            return ((x[..., :STATES] * rewards).sum(-1) + x[..., MASK] * masked).sum(-1)
+        known = rewards[torch.arange(2), x.clamp(max=STATES - 1)]
+        return torch.where(x == MASK, masked, known).sum(-1)
+
+    return Value(value, model.ignores_time)
+
+
+def tilt(kl: float = 1.0, draws: int = 10, ramp: Ramp = linear_ramp, estimator: Estimator | None = None) -> Tilt:
+    """The paper's tilt; `estimator` is 10 draws unless given, for example `soft_value(model)`."""
+    return Tilt(reward, kl, ramp, draws, estimator=Sampled() if estimator is None else estimator, differentiable=True)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a steering aims at, exactly: its pmf (64, 64) and log-normaliser."""
+
+    pmf: Tensor
+    log_z: float
+
+    def sample(self, count: int, generator: Generator | None = None) -> Tensor:
+        """Independent draws, (count, 2)."""
+        index = torch.multinomial(self.pmf.flatten(), count, replacement=True, generator=generator)
+        return torch.stack([index // STATES, index % STATES], -1)
+
+
+def target(steering: Steering) -> Target:
+    """The steering's own target by enumeration of all 65² states, not that of the data.
+
+    Neither estimates on the way nor the proposal move it, so they are left out.
+    """
+    twist = steering.twist
+    if twist is not None:
+        nothing = Value(lambda x, t: torch.zeros(len(x), dtype=torch.float64))
+        twist = replace(twist, ramp=end_ramp, estimator=nothing)
+    enumeration = enumerate_steering(Steering(steering.model, twist))
+    return Target(enumeration.target.view(STATES, STATES), enumeration.log_z)
+
+
+def histogram(samples: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The pmf (64, 64) of samples (..., 2) with weights (...), equal if not given."""
+    index = (samples[..., 0] * STATES + samples[..., 1]).flatten()
+    mass = torch.ones(len(index), dtype=torch.float64) if weights is None else weights.flatten().double()
+    counts = torch.zeros(STATES * STATES, dtype=torch.float64).index_add(0, index, mass)
+    return (counts / counts.sum()).view(STATES, STATES)
+
+
+def emd(p: Tensor, q: Tensor, smallest: float = 1e-10) -> float:
+    """Earth mover's distance W1 between two pmfs (64, 64): the least mean distance to move, in cells of the grid.
+
+    It depends on p - q alone (what both share need not move), which halves the problem. States with less than
+    `smallest` to move are left out: that changes the distance by less than 1e-6 here.
+    """
+    surplus, deficit = (p - q).clamp(min=0).flatten(), (q - p).clamp(min=0).flatten()
+    moved = float(surplus.sum())
+    origin, goal = (surplus > smallest).nonzero().squeeze(-1), (deficit > smallest).nonzero().squeeze(-1)
+    if not len(origin) or not len(goal):
+        return 0.0
+    distance = torch.cdist(_cells(origin), _cells(goal))
+    return moved * _transport(surplus[origin] / surplus[origin].sum(), deficit[goal] / deficit[goal].sum(), distance)
+
+
+def _cells(index: Tensor) -> Tensor:
+    return torch.stack([index // STATES, index % STATES], -1).double()
+
+
+def _transport(origin: Tensor, goal: Tensor, cost: Tensor) -> float:
+    """The least cost to move one pmf onto another."""
+    try:
+        import ot  # pyright: ignore[reportMissingTypeStubs]
+    except ImportError as error:
+        raise ImportError("the earth mover's distance needs POT: pip install 'tokensteer[eval]'") from error
+    answer = cast(
+        "tuple[float, dict[str, object]]",
+        ot.emd2(origin.numpy(), goal.numpy(), cost.numpy(), numItermax=10_000_000, log=True),  # pyright: ignore[reportUnknownMemberType]
+    )
+    if answer[1]["warning"] is not None:
+        raise RuntimeError(f"the optimal transport did not converge: {answer[1]['warning']}")
+    return float(answer[0])
+
+
+def floor(target: Target, count: int, repeats: int, generator: Generator | None = None) -> Tensor:
+    """The EMD of `count` exact draws, `repeats` times: what no sampler of that size beats on average."""
+    draws = (target.sample(count, generator) for _ in range(repeats))
+    return torch.tensor([emd(histogram(x), target.pmf) for x in draws], dtype=torch.float64)

@@ -1,0 +1,144 @@
+"""Networks as files: weights as safetensors, the configuration as JSON in the file's own header.
+
+One file is either there or not, and its weights cannot be paired with the wrong configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import torch
+from torch import Tensor
+
+from tokensteer import tensorfile as stored
+from tokensteer.tasks.nets.classifiers import ConvClassifier, ConvConfig, PatchClassifier, PatchConfig
+from tokensteer.tasks.nets.dilated import (
+    Dilated,
+    DilatedConfig,
+    MotifClassifier,
+    MotifConfig,
+    WordsClassifier,
+    WordsConfig,
+)
+from tokensteer.tasks.nets.readers import AttentiveConfig, AttentiveReader, NgramConfig, NgramReader
+from tokensteer.tasks.nets.transformer import Transformer, TransformerConfig
+from tokensteer.tasks.nets.unet import UNet, UNetConfig
+from tokensteer.tasks.nets.value import ValueConfig, ValueNet
+
+VERSION = 1
+
+Net = (
+    Transformer
+    | UNet
+    | Dilated
+    | ConvClassifier
+    | PatchClassifier
+    | AttentiveReader
+    | NgramReader
+    | MotifClassifier
+    | WordsClassifier
+    | ValueNet
+)
+Config = (
+    TransformerConfig
+    | UNetConfig
+    | DilatedConfig
+    | ConvConfig
+    | PatchConfig
+    | AttentiveConfig
+    | NgramConfig
+    | MotifConfig
+    | WordsConfig
+    | ValueConfig
+)
+
+_CONFIGS: tuple[type[Config], ...] = get_args(Config)
+
+
+def build(config: Config) -> Net:
+    """A fresh network."""
+    match config:
+        case TransformerConfig():
+            return Transformer(config)
+        case UNetConfig():
+            return UNet(config)
+        case DilatedConfig():
+            return Dilated(config)
+        case MotifConfig():
+            return MotifClassifier(config)
+        case WordsConfig():
+            return WordsClassifier(config)
+        case ConvConfig():
+            return ConvClassifier(config)
+        case PatchConfig():
+            return PatchClassifier(config)
+        case AttentiveConfig():
+            return AttentiveReader(config)
+        case NgramConfig():
+            return NgramReader(config)
+        case ValueConfig():
+            return ValueNet(config)
+
+
+def save(net: Net, file: str | Path, dtype: torch.dtype = torch.float32, without: Sequence[str] = ()) -> None:
+    """Write weights and configuration; bfloat16 halves the file. Tensors called `without` are left out: they are those
+    of another file."""
+    header = {"version": VERSION, "config": type(net.config).__name__, "values": asdict(net.config)}
+    kept = {name: value.to(dtype) for name, value in _tensors(net).items() if name not in without}
+    stored.write(Path(file), kept, header)
+
+
+def _tensors(net: Net) -> dict[str, Tensor]:
+    """The state of a network, what is tied under the first of its names alone."""
+    held: dict[int, tuple[str, Tensor]] = {}
+    for name, value in net.state_dict(keep_vars=True).items():
+        held.setdefault(id(value), (name, value.detach()))
+    return dict(held.values())
+
+
+def load(file: str | Path, device: torch.device | str = "cpu", rest: Path | None = None) -> Net:
+    """The network of a file, in float32, ready to be used: not in training, and its weights ask for no gradients. What
+    was left out of it is read from the file `rest`."""
+    if not Path(file).is_file():
+        raise FileNotFoundError(f"no weights at {file}: train them, or give the folder that holds them")
+    tensors, header = stored.read(Path(file))
+    if header.get("version") != VERSION:
+        raise ValueError(
+            f"{file} was written in version {header.get('version')} of the format and this tokensteer reads "
+            f"{VERSION}: train it again, or install the tokensteer that wrote it"
+        )
+    kinds = {config.__name__: config for config in _CONFIGS}
+    if str(header.get("config")) not in kinds:
+        raise ValueError(f"{file} holds no network that tokensteer knows, but {header.get('config')}")
+    try:
+        config = _config(kinds[header["config"]], header["values"], tensors)
+        with torch.device("meta"):  # shapes alone: what does not fit the file asks for no memory
+            expected = {name: value.shape for name, value in _tensors(build(config)).items()}
+        missing = set(expected) - set(tensors)
+        if missing and rest is not None:
+            tensors = {name: value for name, value in stored.read(rest)[0].items() if name in missing} | tensors
+        unlike = sorted(set(tensors) ^ set(expected)) or [n for n in expected if tensors[n].shape != expected[n]]
+        if unlike:
+            raise ValueError(f"{unlike[0]} is missing, unknown or of another shape")
+        net = build(config)
+        net.load_state_dict({name: value.float() for name, value in tensors.items()}, strict=False)
+    except (RuntimeError, TypeError, KeyError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
+        raise ValueError(
+            f"{file} does not hold the weights that its configuration asks for ({error}): train it again"
+        ) from error
+    return net.to(device).eval().requires_grad_(False)
+
+
+def _config(kind: type[Config], values: Any, tensors: Mapping[str, Tensor]) -> Config:
+    """The configuration of a header, unless it asks for more layers or larger ones than the file can hold."""
+    most = max(1000, sum(value.numel() for value in tensors.values()))
+    sizes = {**values, **values.get("body", {})}
+    for name, value in sizes.items():
+        limit = len(tensors) if name in ("depth", "blocks") else most
+        for size in cast("list[object]", value) if isinstance(value, list) else [value]:
+            if isinstance(size, int) and size > limit:
+                raise ValueError(f"{name} is {size}, more than the file holds")
+    return kind(**values)

@@ -1,0 +1,114 @@
+"""A small bidirectional transformer for sequences of fixed length.
+
+Positions are learned, not rotary: a canvas of nothing but masks looks the same at every site, and attention that only
+sees differences of positions would answer the same everywhere. Where a site is must be told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tokensteer.core.numerics.domains import check_wholes
+from tokensteer.tasks.nets.parts import Conditioning, embed
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """`vocab_size` counts the mask. `timed` networks must be called with t; `num_classes` allows a label. `tied`
+    networks read tokens out of the table they look them up in, which a large vocabulary is worth."""
+
+    vocab_size: int
+    length: int
+    width: int = 64
+    depth: int = 4
+    heads: int = 4
+    timed: bool = False
+    num_classes: int = 0
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = {"vocab_size": self.vocab_size, "length": self.length, "width": self.width, "heads": self.heads}
+        check_wholes("TransformerConfig", 1, **sizes)
+        check_wholes("TransformerConfig", 0, depth=self.depth, num_classes=self.num_classes)
+        if self.width % self.heads:
+            raise ValueError(f"TransformerConfig: width {self.width} is no multiple of {self.heads} heads")
+
+
+class Block(nn.Module):
+    """Attention of all to all, then an MLP, each behind a layer norm; `told` (P, H) is added to what attention sees."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_mix, self.before_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        for last in (self.out, self.down):  # a block starts as the identity
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+
+    def forward(self, h: Tensor, told: Tensor | None = None) -> Tensor:
+        rows, length, width = h.shape
+        seen = self.before_mix(h if told is None else h + told.unsqueeze(1))
+        q, k, v = self.qkv(seen).view(rows, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(rows, length, width)
+        h = h + self.out(mixed)
+        return h + self.down(F.silu(self.up(self.before_mlp(h))))
+
+
+class Transformer(nn.Module):
+    """Logits (P, L, V) of ids (P, L) or one-hots (P, L, V): head(hidden(x)), so that a caller may have the head alone
+    at the sites it wants."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(config.vocab_size, config.width)
+        self.places = nn.Parameter(0.02 * torch.randn(config.length, config.width))
+        self.conditioning = Conditioning(config.width, config.timed, config.num_classes)
+        self.blocks = nn.ModuleList(Block(config.width, config.heads) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(config.width)
+        self.head = nn.Linear(config.width, config.vocab_size)
+        if config.tied:
+            nn.init.normal_(self.tokens.weight, std=0.02)  # of what is normed, logits near 0
+            self.head.weight = self.tokens.weight
+
+    def hidden(self, x: Tensor, t: float | Tensor | None = None, label: Tensor | None = None) -> Tensor:
+        """(P, L, H)."""
+        return self.within(embed(x, self.tokens), t, label)
+
+    def within(self, embedded: Tensor, t: float | Tensor | None = None, label: Tensor | None = None) -> Tensor:
+        """The same of embedded tokens (P, L, H)."""
+        if embedded.shape[1] != self.config.length:
+            raise ValueError(f"this transformer was built for length {self.config.length}, got {embedded.shape[1]}")
+        told = self.conditioning(embedded, t, label)
+        h = embedded + self.places
+        for block in self.blocks:
+            h = block(h, told)
+        return self.norm(h)
+
+    def forward(self, x: Tensor, t: float | Tensor | None = None, label: Tensor | None = None) -> Tensor:
+        return self.head(self.hidden(x, t, label))
+
+
+class Trunk(nn.Module):
+    """A transformer that is told no time as all but its head: hidden states (P, L, H) of ids, one-hots or embedded
+    tokens, which gradients over a large vocabulary want (`core.embedded`)."""
+
+    def __init__(self, net: Transformer) -> None:
+        super().__init__()
+        self.net = net
+
+    @property
+    def embedding(self) -> Tensor:
+        return self.net.tokens.weight
+
+    def of_embeddings(self, embedded: Tensor) -> Tensor:
+        return self.net.within(embedded)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net.hidden(x)

@@ -1,0 +1,1 @@
+"""Film reviews in word pieces (`text`)."""

@@ -1,0 +1,61 @@
+"""How natural texts are to a language model that nobody here trained: SmolLM2-135M, from its GGUF file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokensteer.hub import transformers
+from tokensteer.rewards.text.embedding import table_of
+from tokensteer.rewards.text.likelihood import Likelihood, LikelihoodOfText
+from tokensteer.tasks.common.metrics import Measured, measured
+from tokensteer.tasks.common.task import data_folder
+
+PATTERN = "SmolLM2-135M*.gguf"
+NEEDED = ("transformers", "gguf")
+
+
+@dataclass(frozen=True)
+class Fluency:
+    """Perplexity under a language model: `read` gives mean log-likelihoods per token, (P,), of a list of texts."""
+
+    read: Callable[[list[str]], Tensor]
+
+    @classmethod
+    def found(cls) -> Fluency | None:
+        """SmolLM2, from the data folder or a folder in it, loaded when the first text is read; None if it or a library
+        to read it is not there."""
+        if not all(find_spec(name) for name in NEEDED):
+            return None
+        files = (file for depth in ("", "*/", "*/*/") for file in sorted(data_folder().glob(depth + PATTERN)))
+        file = next(files, None)
+        return None if file is None else cls(lambda texts: _smollm(file)(texts))
+
+    def perplexity(self, texts: Sequence[str]) -> Measured:
+        """exp of the mean over texts of their nats per token, each text read on its own; the error is over texts."""
+        nats = measured(-self.read(list(texts)))
+        perplexity = math.exp(nats.mean)
+        return Measured(perplexity, perplexity * nats.error)
+
+
+@cache
+def _smollm(file: Path) -> LikelihoodOfText:
+    own = transformers().AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    network = transformers().AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    return reader(network, own)
+
+
+def reader(network: Any, own: Any) -> LikelihoodOfText:
+    """What a causal language model says of texts, with its `own` tokenizer."""
+    network = network.eval().requires_grad_(False)
+    table, begin = table_of(network), own.bos_token_id
+    start = table[:0] if begin is None else table[begin : begin + 1]
+    return LikelihoodOfText(Likelihood(network, table, start, (), network.config.max_position_embeddings), own)

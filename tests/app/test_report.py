@@ -1,0 +1,683 @@
+"""The report against the numbers it was made from; in a browser too, where there is one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from html.parser import HTMLParser
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tokensteer as ts
+from tokensteer.app import report
+from tokensteer.app.report import figures, genealogy, samples, trades, write
+from tokensteer.app.report.folder import read
+from tokensteer.app.report.page import most_within
+from tokensteer.app.runs.folder import FORMAT, Writer
+from tokensteer.app.words.numbers import number, short, spread
+from tokensteer.tasks.catalogue import TASKS
+from tokensteer.tasks.common.metrics import Measured
+from tokensteer.tasks.common.task import Setup, Task
+
+HOSTILE = "<script>alert(1)</script>&\"'"
+VOID = {"meta", "link", "img", "br"}
+
+
+# ---- run folders
+
+
+def row(task: str, method: str, result: ts.Result, metrics: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    log_z, error = result.pooled_log_z
+    return {
+        "task": task,
+        "method": method,
+        "particles": result.log_w.shape[1],
+        "populations": len(result.log_w),
+        "seed": 0,
+        "about": f"{task}, a test",
+        "metrics": metrics,
+        "log_z": log_z,
+        "log_z_error": None if error != error else error,
+        "rows": dict(result.rows),
+        "saved": dict(result.saved),
+        "seconds": 1.5,
+        **more,
+    }
+
+
+def fill(folder: Path, rows: list[tuple[dict[str, Any], ts.Result]], **config: Any) -> Path:
+    known = {"format": FORMAT, "version": "0.1.0", "command": "tokensteer compare", "started": "2025-11-15T06:50:00"}
+    with Writer(folder, {**known, **config}) as writer:
+        for k, (stored, result) in enumerate(rows):
+            writer.add(f"row-{k}", stored, result, {".png": lambda file: file.touch()})
+    return folder
+
+
+def run(task: Task, methods: Mapping[str, ts.Method], particles: int, populations: int) -> list[Any]:
+    done: list[Any] = []
+    for name, method in methods.items():
+        result = method(particles, populations, generator=torch.Generator().manual_seed(0))
+        metrics = {key: [value.mean, value.error] for key, value in task.metrics(result).items()}
+        done.append((row(task.name, name, result, metrics), result))
+    return done
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    task = TASKS["digits"](Setup(num_steps=12))
+    methods = {
+        "pretrained": ts.pretrained(task.model),
+        "smc-base": ts.smc_base(task.model, task.tilt),
+        "smc-grad": ts.smc_grad(task.model, task.tilt),
+        "smc-adaptive": ts.smc_base(task.model, replace(task.tilt, ramp=ts.Adaptive(0.9))),
+    }
+    return fill(tmp_path_factory.mktemp("digits") / "run", run(task, methods, 6, 3))
+
+
+@pytest.fixture(scope="module")
+def mog(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    task = TASKS["mog"](Setup(num_steps=8))
+    methods = {
+        "smc-base": ts.smc_base(task.model, task.tilt),
+        "smc-grad": ts.smc_grad(task.model, task.tilt, clip=None),
+    }
+    rows = run(task, methods, 8, 2) + run(task, methods, 80, 2)
+    return fill(tmp_path_factory.mktemp("mog") / "run", rows)
+
+
+def toy(particles: int, populations: int = 2, steps: int = 5, alive: bool = True) -> ts.Result:
+    """Particles that are resampled at random in every other step."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (populations, particles)
+    here = torch.arange(particles).expand(shape)
+    drawn = [torch.randint(particles, shape, generator=generator) if t % 2 else here for t in range(steps + 1)]
+    log_w = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if not alive:
+        log_w[0] = -torch.inf
+    return ts.Result(
+        samples=torch.randint(50, (*shape, 9), generator=generator),
+        log_w=log_w,
+        reward=torch.randn(shape, generator=generator),
+        ess=1 + torch.rand(steps + 1, populations, generator=generator) * (particles - 1),
+        mean_reward=torch.rand(steps + 1, populations, generator=generator),
+        ancestors=torch.stack([here, *drawn[1:]]),
+        rows={"denoiser": 1234, "reward": 56},
+        saved={"denoiser": 78},
+    )
+
+
+# ---- reading a page
+
+
+@dataclass
+class Node:
+    name: str
+    attributes: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
+    children: list[Node | str] = field(default_factory=list["Node | str"])
+
+    def all(self) -> Iterator[Node]:
+        for child in self.children:
+            if isinstance(child, Node):
+                yield child
+                yield from child.all()
+
+    def find(self, name: str, kind: str = "") -> list[Node]:
+        wanted = set(kind.split())
+        return [n for n in self.all() if n.name == name and wanted <= set((n.attributes.get("class") or "").split())]
+
+    def words(self) -> str:
+        return "".join(c if isinstance(c, str) else c.words() for c in self.children)
+
+
+class Reader(HTMLParser):
+    """A tree, and a complaint if an element is not closed where it should be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Node("")
+        self.open = [self.root]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        node = Node(tag, dict(attrs))
+        self.open[-1].children.append(node)
+        if tag not in VOID:
+            self.open.append(node)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.open[-1].children.append(Node(tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop().name == tag, f"</{tag}> closes something else"
+
+    def handle_data(self, data: str) -> None:
+        self.open[-1].children.append(data)
+
+
+def page(folder: Path) -> Node:
+    reader = Reader()
+    reader.feed(write(folder).read_text("utf-8"))
+    assert reader.open == [reader.root]
+    return reader.root
+
+
+def stored(folder: Path) -> list[dict[str, Any]]:
+    return json.loads((folder / "results.json").read_text())
+
+
+def cells(root: Node, place: int = 0) -> list[dict[str, str]]:
+    """What a table sorts by, by heading; the first unless another is meant."""
+    table = root.find("table")[place]
+    headings = [" ".join(re.split(r"\W+", h.words())) for h in table.find("thead")[0].find("th")]
+    return [
+        dict(zip(headings, [c.attributes["data-v"] or "" for c in line.all() if c.name in ("th", "td")], strict=True))
+        for line in table.find("tbody")[0].find("tr")
+    ]
+
+
+# ---- the page against its numbers
+
+
+def test_table_holds_the_numbers(digits: Path) -> None:
+    for cell, saved in zip(cells(page(digits)), stored(digits), strict=True):
+        assert cell["method"] == saved["method"]
+        assert float(cell["log Z"]) == saved["log_z"]
+        assert float(cell["accuracy"]) == saved["metrics"]["accuracy"][0]
+        assert int(cell["denoiserrows"]) == saved["rows"]["denoiser"]
+        assert cell["rewardrows"] == str(saved["rows"].get("reward", ""))
+        assert float(cell["seconds"]) == 1.5
+
+
+def test_best_is_marked(digits: Path) -> None:
+    table = page(digits).find("table")[0]
+    accuracy = {saved["method"]: saved["metrics"]["accuracy"][0] for saved in stored(digits)}
+    lines = table.find("tbody")[0].find("tr")
+    place = [h.words() for h in table.find("thead")[0].find("th")].index("accuracy")
+    marked = [
+        line for line in lines if [c for c in line.all() if c.name in ("th", "td")][place] in line.find("td", "first")
+    ]
+    assert [line.find("th")[0].words() for line in marked] == [max(accuracy, key=lambda m: accuracy[m])]
+
+
+def test_header_says_what_was_run(digits: Path) -> None:
+    words = page(digits).find("header")[0].words()
+    for said in ("tokensteer compare", "2025-11-15 06:50:00", "0.1.0", "highest accuracy"):
+        assert said in words
+
+
+def test_images_are_the_samples(digits: Path) -> None:
+    root = page(digits)
+    results = {s["method"]: ts.Result.load(digits / s["file"]) for s in stored(digits)}
+    for card in root.find("article", "card"):
+        result = results[card.find("h3")[0].words()]
+        known = {painted(ids) for ids in result.samples.flatten(0, 1).tolist()}
+        assert {glyph(svg) for svg in card.find("svg", "glyph")} <= known
+        best = card.find("div", "best")
+        assert len(best) == (result.reward is not None)
+        if best:
+            assert [glyph(svg) for svg in best[0].find("svg")] == [painted(ids) for ids in result.best().tolist()]
+
+
+def painted(ids: list[int]) -> frozenset[tuple[int, int]]:
+    return frozenset((k % 8, k // 8) for k, token in enumerate(ids) if token == 1)
+
+
+def glyph(svg: Node) -> frozenset[tuple[int, int]]:
+    runs = re.findall(r"M(\d+) (\d+)h(\d+)v1", "".join(p.attributes["d"] or "" for p in svg.find("path", "ink")))
+    return frozenset((int(x) + k, int(y)) for x, y, n in runs for k in range(int(n)))
+
+
+def test_traces_are_means_over_populations(digits: Path) -> None:
+    charts = page(digits).find("svg", "trace")
+    ess, reward, ramp, alive = (json.loads(svg.attributes["data-series"] or "") for svg in charts)
+    results = [ts.Result.load(digits / s["file"]) for s in stored(digits)]
+    assert ess == [pytest.approx((r.ess.mean(-1) / 6).tolist(), abs=1e-4) for r in results]
+    steered = [r.mean_reward for r in results if r.mean_reward is not None]
+    assert len(reward) == len(steered) == 3
+    for line, known in zip(reward, steered, strict=True):
+        assert [v for v in line if v is not None] == pytest.approx(
+            known.mean(-1)[~known.isnan().any(-1)].tolist(), abs=1e-4
+        )
+    assert results[3].ramp is not None
+    assert ramp == [pytest.approx(results[3].ramp.mean(-1).tolist(), abs=1e-4)]
+    assert len(alive) == 4
+
+
+def test_everything_has_words_for_those_who_cannot_see_it(digits: Path) -> None:
+    root = page(digits)
+    for node in root.all():
+        if node.attributes.get("role") in ("img", "region"):
+            assert node.attributes.get("aria-label"), node
+        if node.name == "svg":
+            assert node.attributes.get("aria-hidden") == "true" or node.attributes.get("aria-label")
+    assert root.find("html")[0].attributes["lang"] == "en"
+    keys = [n.attributes["id"] for n in root.all() if "id" in n.attributes]
+    assert len(keys) == len(set(keys))
+    assert {a.attributes["href"] for a in root.find("nav")[0].find("a")} == {f"#{key}" for key in keys}
+
+
+def test_nothing_comes_from_elsewhere(digits: Path, mog: Path) -> None:
+    for folder in (digits, mog):
+        text = write(folder).read_text("utf-8")
+        assert not re.search(r'(?:src|href)="(?!data:|#)|url\(|@import|https?:', text)
+
+
+def test_heat_maps_and_the_exact_answer(mog: Path) -> None:
+    root = page(mog)
+    names = [f.find("figcaption")[0].words() for f in root.find("figure", "heat")]
+    assert names[0].startswith("exact target")
+    assert len(names) == 5
+    assert f"The exact log Z is {number(stored(mog)[0]['metrics']['exact log_z'][0], 5)}" in root.words()
+    assert "EMD against N" in root.words()
+    assert "exact log_z" not in cells(root)[0]
+
+
+def test_an_estimate_far_from_the_exact_answer_is_marked(tmp_path: Path) -> None:
+    result = toy(4)
+    log_z, error = result.pooled_log_z
+    exact = {name: {"exact log_z": [log_z + far * error, 0.0]} for name, far in (("near", 2.9), ("far", 3.1))}
+    rows = [(row("text", name, result, metrics), result) for name, metrics in exact.items()]
+    root = page(fill(tmp_path / "run", rows))
+    lines = root.find("tbody")[0].find("tr")
+    assert [line.find("th")[0].words() for line in lines if line.find("span", "off")] == ["far"]
+    assert "≠ is more than three standard errors" in root.words()
+
+
+def test_an_estimate_that_another_outdoes_is_marked(tmp_path: Path) -> None:
+    def estimated(method: str, log_z: float, error: float, kl: float) -> tuple[dict[str, Any], ts.Result]:
+        result, numbers = toy(3), {"log_z": log_z, "log_z_error": error}
+        return row("dna", method, result, {"accuracy": [0.5, 0.1]}, job={"kl": kl, "method": method}) | numbers, result
+
+    rows = [
+        estimated("high", -2.0, 0.1, kl=1.0),
+        estimated("low", -5.0, 0.3, kl=1.0),
+        estimated("unsure", -1.0, 0.9, kl=1.0),
+        estimated("other target", -9.0, 0.1, kl=2.0),
+    ]
+    root = page(fill(tmp_path / "run", rows))
+    marked = [line.words() for line in root.find("table")[0].find("tr") if line.find("span", "off")]
+    assert len(marked) == 1
+    assert "low" in marked[0]
+    assert "Believe the higher one" in root.words()
+
+
+def test_seeds_come_together_before_they_come_apart(tmp_path: Path) -> None:
+    done = [toy(3), toy(3)]
+    values = ([0.5, None], [0.7, None])
+    rows = [row("dna", "a", done[k], {"accuracy": values[k]}, seed=k) for k in range(2)]
+    root = page(fill(tmp_path / "run", list(zip(rows, done, strict=True))))
+    joined, single = (len(table.find("tbody")[0].find("tr")) for table in root.find("table")[:2])
+    assert (joined, single) == (1, 2)
+    assert "over 2 seeds" in root.words()
+    assert float(cells(root)[0]["accuracy"]) == pytest.approx(0.6)
+
+
+def test_methods_at_equal_rows_are_drawn_against_rows(tmp_path: Path) -> None:
+    def matched(family: str, particles: int, budget: int) -> tuple[dict[str, Any], ts.Result]:
+        result, job = toy(particles), {"method": family, "extra": [f"rows = {budget}"]}
+        return row("dna", f"{family}, rows = {budget}", result, {"accuracy": [0.5, 0.1]}, job=job), result
+
+    small = [matched("smc-base", 2, 100), matched("best-of-n", 8, 100)]
+    assert "against" not in page(fill(tmp_path / "one", small)).words()  # N differs, and means nothing
+    large = [*small, matched("smc-base", 4, 200), matched("best-of-n", 16, 200)]
+    assert "accuracy against rows" in page(fill(tmp_path / "two", large)).words()
+
+
+def test_many_particles_have_a_summary_instead_of_a_tree(mog: Path) -> None:
+    root = page(mog)
+    options = [o.words() for o in root.find("select", "pick-row")[0].find("option")]
+    assert [o.replace("\u00a0", " ") for o in options] == ["smc-base, N = 8", "smc-grad, N = 8"]
+    assert "2 rows have too many lines to draw" in root.words()
+    assert len(root.find("svg", "trace")) == 2 * 2 + 2  # ESS, reward and survival, for both sizes
+
+
+def test_other_tasks_show_tokens(tmp_path: Path) -> None:
+    result = toy(4)
+    folder = fill(tmp_path / "run", [(row("text", "smc-base", result, {}), result)])
+    shown = [code.words() for code in page(folder).find("div", "list")[0].find("code")]
+    known = {" ".join(map(str, ids)) for ids in result.samples.flatten(0, 1).tolist()}
+    assert shown
+    assert set(shown) <= known
+
+
+def test_dna_is_shown_in_letters(tmp_path: Path) -> None:
+    result = toy(4)
+    result = replace(result, samples=result.samples % 4)
+    folder = fill(tmp_path / "run", [(row("dna", "smc-base", result, {}), result)])
+    shown = {code.words() for code in page(folder).find("div", "list")[0].find("code")}
+    assert shown
+    assert shown <= {"".join("ACGT"[k] for k in ids) for ids in result.samples.flatten(0, 1).tolist()}
+
+
+def test_those_beaten_in_neither_of_two_metrics_are_the_front(tmp_path: Path) -> None:
+    places = {"a": (1.0, 0.9), "b": (2.0, 0.8), "c": (1.5, 0.7), "d": (2.0, 0.6), "e": (3.0, 0.1)}
+    rows = []
+    for name, (activity, correlation) in places.items():
+        result = toy(4)
+        metrics = {"activity": [activity, 0.1], "3-mer correlation": [correlation, None]}
+        rows.append((row("dna", name, result, metrics), result))
+    root = page(fill(tmp_path / "run", rows))
+    (chart,) = [figure for figure in root.find("figure") if "3-mer correlation against activity" in figure.words()]
+    assert "On the front: a, b and e" in chart.words()
+    dots = chart.find("path", "dot")
+    assert [dot.words() for dot in dots] == [f"{n}: {x:.2f}, {y:.2f}" for n, (x, y) in places.items()]
+    along = chart.find("path", "line")[0].attributes["d"] or ""
+    assert along.count("L") == 2
+    at = {
+        n: (dot.attributes["d"] or "").removesuffix("h0").removeprefix("M") for n, dot in zip(places, dots, strict=True)
+    }
+    assert along == f"M{at['a']}L{at['b']}L{at['e']}"
+    fewer = page(fill(tmp_path / "fewer", rows[:2]))
+    assert not any("against activity" in figure.words() for figure in fewer.find("figure"))
+
+
+def test_all_that_comes_from_files_is_escaped(tmp_path: Path) -> None:
+    result = toy(4)
+    metrics = {HOSTILE: [1.0, 0.1], "accuracy": [0.5, None]}
+    rows = [(row(HOSTILE, HOSTILE + name, result, metrics, about=HOSTILE), result) for name in "ab"]
+    text = write(fill(tmp_path / "run", rows, command=HOSTILE, **{HOSTILE: HOSTILE})).read_text("utf-8")
+    assert "<script>alert" not in text
+    assert text.count("<script>") == 1
+    root = page(tmp_path / "run")
+    assert root.find("h1")[0].words() == HOSTILE
+    assert HOSTILE in root.find("header")[0].find("code")[0].words()
+
+
+def test_a_dead_population_is_said(tmp_path: Path) -> None:
+    result = toy(4, alive=False)
+    folder = fill(tmp_path / "run", [(row("text", "smc-base", result, {}) | {"log_z": None}, result)])
+    assert "1 population died" in page(folder).words()
+
+
+@pytest.mark.parametrize("particles", [1, 4, 64])
+def test_any_size(tmp_path: Path, particles: int) -> None:
+    result = toy(particles, populations=1, steps=3)
+    root = page(fill(tmp_path / "run", [(row("text", "smc-base", result, {"accuracy": [0.5, None]}), result)]))
+    assert bool(root.find("div", "tree")) == (particles > 1)
+
+
+def test_several_tasks_and_seeds_share_a_page(tmp_path: Path) -> None:
+    result = toy(4)
+    rows = [
+        (row(task, "smc-base", result, {"accuracy": [0.5, 0.1]}, seed=seed), result) for task in "ab" for seed in (0, 1)
+    ]
+    root = page(fill(tmp_path / "run", rows))
+    assert len(root.find("table")) == 4  # for each task, over seeds and seed by seed
+    assert cells(root, 1)[1]["seed"] == "1"
+
+
+def test_a_page_stays_small(tmp_path: Path) -> None:
+    result = toy(16, populations=8, steps=100)
+    rows = [(row("text", f"method {k}", result, {"accuracy": [0.5, 0.1]}), result) for k in range(6)]
+    assert write(fill(tmp_path / "run", rows)).stat().st_size < 2_000_000
+
+
+def test_first_trees_come_before_second_ones() -> None:
+    assert most_within([["aaa", "aaa"], ["bb", "bb"], ["c" * 50]], 7) == [1, 2, 0]
+
+
+# ---- genealogy
+
+
+@pytest.mark.parametrize("particles", [2, 5, 16])
+def test_tree_is_the_ancestry(particles: int) -> None:
+    result = toy(particles, steps=9)
+    lines = result.lineages()
+    for population in range(2):
+        tree = genealogy.tree(result, population)
+        for k, event in enumerate(tree.events):
+            above, below = tree.particles[k], tree.particles[k + 1]
+            assert sorted(below) == list(range(particles))
+            assert tree.parents[k] == sorted(tree.parents[k])  # no lines cross
+            found = {below[r]: above[p] for r, p in enumerate(tree.parents[k])}
+            assert [found[i] for i in range(particles)] == result.ancestors[event, population].tolist()
+        alive = {tree.particles[0][r] for r, h in enumerate(tree.heirs[0]) if h}
+        assert alive == set(lines[0, population].tolist())
+        assert sum(tree.heirs[0]) == particles
+        assert sum(tree.share[0]) == pytest.approx(1.0)
+        assert len(alive) == int(genealogy.ancestors_alive(result)[0, population])
+
+
+@pytest.mark.parametrize("often", [True, False])
+def test_every_line_of_the_tree_is_drawn_once(often: bool) -> None:
+    """From each step to the next there are N lines."""
+    result, steps = toy(6, steps=9), 9
+    if not often:  # few bends are drawn as curves
+        still = result.ancestors[:1].expand(20, -1, -1)
+        result, steps = replace(result, ancestors=torch.cat([result.ancestors, still])), 29
+    drawn = genealogy.draw(genealogy.tree(result, 0))
+    paths = [d for kind, d in re.findall(r'<path class="(\S+)" d="([^"]*)"', drawn) if kind.startswith("g")]
+    across = 0
+    for d in paths:
+        across += sum(int(n) for n in re.findall(r"h(\d+)", d)) + sum(int(n) for n in re.findall(r"l(\d+)", d))
+        across += sum(int(n) for n in re.findall(r"c\S+ \S+ \S+ \S+ (\d+) ", d))
+    assert across == genealogy.UNIT * 6 * steps
+
+
+# ---- small parts
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.0, "0.00"),
+        (-0.5, "−0.500"),
+        (1234.0, "1,234"),
+        (float("nan"), "–"),
+        (float("-inf"), "−∞"),
+        (3e-7, "3.00e−07"),
+    ],
+)
+def test_numbers(value: float, shown: str) -> None:
+    assert number(value) == shown
+
+
+def test_errors_set_the_places() -> None:
+    assert spread(Measured(0.98765, 0.0123)) == ("0.988", "0.012")
+    assert spread(Measured(-12.3456, 1.2)) == ("−12.3", "1.2")
+    assert spread(Measured(0.5, float("nan"))) == ("0.5000", "")
+    assert [short(n) for n in (0, 950, 2000, 200_000, 2_000_000)] == ["0", "950", "2.0k", "200k", "2.0M"]
+
+
+def test_draws_are_the_same_every_time() -> None:
+    result = toy(8, populations=3)
+    assert torch.equal(samples.draws(result), samples.draws(result))
+
+
+# ---- colours
+
+SEEN_BY = {  # Machado, Oliveira and Fernandes (2009), full severity
+    "all three cones": [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],
+    "protanopia": [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]],
+    "deuteranopia": [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]],
+    "tritanopia": [[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]],
+}
+
+
+def light(colour: str) -> torch.Tensor:
+    """Linear red, green and blue."""
+    c = torch.tensor([int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)], dtype=torch.float64)
+    return torch.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted(float(light(c) @ light("#ffffff").new_tensor([0.2126, 0.7152, 0.0722])) for c in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+def lab(rgb: torch.Tensor) -> torch.Tensor:
+    to_xyz = rgb.new_tensor([[0.4339, 0.3762, 0.1899], [0.2126, 0.7152, 0.0722], [0.0177, 0.1095, 0.8728]])
+    x, y, z = ((v ** (1 / 3)) if v > 0.008856 else 7.787 * v + 16 / 116 for v in to_xyz @ rgb.clamp(0, 1))
+    return torch.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_colours_can_be_told_apart(theme: int) -> None:
+    css = (Path(report.__file__).parent / "report.css").read_text()
+    found = dict(re.findall(r"--(\w+): (#\w{6});", re.findall(r":root \{(.*?)\}", css, re.DOTALL)[theme]))
+    for paper in (found["paper"], found["card"]):
+        assert min(contrast(found[name], paper) for name in ("ink", "muted", "accent", "warn")) >= 4.5
+        assert min(contrast(found[f"c{k}"], paper) for k in range(7)) >= 3.0
+    for name, eye in SEEN_BY.items():
+        seen = [lab(light("#ffffff").new_tensor(eye) @ light(found[f"c{k}"])) for k in range(7)]
+        nearest = min(float((a - b).norm()) for k, a in enumerate(seen) for b in seen[:k])
+        assert nearest > 18, name  # 2.3 is a just noticeable difference
+
+
+# ---- what is no run folder
+
+
+def one_line(folder: Path, *words: str) -> None:
+    with pytest.raises(ValueError, match=r"again|the --out of a run") as caught:
+        write(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+    assert not (folder / "report.html").exists()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    result = toy(4)
+    return fill(tmp_path / "run", [(row("text", "smc-base", result, {}), result)])
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    one_line(tmp_path / "nowhere", "no run folder (there is no such folder): give the --out of a run")
+    (tmp_path / "file").write_text("")
+    one_line(tmp_path / "file", "no run folder (it is a file): give the --out of a run")
+
+
+def test_a_folder_of_something_else(tmp_path: Path) -> None:
+    one_line(tmp_path, "no run folder", "config.json")
+
+
+def test_another_format(small: Path) -> None:
+    config = json.loads((small / "config.json").read_text())
+    (small / "config.json").write_text(json.dumps({**config, "format": 99}))
+    one_line(small, "99")
+
+
+def test_a_missing_result(small: Path) -> None:
+    next(small.glob("rows/*.safetensors")).unlink()
+    one_line(small, "not there", "run it again with --force")
+
+
+def test_a_damaged_result(small: Path) -> None:
+    next(small.glob("rows/*.safetensors")).write_bytes(b"no tensors")
+    one_line(small, "damaged")
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "[", '[{"task": "text"}]', "[3]", '[{"file": "../../etc/passwd"}]'])
+def test_damaged_rows(small: Path, content: str) -> None:
+    (small / "results.json").write_text(content)
+    one_line(small)
+
+
+# ---- figures
+
+
+@pytest.mark.parametrize(("methods", "panels"), [(4, 1), (12, 2)])
+def test_a_crowd_on_the_front_is_drawn_closer_too(methods: int, panels: int, tmp_path: Path) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    drawing = import_module("tokensteer.app.report.figures")
+    rows = []
+    for k in range(methods):
+        result = toy(4)
+        metrics = {"activity": [100.0 if k == 0 else k, 0.1], "3-mer correlation": [1 - 0.01 * k, None]}
+        rows.append((row("dna", f"method {k}", result, metrics), result))
+    found = trades.trade(read(fill(tmp_path / "run", rows)).rows)
+    assert found is not None
+    drawing._front(figure, found, {row.method: k for k, row in enumerate(found.rows)})
+    whole, *closer = figure.axes
+    assert 1 + len(closer) == panels
+    assert whole.get_xlim()[1] > 100
+    for axes in closer:  # the outermost is outside, and the middle half inside
+        low, high = axes.get_xlim()
+        assert low < 4
+        assert 8 < high < 100
+
+
+def test_figures(mog: Path) -> None:
+    pytest.importorskip("matplotlib")
+    made = figures(mog)
+    assert [file.name for file in made] == ["mog-traces.png", "mog-weights.png", "mog-metrics.png"]
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in made)
+
+
+# ---- in a browser
+
+BROWSER = next(
+    (found for name in ("chromium", "google-chrome", "chromium-browser") if (found := shutil.which(name))), None
+)
+
+PROBE = """<script>
+const said = [];
+addEventListener("error", (event) => said.push(event.message));
+addEventListener("load", () => setTimeout(() => {
+  const frame = document.querySelector("iframe"), page = frame.contentDocument, answers = {};
+  const headings = [...page.querySelectorAll("table.methods")[0].tHead.rows[0].cells];
+  const body = page.querySelectorAll("table.methods")[0].tBodies[0];
+  const column = (k) => [...body.rows].map((row) => row.cells[k].dataset.v);
+  const k = headings.findIndex((head) => head.textContent === "accuracy");
+  headings[k].querySelector("button").click();
+  answers.down = [headings[k].getAttribute("aria-sort"), column(k)];
+  headings[k].querySelector("button").click();
+  answers.up = [headings[k].getAttribute("aria-sort"), column(k)];
+  answers.wide = page.documentElement.scrollWidth - page.documentElement.clientWidth;
+  const pick = page.querySelector(".pick-population");
+  pick.value = "1";
+  pick.dispatchEvent(new frame.contentWindow.Event("change"));
+  const tree = page.querySelector(".tree:not([hidden])");
+  answers.tree = [tree.dataset.row, tree.dataset.population, page.querySelectorAll(".tree:not([hidden])").length];
+  const plot = tree.querySelector(".plot"), key = (name) =>
+    plot.dispatchEvent(new frame.contentWindow.KeyboardEvent("keydown", { key: name, bubbles: true }));
+  key("ArrowRight");
+  answers.end = page.querySelector("output").textContent;
+  key("ArrowLeft");
+  answers.before = page.querySelector("output").textContent;
+  answers.line = tree.querySelector(".chosen").getAttribute("d").length;
+  const trace = page.querySelector("svg.trace").parentElement, box = trace.getBoundingClientRect();
+  trace.dispatchEvent(new frame.contentWindow.PointerEvent("pointermove", { clientX: box.left + 1, clientY: box.top }));
+  answers.at = page.querySelector(".at").textContent;
+  answers.errors = said.concat(frame.contentWindow.said ?? []);
+  document.body.innerHTML = "";
+  document.body.textContent = JSON.stringify(answers);
+}, 300));
+</script>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser here")
+def test_in_a_browser(digits: Path, tmp_path: Path) -> None:
+    assert BROWSER is not None
+    write(digits)
+    probe = digits / "probe.html"
+    probe.write_text(f'{PROBE}<iframe src="report.html" style="width:390px;height:800px;border:0"></iframe>')
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--enable-logging=stderr"]
+    done = subprocess.run(
+        [BROWSER, *flags, f"--user-data-dir={tmp_path}", "--virtual-time-budget=5000", "--dump-dom", probe.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    probe.unlink()
+    assert "CONSOLE" not in done.stderr, done.stderr
+    answers = json.loads(re.sub(r"<[^>]*>", "", re.search(r"<body.*</body>", done.stdout, re.DOTALL)[0]))  # type: ignore[index]
+    assert answers["errors"] == []
+    accuracies = sorted(saved["metrics"]["accuracy"][0] for saved in stored(digits))
+    assert answers["up"] == ["ascending", [repr(a) for a in accuracies]]
+    assert answers["down"] == ["descending", [repr(a) for a in reversed(accuracies)]]
+    assert answers["wide"] == 0
+    assert answers["tree"] == ["1", "1", 1]
+    assert re.match(r"Step 12, particle \d.* · weight [\d.]+ · reward", answers["end"])
+    assert answers["before"].startswith("Step 11, particle")
+    assert answers["line"] > 10
+    assert answers["at"] == "at step 0"

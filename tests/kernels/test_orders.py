@@ -1,0 +1,554 @@
+"""Orders used in practice: golden case 21, exact laws, and unbiased weights for every order and proposal."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from checks import POWERS, Answer, answer, judge, trial
+from torch import Generator, Tensor
+from toys import Toy, case
+
+import tokensteer as ts
+from tokensteer import testing
+from tokensteer.core.categorical.sites import tokens_of
+from tokensteer.core.kernels import ranked as orders
+from tokensteer.core.kernels.blocks import Blocks
+from tokensteer.core.kernels.masked import ConfidenceRemask, remdm_loop
+from tokensteer.core.kernels.maskgit import MaskGIT, MaskGITExtended, RankedReveal
+from tokensteer.core.kernels.ranked import Ranked, Ranking
+from tokensteer.core.numerics.rows import support
+from tokensteer.testing import enumerate_steering
+
+A, B, C = Toy("A"), Toy("B"), Toy("C")
+M = B.mask_id
+
+
+def model_of(kernel: Any, num_steps: int = 3, toy: Toy = B, joint: str = "p1") -> ts.Diffusion:
+    return replace(toy.model("mdm", joint), kernel=kernel, steps=ts.uniform_steps(num_steps))
+
+
+def tilt_of(toy: Toy = B) -> ts.Tilt:
+    return toy.tilt("mdm", ramp=ts.linear_ramp)
+
+
+def check(path: ts.Steering, truth: Answer | None = None, **options: Any) -> None:
+    outcome = trial(path, truth or answer(path.model, path.twist, path.proposal), **options)
+    assert outcome.unbiased, str(outcome)
+
+
+# ---- MaskGIT: golden case 21 and the law by brute force
+
+
+def golden() -> tuple[dict[str, Any], Tensor, Tensor, Tensor]:
+    """The case, the all-mask state, and the laws mu and mu_q there."""
+    x = ts.template(B.length, M).unsqueeze(0)
+    return case(21)["outputs"], x, B.model("mdm").predict(x, 1.0).laws().dense(), B.amortised().denoiser(x, 1.0)
+
+
+STEP = ts.uniform_steps(2)[0]
+KEEP_TWO = MaskGIT(M, count=orders.fixed(2))
+
+
+def test_golden_maskgit() -> None:
+    out, x, log_p, log_q = golden()
+    own_p, own_q = KEEP_TWO(x, log_p, STEP), KEEP_TWO(x, log_q, STEP)
+    shared = KEEP_TWO(x, log_p, STEP, own_q.sites)
+    for entry in out["entries"]:
+        y = x.index_put((torch.zeros(2).long(), torch.tensor(entry["kept"])), torch.tensor(entry["tokens"]))
+        for measure, name in ((own_p, "p_own_conf"), (own_q, "q_own_conf"), (shared, "p_under_q_conf")):
+            assert abs(float(measure.log_prob(y).exp()) - entry[name]) <= 1e-6
+        assert abs(float(naive(shared, y).exp() / naive(own_q, y).exp()) - entry["naive_ratio_product"]) <= 1e-6
+    total = shared.take(torch.zeros(len(B.states)).long()).log_prob(B.states).exp().sum()
+    assert abs(float(total) - out["sum_p_under_q_conf"]) <= 1e-6
+
+
+def naive(measure: RankedReveal, y: Tensor) -> Tensor:
+    """What is often written: the probabilities of the tokens kept, as if their sites had not been chosen by them."""
+    log_mu = measure.log_x0.dense().gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    return torch.where(y == measure.mask_id, 0.0, log_mu).sum(-1)
+
+
+def test_naive_ratio_is_far_off() -> None:
+    """sum_y q(y) · naive ratio is a half where it should be one."""
+    _, x, log_p, log_q = golden()
+    rows, y = torch.zeros(len(B.states)).long(), B.states
+    q = KEEP_TWO(x, log_q, STEP).take(rows)
+    p = KEEP_TWO(x, log_p, STEP, q.sites[:1]).take(rows)
+    assert torch.isclose(
+        (q.log_prob(y) + p.log_prob(y) - q.log_prob(y)).nan_to_num(-torch.inf).exp().sum(), torch.ones(()).double()
+    )
+    assert abs(float((q.log_prob(y) + naive(p, y) - naive(q, y)).exp().sum()) - 1) > 0.4
+
+
+def brute_force(measure: RankedReveal, row: int) -> dict[tuple[int, ...], float]:
+    """The law of one row: every draw at the candidate sites, sorted by score and then by index."""
+    law: dict[tuple[int, ...], float] = {}
+    sites = measure.candidates[row].nonzero().flatten().tolist()
+    mu, scores = measure.log_x0.dense()[row].exp(), measure.ranking.spelt()[row]
+    for tokens in itertools.product(range(mu.shape[-1]), repeat=len(sites)):
+        drawn = dict(zip(sites, tokens, strict=True))
+        best = sorted(sites, key=lambda l: (-float(scores[l, drawn[l]]), l))[: int(measure.count[row])]
+        y = measure.x[row].tolist()
+        for l in best:
+            y[l] = drawn[l]
+        p = math.prod(float(mu[l, v]) for l, v in drawn.items())
+        law[tuple(y)] = law.get(tuple(y), 0.0) + p
+    return law
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mask_id", [0, 2, 3])
+def test_maskgit_law_with_ties_and_impossible_tokens(mask_id: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(mask_id)
+    rows, length, vocab_size = 12, 3, 4
+    # Few different numbers make many ties, between sites and tokens, also at -inf.
+    levels = torch.tensor([-torch.inf, 0.0, 1.0, 2.0], dtype=dtype)
+    tokens = torch.arange(vocab_size) != mask_id
+
+    def table() -> Tensor:
+        picked = levels[torch.randint(4, (rows, length, vocab_size), generator=generator)]
+        picked[..., (mask_id + 1) % vocab_size] = 0.0
+        return torch.where(tokens, picked, -torch.inf).log_softmax(-1)
+
+    x = torch.where(torch.rand(rows, length, generator=generator) < 0.8, mask_id, (mask_id + 1) % vocab_size)
+    log_x0, conf = table(), table()
+    for count in (0, 1, 2, 5):
+        kernel = MaskGIT(mask_id, count=lambda step, masked, k=count: torch.full_like(masked, k))
+        measure = kernel(x, log_x0, STEP, kernel.choose(x, conf, STEP))
+        states = testing.all_sequences(vocab_size, length)
+        for row in range(rows):
+            law = brute_force(measure, row)
+            ours = measure.take(torch.full((len(states),), row)).log_prob(states).exp()
+            theirs = torch.tensor([law.get(tuple(y), 0.0) for y in states.tolist()], dtype=dtype)
+            assert torch.allclose(ours, theirs, atol=1e-6 if dtype == torch.float32 else 1e-12)
+        y = measure.sample(generator)
+        assert (measure.log_prob(y) > -torch.inf).all()
+
+
+# ---- every order with every proposal, against enumeration
+
+COUNTS = {"evenly": ts.evenly, "fixed": orders.fixed(1), "cosine": orders.cosine_count}
+CONFIDENCES = {"max": orders.max_probability, "entropy": orders.negative_entropy, "margin": orders.margin}
+ANCESTRAL = ts.Ancestral(M)
+REMASKING = ts.Ancestral(M, sigma=ts.Rescale(0.8))
+LOOP = remdm_loop(M, t_on=0.75, t_off=0.25, alpha_on=0.5, sigma=ts.Cap(0.4))
+ORDERS: dict[str, tuple[Any, int]] = {
+    "entropy": (Ranked(M, orders.fixed(1), orders.negative_entropy), 2),
+    "margin": (Ranked(M, orders.cosine_count, orders.margin), 2),
+    "threshold": (Ranked(M, orders.fixed(1), threshold=math.log(0.5)), 3),
+    "maskgit": (MaskGIT(M, count=orders.fixed(1)), 3),
+    "maskgit-cosine": (MaskGIT(M), 2),
+    "blocks": (Blocks(ANCESTRAL, size=1, length=3, num_steps=6), 6),
+    "blocks-remasking": (Blocks(REMASKING, size=3, length=3, num_steps=3), 3),
+    "loop": (LOOP, 4),
+    "confidence": (ConfidenceRemask(REMASKING, carried=False), 4),
+}
+PROPOSALS: dict[str, ts.Proposal] = {
+    "base": ts.FromModel(),
+    "gradient": ts.Gradient(),
+    "learned": B.amortised(),
+    "own order": B.amortised(own_order=True),
+}
+
+
+@pytest.mark.parametrize("proposal", PROPOSALS)
+@pytest.mark.parametrize("name", ORDERS)
+def test_orders_are_unbiased(name: str, proposal: str) -> None:
+    kernel, num_steps = ORDERS[name]
+    check(ts.Steering(model_of(kernel, num_steps), tilt_of(), PROPOSALS[proposal]), populations=4096)
+
+
+@pytest.mark.parametrize("proposal", [ts.FromModel(), ts.Guided(), ts.Optimal()], ids=["base", "cfg", "optimal"])
+@pytest.mark.parametrize("name", ["entropy", "maskgit", "maskgit-cosine", "blocks", "loop", "confidence"])
+def test_products_are_unbiased(name: str, proposal: ts.Proposal) -> None:
+    kernel, num_steps = ORDERS[name]
+    model = ts.Product((model_of(kernel, num_steps), model_of(kernel, num_steps, joint="p2")), POWERS)
+    check(ts.Steering(model, tilt_of(), proposal), populations=2048)
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_proposals_hold_their_laws(name: str) -> None:
+    kernel, num_steps = ORDERS[name]
+    for proposal in ("gradient", "learned"):
+        testing.assert_proposal(ts.Steering(model_of(kernel, num_steps), tilt_of(), PROPOSALS[proposal]), rows=8)
+
+
+def test_product_of_maskgit_by_hand() -> None:
+    """Tokens kept count with the product's mass, those dropped with its normalised law."""
+    kernel = MaskGIT(M, count=orders.fixed(1))
+    model = ts.Product((model_of(kernel), model_of(kernel, joint="p2")), POWERS)
+    x = ts.template(B.length, M).unsqueeze(0)
+    prediction = model.predict(x, 1.0)
+    combined = model.combined(prediction).dense()
+    ranking = kernel.choose(x, prediction.laws(), model.steps[0])
+    normalised = RankedReveal(x, tokens_of(combined.log_softmax(-1)), ranking, torch.tensor([1]), M)
+    states, rows = B.states, torch.zeros(len(B.states)).long()
+    log_p = model.log_prob(states, x[rows], prediction.take(rows), model.steps[0], ranking[rows])
+    mass = combined.logsumexp(-1)[0]
+    for y, ours in zip(states, log_p.exp(), strict=True):
+        by_hand = brute_force(normalised, 0).get(tuple(y.tolist()), 0.0) * float(mass[y != M].sum().exp())
+        assert abs(float(ours) - by_hand) < 1e-12
+
+
+def test_enumerated_proposal() -> None:
+    """The locally optimal proposal needs the law itself; then all weights at a state are equal."""
+    path = ts.Steering(model_of(MaskGIT(M, count=orders.fixed(1))), tilt_of(), ts.Enumerated())
+    exact = enumerate_steering(path)
+    for index, moves in enumerate(exact.moves):
+        weight = exact.log_increment(index)
+        highest = torch.full((len(exact.states),), -torch.inf).double().scatter_reduce(0, moves.row, weight, "amax")
+        assert torch.allclose(weight, highest[moves.row])
+    check(path, populations=4096)
+
+
+LARGE = {
+    "entropy": Ranked(C.mask_id, ts.evenly, orders.negative_entropy),
+    "maskgit": MaskGIT(C.mask_id),
+    "blocks": Blocks(MaskGIT(C.mask_id), size=2, length=4, num_steps=4),
+    "blocks-ranked": Blocks(Ranked(C.mask_id, orders.fixed(1)), size=2, length=4, num_steps=4),
+}
+
+
+@pytest.mark.parametrize("proposal", [ts.FromModel(), ts.Gradient(clip=2.0)], ids=["base", "gradient"])
+@pytest.mark.parametrize("name", LARGE)
+def test_larger_toy(name: str, proposal: ts.Proposal) -> None:
+    check(ts.Steering(model_of(LARGE[name], 4, C), tilt_of(C), proposal), populations=1024, particles=16)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("confidence", CONFIDENCES)
+def test_ranked_kernels(confidence: str, count: str) -> None:
+    kernel = Ranked(4, COUNTS[count], CONFIDENCES[confidence])
+    testing.assert_kernel(kernel, 5, num_steps=3)
+    testing.assert_kernel(Blocks(kernel, 2, 4, 4), 5)
+    testing.assert_kernel(Blocks(kernel, 1, 4, 4, start=2), 5)
+
+
+def test_remdm_loop_keeps_the_marginals() -> None:
+    testing.assert_kernel(remdm_loop(4, 0.7, 0.3, 0.6, ts.Cap(0.2)), 5, num_steps=10)
+    assert [LOOP.remasks(step) for step in ts.uniform_steps(4)] == [False, True, True, False]
+
+
+def test_low_confidence_is_a_special_case() -> None:
+    laws = [enumerate_steering(ts.Steering(model_of(kernel(M), 2))).log_law for kernel in (Ranked, ts.LowConfidence)]
+    assert torch.equal(*laws)
+
+
+def test_single_precision() -> None:
+    """A model in float32 samples and weighs by the same float32 numbers; the truth is that of float64."""
+    single = Toy("B", torch.float32)
+    path = ts.Steering(model_of(MaskGIT(M), 3, single), tilt_of(single), single.amortised())
+    assert path.model.dtype == torch.float32
+    check(path, answer(model_of(MaskGIT(M), 3), tilt_of()), populations=4096)
+
+
+@pytest.mark.parametrize("name", ["margin", "maskgit", "blocks", "confidence"])
+def test_prompts(name: str) -> None:
+    kernel, num_steps = ORDERS[name]
+    prompt = ts.template(B.length, M, [2], at=[1])
+    path = ts.Steering(replace(model_of(kernel, num_steps), template=prompt), tilt_of(), B.amortised())
+    check(path, populations=4096)
+    for record in ts.sweep(path, 64, generator=torch.Generator().manual_seed(0)):
+        assert (record.x[..., 1] == 2).all()
+
+
+# ---- MaskGIT: the naive weight, the extended state, the noise
+
+
+@dataclass(frozen=True)
+class NaiveReveal:
+    """The mutant: the right draw with the naive weight."""
+
+    ranked: RankedReveal
+
+    @property
+    def sites(self) -> Ranking:
+        return self.ranked.sites
+
+    def sample(self, generator: Generator | None) -> Tensor:
+        return self.ranked.sample(generator)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        opened = y.masked_fill(~self.ranked.candidates, M)
+        return naive(self.ranked, opened)
+
+    def pin(self, fixed: Tensor) -> NaiveReveal:
+        return NaiveReveal(self.ranked.pin(fixed))
+
+
+@dataclass(frozen=True)
+class NaiveMaskGIT:
+    marginal: MaskGIT
+    mask_id: int = M
+
+    def choose(self, x: Tensor, log_x0: Tensor, step: ts.Step) -> Ranking:
+        return self.marginal.choose(x, log_x0, step)
+
+    def __call__(self, x: Tensor, log_x0: Tensor, step: ts.Step, sites: Ranking | None = None) -> NaiveReveal:
+        return NaiveReveal(self.marginal(x, log_x0, step, sites))
+
+
+def test_naive_weight_is_caught() -> None:
+    path = ts.Steering(model_of(NaiveMaskGIT(MaskGIT(M)), 2), None, B.amortised())
+    outcome = trial(path, answer(model_of(MaskGIT(M), 2)), populations=4096)
+    assert not outcome.unbiased
+    assert abs(outcome.z) > 10
+
+
+@pytest.mark.parametrize("blocks", [False, True], ids=["whole", "blocks"])
+@pytest.mark.parametrize("proposal", PROPOSALS)
+def test_extended_state(proposal: str, blocks: bool) -> None:
+    """The same target as with the marginal weight."""
+    marginal: Any = MaskGIT(M, count=orders.fixed(1))
+    extended: Any = MaskGITExtended(marginal)
+    num_steps = 3
+    if blocks:
+        marginal, extended = (Blocks(k, size=3, length=3, num_steps=3) for k in (marginal, extended))
+    q = PROPOSALS[proposal]
+    truth = answer(model_of(marginal, num_steps), tilt_of(), q)
+    check(ts.Steering(model_of(extended, num_steps), tilt_of(), q), truth, populations=4096)
+
+
+def test_extended_state_of_a_product() -> None:
+    truth = answer(ts.Product((model_of(MaskGIT(M)), model_of(MaskGIT(M), joint="p2")), POWERS), tilt_of())
+    kernel = MaskGITExtended(MaskGIT(M))
+    model = ts.Product((model_of(kernel), model_of(kernel, joint="p2")), POWERS)
+    check(ts.Steering(model, tilt_of(), ts.Guided()), truth, populations=4096)
+
+
+def test_marginal_weights_vary_less() -> None:
+    def spread(kernel: Any) -> float:
+        path = ts.Steering(model_of(kernel), None, B.amortised())
+        return float(ts.smc(path, 20_000, when=ts.never, generator=seeded(0)).log_w.exp().var())
+
+    kernel = MaskGIT(M, count=orders.fixed(1))
+    assert spread(kernel) < spread(MaskGITExtended(kernel))
+
+
+def test_extended_state_does_not_weigh_what_it_did_not_draw() -> None:
+    _, x, log_p, _ = golden()
+    measure = MaskGITExtended(KEEP_TWO)(x, log_p, STEP)
+    with pytest.raises(ValueError, match="only weighs moves that it drew"):
+        measure.log_prob(x)
+    y = measure.sample(seeded(0))
+    assert measure.log_prob(y) > -torch.inf
+    assert measure.log_prob((y + 1) % 3) == -torch.inf
+
+
+def seeded(seed: int) -> Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("wrap", [lambda k: k, MaskGITExtended], ids=["marginal", "extended"])
+def test_noise_is_shared(wrap: Any) -> None:
+    """With annealed noise: log Z = 0 without a tilt, and with one the proposals agree on Z and on every sequence."""
+    model = model_of(wrap(MaskGIT(M, count=orders.fixed(1), temperature=2.0)))
+    law = ts.smc(ts.Steering(model), 100_000, when=ts.never, generator=seeded(2)).samples[0]
+    place = B.tokens ** torch.arange(B.length - 1, -1, -1)
+    p = torch.bincount((law * place).sum(-1), minlength=len(B.clean)).double() / len(law)
+    truth = Answer(0.0, p, B.clean)
+    result = ts.smc(ts.Steering(model, None, B.amortised()), 8, 8192, when=ts.always, generator=seeded(4))
+    outcome = judge(result.samples, result.log_w, truth)
+    assert abs(outcome.z) < 4
+    error = (outcome.masses.var(0) / len(result.log_w) + p * (1 - p) / len(law)).sqrt()
+    assert ((outcome.masses.mean(0) - p) / error).abs().max() < 4.5
+    still = enumerate_steering(ts.Steering(model_of(MaskGIT(M, count=orders.fixed(1))))).model_law
+    assert (p - still).abs().sum() / 2 > 0.02  # the noise does something
+
+
+def test_noise_is_part_of_the_state() -> None:
+    """It is drawn anew for the children of a step, the same for twins; and what hides a state cannot be enumerated."""
+    path = ts.Steering(model_of(MaskGIT(M, temperature=1.0)))
+    records = list(ts.sweep(path, 16, when=ts.always, generator=seeded(0)))
+    memories = [r.evaluation.memory for r in records[:-1]]
+    assert all(m is not None and m.shape == (16, 3) for m in memories)
+    assert not torch.equal(memories[0], memories[1])
+    with pytest.raises(ValueError, match="has a memory"):
+        enumerate_steering(path)
+    with pytest.raises(ValueError, match="cannot pin a kernel with a memory"):
+        ts.particle_gibbs(path, 1, 4, generator=seeded(0))
+
+
+@pytest.mark.parametrize("proposal", ["base", "gradient", "learned"])
+def test_noise_inside_blocks_and_with_a_tilt(proposal: str) -> None:
+    """Two proposals that must agree on log Z, one the model itself."""
+    kernel = Blocks(MaskGIT(M, count=orders.fixed(1), temperature=1.0), 3, 3, 3)
+    log_z = [
+        ts.smc(ts.Steering(model_of(kernel), tilt_of(), q), 16, 6000, when=ts.always, generator=seeded(9)).log_z.exp()
+        for q in (ts.FromModel(), PROPOSALS[proposal])
+    ]
+    gap = log_z[0].mean() - log_z[1].mean()
+    error = (log_z[0].var() / 6000 + log_z[1].var() / 6000).sqrt()
+    assert abs(gap / error) < 4
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: MaskGIT(M, 2), "count must be a function"),
+        (lambda: MaskGIT(M, temperature=-1.0), "finite and not negative"),
+        (lambda: MaskGIT(M, temperature=math.nan), "finite and not negative"),
+        (lambda: MaskGITExtended(M), r"MaskGITExtended\(MaskGIT\(mask_id\)\)"),
+        (lambda: KEEP_TWO(*golden()[1:3], STEP, golden()[1] == M), r"scores \(P, L, V\)"),
+    ],
+)
+def test_what_maskgit_cannot_mean_is_refused(make: Any, says: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=says):
+        make()
+
+
+# ---- blocks
+
+
+def test_blocks_of_one_site_are_autoregressive() -> None:
+    """One step for each site from left to right is the chain rule: exact for an exact denoiser."""
+    for inner in (ANCESTRAL, Ranked(M), MaskGIT(M)):
+        exact = enumerate_steering(ts.Steering(model_of(Blocks(inner, 1, 3, 3), 3)))
+        assert torch.allclose(exact.model_law, B.joint("p1").flatten())
+
+
+@pytest.mark.parametrize(
+    "inner", [ANCESTRAL, REMASKING, Ranked(M), MaskGIT(M), ConfidenceRemask(REMASKING, carried=False)], ids=type
+)
+def test_one_block_is_the_kernel_itself(inner: Any) -> None:
+    laws = [enumerate_steering(ts.Steering(model_of(k, 4), tilt_of())).log_law for k in (inner, Blocks(inner, 3, 3, 4))]
+    assert torch.equal(*laws)
+
+
+CONFIDENT = ConfidenceRemask(ts.Ancestral(4, sigma=ts.Cap(0.5)), carried=False)
+
+
+@pytest.mark.parametrize("inner", [ts.Ancestral(4), Ranked(4), MaskGIT(4), CONFIDENT], ids=type)
+def test_blocks_open_from_left_to_right(inner: Any) -> None:
+    path = ts.Steering(model_of(Blocks(inner, 2, 4, 6), 6, C), tilt_of(C))
+    for record in ts.sweep(path, 256, generator=seeded(0)):
+        done = 0 if record.step is None else record.step.index + 1
+        masked = record.x == C.mask_id
+        assert done < 3 or not masked[..., :2].any()
+        assert done > 3 or masked[..., 2:].all()
+
+
+def test_block_law_is_that_of_its_blocks() -> None:
+    """Two blocks by hand: the second block's kernel runs on a canvas with the first filled in."""
+    inner = MaskGIT(4, count=orders.fixed(1))
+    exact = enumerate_steering(ts.Steering(model_of(Blocks(inner, 2, 4, 4), 4, C)))
+    grid, x = ts.uniform_steps(2), C.clean
+    predict = C.model("mdm").predict
+    log_law = torch.zeros(len(x)).double()
+    for lo in (0, 2):
+        start = x.clone()
+        start[:, lo:] = 4
+        ways = []
+        for first in (lo, lo + 1):  # which of the two sites opens first
+            middle = start.clone()
+            middle[:, first] = x[:, first]
+            log_way = torch.zeros(len(x)).double()
+            for step, here, there in zip(grid, (start, middle), (middle, None), strict=True):
+                there = there if there is not None else torch.cat([x[:, : lo + 2], start[:, lo + 2 :]], -1)
+                measure = inner(here[:, lo : lo + 2], predict(here, 1.0).laws().columns(slice(lo, lo + 2)), step)
+                log_way = log_way + measure.log_prob(there[:, lo : lo + 2])
+            ways.append(log_way)
+        log_law = log_law + torch.stack(ways).logsumexp(0)
+    assert torch.allclose(exact.model_law, log_law.exp())
+
+
+def test_what_is_before_the_start_belongs_to_the_first_block() -> None:
+    kernel = Blocks(ANCESTRAL, 2, 7, 4, start=3)
+    assert [kernel.within(step)[0] for step in ts.uniform_steps(4)] == [slice(0, 5)] * 2 + [slice(5, 7)] * 2
+
+
+@pytest.mark.slow
+def test_blocks_behind_a_prompt_keep_their_weights_right() -> None:
+    path = ts.Steering(model_of(Blocks(MaskGIT(4), 1, 4, 4, start=2), 4, C), tilt_of(C), ts.Gradient(clip=2.0))
+    check(path, populations=8192, particles=16)  # so many that its rare sequences are hit often enough for a z-score
+
+
+def test_block_errors() -> None:
+    with pytest.raises(ValueError, match="start must be a site"):
+        Blocks(ANCESTRAL, 1, 3, 3, start=3)
+    with pytest.raises(ValueError, match="behind the first 2 sites"):
+        Blocks(ANCESTRAL, 2, 5, 4, start=2)
+    with pytest.raises(ValueError, match="does not divide"):
+        Blocks(ANCESTRAL, 2, 3, 4)
+    with pytest.raises(ValueError, match="multiple of 3"):
+        Blocks(ANCESTRAL, 1, 3, 4)
+    with pytest.raises(ValueError, match="made for 6 steps"):
+        ts.pretrained(model_of(Blocks(ANCESTRAL, 1, 3, 6), 3))(2)
+    with pytest.raises(ValueError, match="length 4"):
+        ts.pretrained(model_of(Blocks(ANCESTRAL, 2, 4, 4), 4))
+
+
+# ---- ReMDM
+
+
+def test_confidence_remasking_by_hand() -> None:
+    kernel = ConfidenceRemask(REMASKING, carried=False)
+    x, step = torch.tensor([[0, M, 2]]), ts.uniform_steps(4)[1]
+    log_x0 = B.model("mdm").predict(x, step.t).laws().dense()
+    psi = log_x0[0, [0, 2], [0, 2]].exp()
+    sigma = REMASKING.remasking(step) * torch.softmax(-psi, 0)
+    table = kernel(x, log_x0, step).dense().log_p[0].exp()
+    assert torch.allclose(table[[0, 2], M], sigma)
+    assert torch.allclose(table[1], ANCESTRAL(x, log_x0, step).dense().log_p[0, 1].exp())
+    assert torch.allclose(table.sum(-1), torch.ones(3).double())
+
+
+def carried_law(path: ts.Steering) -> Answer:
+    """By enumeration of pairs (x, psi), which together are Markov."""
+    model, twist = path.model, path.twist
+    law: dict[tuple[float, ...], float] = {(M,) * 3 + (math.nan,) * 3: 1.0}
+    for step in model.steps:
+        rows = torch.tensor(list(law), dtype=torch.float64)
+        weight = torch.tensor(list(law.values()), dtype=torch.float64)
+        x, psi = rows[:, :3].long(), rows[:, 3:]
+        prediction = model.predict(x, step.t).laws().dense()
+        p = model.step_with(x, prediction, step, model.kernel.recall(x, prediction, step, psi))
+        row, y = support(p.dense().log_p, 10**6)
+        mass = weight[row] * p.take(row).log_prob(y).exp()
+        after = torch.cat([y.double(), orders.remember(y, M, psi[row], prediction[row])], -1)
+        law = {}
+        for key, m in zip(after.tolist(), mass.tolist(), strict=True):
+            name = tuple(math.nan if math.isnan(v) else v for v in key)
+            law[name] = law.get(name, 0.0) + m
+    clean = torch.zeros(len(B.clean)).double()
+    for key, m in law.items():
+        clean[int(sum(v * 3 ** (2 - i) for i, v in enumerate(key[:3])))] += m
+    clean = clean * (twist.scale(0.0) * B.reward(B.clean)).exp()
+    return Answer(float(clean.sum().log()), clean / clean.sum(), B.clean)
+
+
+@pytest.mark.parametrize("proposal", ["base", "learned"])
+def test_carried_confidence(proposal: str) -> None:
+    kernel = ConfidenceRemask(REMASKING, sharpness=20.0)
+    path = ts.Steering(model_of(kernel, 4), tilt_of(), PROPOSALS[proposal])
+    truth = carried_law(path)
+    outcome = trial(path, truth, populations=4096)
+    assert outcome.unbiased, str(outcome)
+    now = answer(model_of(replace(kernel, carried=False), 4), path.twist)
+    assert (now.target - truth.target).abs().sum() / 2 > 1e-3  # another sampler than that without a memory
+
+
+def test_prompts_are_not_remembered_as_opened() -> None:
+    start = torch.tensor([[1, M, M]])
+    psi = orders.remember(start, M, None, None)
+    prediction = B.model("mdm").predict(start, 1.0).laws().dense()
+    kernel, step = ConfidenceRemask(REMASKING), ts.uniform_steps(4)[1]
+    assert (kernel.recall(start, prediction, step, psi) == -torch.inf).all()
+    psi = orders.remember(torch.tensor([[1, M, 2]]), M, psi, prediction)
+    assert psi[0, 0] == torch.inf
+    assert psi[0, 1].isnan()
+    assert psi[0, 2] == prediction[0, 2, 2].exp()
+    later = B.model("mdm").predict(torch.tensor([[1, 0, 2]]), 0.5).laws()
+    assert orders.remember(torch.tensor([[1, 0, 2]]), M, psi, later)[0, 2] == psi[0, 2]
+
+
+def test_loop_errors() -> None:
+    with pytest.raises(ValueError, match="t_off < t_on"):
+        remdm_loop(M, 0.2, 0.5, 0.5, ts.Cap(0.1))
+    with pytest.raises(ValueError, match="at least one"):
+        orders.fixed(0)

@@ -1,0 +1,144 @@
+"""Particle Gibbs leaves the target unchanged: exact draws stay exact draws."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from toys import Toy, multilinear
+
+import tokensteer as ts
+from tokensteer.core.particles.gibbs import Pinned, pick
+from tokensteer.testing import enumerate_steering
+
+POPULATIONS = 8000
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def exact_paths(steering: ts.Steering, count: int, generator: torch.Generator) -> Tensor:
+    """Independent draws from the target on trajectories, (T + 1, count, L): with the soft value as twist and the
+    optimal proposal every path is one."""
+    twist = steering.twist
+    assert twist is not None
+    exact = enumerate_steering(steering)
+    num_steps, vocab_size = len(steering.steps), steering.model.vocab_size
+    tables = [multilinear(v * twist.kl, vocab_size, exact.states.shape[1]) for v in exact.log_value]
+    value = ts.Value(lambda x, t: tables[num_steps - round(t * num_steps)](x))
+    best = replace(twist, ramp=ts.constant_ramp, estimator=value, potential=ts.difference)
+    perfect = replace(steering, twist=best, proposal=ts.Enumerated())
+    return torch.stack([r.x[:, 0] for r in ts.sweep(perfect, 1, count, when=ts.never, generator=generator)])
+
+
+def largest_z(samples: Tensor, clean: Tensor, p: Tensor) -> float:
+    share = (samples.unsqueeze(1) == clean).all(-1).double().mean(0)
+    return float(((share - p) / (p * (1 - p) / len(samples)).sqrt())[p > 1e-3].abs().max())
+
+
+TWISTS = {"exact": {}, "random": {"estimator": ts.Sampled(), "draws": 2}, "max": {"potential": ts.maximum}}
+
+
+def one_sweep(steering: ts.Steering, kind: type[Pinned], when, count: int, **options) -> tuple[float, float]:
+    """From exact draws: the largest z-score after one conditional sweep, and the share of chains that moved."""
+    generator = seeded(11)
+    paths = exact_paths(steering, count, generator)
+    exact = enumerate_steering(steering)
+    clean = exact.states[exact.clean]
+    assert largest_z(paths[-1], clean, exact.target) < 4.5
+    pinned = kind(steering, paths, **options)
+    records = list(ts.sweep(pinned, 3, count, resample=pinned.resample, when=when, generator=generator))
+    after = pick(records, generator)[-1]
+    return largest_z(after, clean, exact.target), float((after != paths[-1]).any(-1).double().mean())
+
+
+@pytest.mark.parametrize("ancestor_sampling", [False, True])
+@pytest.mark.parametrize(
+    ("sampler", "proposal", "twist", "when"),
+    [
+        ("mdm", ts.FromModel(), "exact", ts.always),
+        ("mdm", ts.Gradient(), "exact", ts.ess_below(0.7)),
+        ("remdm", ts.FromModel(), "exact", ts.ess_below(0.7)),
+        ("remdm", ts.Gradient(), "exact", ts.always),
+        ("lowconf", ts.Gradient(), "exact", ts.always),
+        ("mdm", ts.FromModel(), "random", ts.always),
+        ("mdm", ts.FromModel(), "max", ts.every(2)),
+    ],
+)
+def test_exact_draws_stay_exact_draws(sampler, proposal, twist, when, ancestor_sampling: bool) -> None:
+    if twist == "max" and ancestor_sampling:
+        pytest.skip("a potential with a memory cannot change its past")
+    toy = Toy("B")
+    # A gentler tilt than the toy's, which leaves hardly anything but its best sequence.
+    tilt = replace(toy.tilt(sampler), kl=2.0, **TWISTS[twist])
+    steering = ts.Steering(toy.model(sampler), tilt, proposal)
+    z, moved = one_sweep(steering, Pinned, when, POPULATIONS, ancestor_sampling=ancestor_sampling)
+    assert z < 4.5
+    assert moved > 0.2
+
+
+def test_from_a_poor_start_to_the_target() -> None:
+    """Sweeps with few particles wash out the bias of picking from one small run."""
+    toy = Toy("B")
+    steering = ts.Steering(toy.model("mdm"), ts.Tilt(toy.reward, 1.0, draws=2))
+    target = enumerate_steering(steering).target
+    chain = ts.particle_gibbs(steering, 12, 4, 6000, generator=seeded(2))
+    assert chain.samples.shape == (13, 6000, 3)
+    assert largest_z(chain.samples[0], toy.clean, target) > 6  # one run of four particles is biased
+    assert largest_z(chain.samples[-1], toy.clean, target) < 4.5
+    assert chain.result.rows["denoiser"] + chain.result.saved["denoiser"] == 13 * 4 * 6000 * 4
+
+
+class Comb(Pinned):
+    """The bug that is refused: a systematic comb with the first child simply overwritten."""
+
+    def resample(self, log_w, generator):
+        ancestors, after = ts.systematic(log_w, generator)
+        return torch.cat([torch.zeros_like(ancestors[:, :1]), ancestors[:, 1:]], 1), after
+
+
+def test_a_pinned_comb_would_be_wrong() -> None:
+    toy = Toy("B")
+    steering = ts.Steering(toy.model("mdm"), replace(toy.tilt("mdm"), kl=2.0))
+    assert one_sweep(steering, Comb, ts.always, 60_000)[0] > 4.5
+
+
+CANNOT_BE_PINNED = {
+    "noise": (ts.MaskGIT(2, temperature=1.0), "with a memory"),
+    "blocks of it": (ts.Blocks(ts.MaskGIT(2, temperature=1.0), 1, 2, 2), "with a memory"),
+    "carried": (ts.ConfidenceRemask(ts.Ancestral(2, sigma=ts.Cap(0.3))), "with a memory"),
+    "clock": (ts.TimedFirstHitting(2), "with a memory"),
+    "extended": (ts.MaskGITExtended(ts.MaskGIT(2)), "did not draw: MaskGITExtended only weighs .* Use MaskGIT"),
+    "blocks of that": (ts.Blocks(ts.MaskGITExtended(ts.MaskGIT(2)), 1, 2, 2), "did not draw"),
+}
+
+
+@pytest.mark.parametrize("proposal", [ts.FromModel(), ts.Gradient()])
+@pytest.mark.parametrize("name", CANNOT_BE_PINNED)
+def test_what_cannot_be_pinned_is_refused_before_anything_runs(name: str, proposal: ts.Proposal) -> None:
+    toy, (kernel, says) = Toy("A"), CANNOT_BE_PINNED[name]
+    model = replace(toy.model("mdm"), kernel=kernel, steps=ts.uniform_steps(2))
+    path = ts.Steering(model, toy.tilt("mdm", ramp=ts.linear_ramp), proposal)
+    before = model.meter.rows
+    with pytest.raises(ValueError, match=says):
+        ts.particle_gibbs(path, 1, 100, generator=seeded())
+    assert model.meter.rows - before == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"resample": ts.systematic}, "iid multinomial"),
+        ({"num_particles": 1}, "num_particles must be at least 2, got 1: one of them is pinned"),
+        ({"sweeps": 0}, "sweeps must be at least 1"),
+    ],
+)
+def test_refused_with_the_reason(options: dict, says: str) -> None:
+    toy = Toy("A")
+    with pytest.raises(ValueError, match=says):
+        ts.particle_gibbs(
+            ts.Steering(toy.model("mdm"), toy.tilt("mdm")), **{"sweeps": 1, "num_particles": 4, **options}
+        )

@@ -1,0 +1,683 @@
+"""The task `text`: its tokens, its data, its networks, and what the command line makes of prompts."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import random
+import shutil
+from collections import Counter
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import tokensteer as ts
+from tokensteer import tensorfile as stored
+from tokensteer.app import cli
+from tokensteer.app.commands import fluency
+from tokensteer.app.runs import folder as runs
+from tokensteer.core.categorical.sites import dense_of
+from tokensteer.core.twists.straight_through import can_enter
+from tokensteer.rewards import constrain
+from tokensteer.rewards.text import matching, of_text, renumbered, required
+from tokensteer.tasks.common.proposals import Course
+from tokensteer.tasks.common.task import SHIPPED, Prompt, Setup, Task
+from tokensteer.tasks.common.training import Training
+from tokensteer.tasks.nets import AttentiveConfig, NgramConfig, TransformerConfig, ValueConfig, load, save
+from tokensteer.tasks.nets.store import build
+from tokensteer.tasks.text import data as text_data
+from tokensteer.tasks.text import diversity, prompts
+from tokensteer.tasks.text import recipe as texts
+from tokensteer.tasks.text import reviews as text
+from tokensteer.tasks.text import train as texts_train
+from tokensteer.tasks.text.fluency import Fluency, reader
+from tokensteer.tasks.text.wordpiece import MASK, UNKNOWN, WordPiece, tidy, words
+from tokensteer.train import Plan, ProposalPlan, StepVariance, headed_loss, masked_loss
+
+LETTERS = [chr(c) for c in range(ord("!"), ord("~") + 1) if not chr(c).isupper()]
+GOOD, BAD = ("great", "lovely", "moving", "superb"), ("awful", "boring", "dull", "terrible")
+COMMON = ("the", "film", "was", "and", "it", "a", "of", "story", "plot", "is", "this", "movie", "book", "city")
+PIECES = ["[PAD]", UNKNOWN, "[CLS]", "[SEP]", MASK, *LETTERS, *(f"##{c}" for c in LETTERS if c.isalnum())]
+PIECES += [*GOOD, *BAD, *COMMON, "love", "##ly", "un", "##believ", "##able", "##s", "don"]
+FULL = WordPiece.of(dict.fromkeys(PIECES))
+LENGTH = 24
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# ---- tokens
+
+
+SENTENCES = [
+    "The film was GREAT, and it's a lovely story!",
+    "Unbelievable... don't see it; 2 actors, 3.5 stars (of 10) -- terrible?",
+    "Café naïve\tÉlan\nthe  movie\x85was “quoted” — 100% dull\u200b & moving/boring",
+    "東京 is a city. ☃ Ünbelievably superbly \ufffd done £5",
+    "a" * 120,
+    "",
+]
+
+
+def test_tokens_are_those_of_bert(tmp_path):
+    bert = pytest.importorskip("transformers").BertTokenizer
+    file = tmp_path / "vocab.txt"
+    file.write_text("\n".join(FULL.pieces) + "\n", "utf-8")
+    theirs = bert(str(file))
+    for sentence in SENTENCES:
+        assert FULL.encode(sentence) == theirs(sentence, add_special_tokens=False)["input_ids"], sentence
+
+
+def test_a_text_comes_back_as_people_write_it():
+    for sentence in (
+        "it's a great film, and the actors don't bore.",
+        'this is "superb" (of course)... the plot is dull!',
+        "a well-made movie: 3.5 of 10, unbelievably lovely?",
+    ):
+        assert FULL.decode(FULL.encode(sentence)) == sentence
+    assert tidy("$ 5 and 100 %") == "$5 and 100%"
+
+
+def test_words_that_cannot_be_spelt_are_named():
+    plain = WordPiece.of(piece for piece in FULL.pieces if piece != UNKNOWN)
+    assert plain.spell("☃") is None
+    with pytest.raises(ValueError, match="cannot spell '☃'"):
+        plain.encode("a ☃ man")
+    assert FULL.encode("☃") == [FULL.ids[UNKNOWN]]
+
+
+def test_a_vocabulary_is_kept_with_the_ids_it_came_from(tmp_path):
+    some = WordPiece((MASK, "the", "##s"), (103, 1996, 2015))
+    some.write(tmp_path / "v.txt")
+    assert WordPiece.read(tmp_path / "v.txt") == some
+    assert some.mask_id == 0
+    with pytest.raises(ValueError, match="differ"):
+        WordPiece(("a", "a"), (1, 2))
+    with pytest.raises(FileNotFoundError, match="no vocabulary"):
+        WordPiece.read(tmp_path / "w.txt")
+
+
+# ---- data
+
+
+def review(good: bool, draw: random.Random, sentences: int = 6) -> str:
+    """Sentences that end with one of a hundred names, so that words of other languages are among the rare ones."""
+    feelings = GOOD if good else BAD
+    parts = [
+        f"{draw.choice(('The', 'This'))} {draw.choice(('film', 'story', 'plot', 'movie'))} was {draw.choice(feelings)} "
+        f"and it is {draw.choice(feelings)} {draw.choice('bcdfghklmn')}{draw.choice('bcdfghklmn')}."
+        for _ in range(sentences)
+    ]
+    return "<br /><br />".join([" ".join(parts[:3]), " ".join(parts[3:])])
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> text_data.Reviews:
+    folder = tmp_path_factory.mktemp("data")
+    draw = random.Random(0)
+    rows = [(review(k % 2 == 1, draw, 6 if k % 3 else 1), k % 2) for k in range(1200)]
+    rows[7] = ("quelque chose d'une autre langue que personne ne parle ici, sauf moi.", 1)
+    with (folder / "reviews.csv").open("w", newline="", encoding="utf-8") as lines:
+        writer = csv.writer(lines)
+        writer.writerow(["text", "label"])
+        writer.writerows(rows)
+    (folder / "vocab.txt").write_text("\n".join(FULL.pieces) + "\n", "utf-8")
+    text_data.main(
+        ["--reviews", str(folder / "reviews.csv"), "--vocab", str(folder / "vocab.txt"), "--out", str(folder)]
+    )
+    return text_data.load(folder / text_data.FILE, LENGTH)
+
+
+def test_windows_begin_with_sentences_and_keep_their_label(data):
+    assert data.vocabulary.mask_id not in data.training.ids
+    assert UNKNOWN not in data.vocabulary.ids
+    for name, part in data.parts.items():
+        assert part.ids.shape[1] == LENGTH
+        assert len(part.ids) > 50, name
+        for ids, label in zip(part.ids[:200].tolist(), part.labels[:200].tolist(), strict=True):
+            said = data.vocabulary.decode(ids)
+            assert said.split()[0] in ("the", "this")
+            assert "<" not in said
+            assert any(word in said for word in (GOOD if label else BAD))
+            assert not any(word in said.split() for word in (BAD if label else GOOD))
+    assert not any("langue" in data.vocabulary.decode(ids) for ids in data.training.ids.tolist())
+
+
+def test_reviews_are_dealt_out_in_blocks():
+    parts = text_data.deal(5000, np.random.default_rng(0))
+    assert [round(parts.count(k) / 5000, 2) for k in range(3)] == [0.08, 0.46, 0.46]
+    assert all(len(set(parts[k : k + 50])) == 1 for k in range(0, 5000, 50))
+
+
+def test_sentences_are_found():
+    said = text_data.sentences('Mr. Smith is dull.<br />He said "No." Then J. Doe left! i stayed. &quot;Yes&quot;')
+    assert said == ["Mr. Smith is dull.", 'He said "No."', "Then J. Doe left! i stayed.", '"Yes"']
+
+
+def test_the_vocabulary_is_what_is_used_most():
+    counts = Counter(words("lovely lovely film unbelievable"))
+    some = text_data.restricted(FULL, counts, 5 + len(LETTERS) + 36)
+    assert {"lovely", "film", MASK, "a", "##a"} <= set(some.pieces)
+    assert "terrible" not in some.ids
+    assert [FULL.pieces[k] for k in some.origin] == list(some.pieces)
+    spelt = some.spell("terrible")
+    assert spelt is not None
+    assert len(spelt) == 8
+
+
+def test_data_that_is_not_there_or_wrong_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="text_data --reviews"):
+        text_data.load()
+    assert cli.main(["train", "text", "--out", str(tmp_path / "w")]) == 2
+    assert "set TOKENSTEER_DATA" in capsys.readouterr().err
+    wrong = tmp_path / "wrong.csv"
+    wrong.write_text("text,label\nfine,3\n")
+    (tmp_path / "vocab.txt").write_text("a\n")
+    for reviews, said in ((wrong, "each label must be 0 or 1"), (tmp_path / "none.csv", "there is no file")):
+        with pytest.raises(SystemExit) as stopped:
+            text_data.main(["--reviews", str(reviews), "--vocab", str(tmp_path / "vocab.txt")])
+        assert stopped.value.code == 2
+        assert said in capsys.readouterr().err
+
+
+# ---- networks
+
+
+def test_the_head_at_masked_sites_alone_gives_the_same_loss():
+    torch.manual_seed(0)
+    net = build(TransformerConfig(30, 8, width=16, depth=2, tied=True)).double()
+    torch.nn.init.normal_(net.blocks[0].down.weight)
+    ids = torch.randint(1, 30, (12, 8), generator=seeded())
+    found = []
+    for loss in (masked_loss(0), headed_loss(0)):
+        net.zero_grad()
+        value = loss(net, ids, None, seeded())
+        value.backward()
+        found.append((value.detach(), [p.grad.clone() for p in net.parameters()]))
+    torch.testing.assert_close(found[0], found[1], atol=1e-12, rtol=1e-9)
+
+
+def test_tied_weights_are_stored_once_and_frozen_ones_elsewhere(tmp_path):
+    net = build(TransformerConfig(40, 8, width=16, depth=1, tied=True))
+    whole, part = tmp_path / "whole.safetensors", tmp_path / "part.safetensors"
+    save(net, whole)
+    save(net, part, without=("tokens.weight",))
+    assert whole.stat().st_size - part.stat().st_size > 40 * 16 * 4
+    assert whole.stat().st_size < part.stat().st_size + 1.5 * 40 * 16 * 4
+    x = torch.randint(0, 40, (3, 8), generator=seeded())
+    again = load(part, rest=whole)
+    torch.testing.assert_close(again(x), net(x))
+    assert again.head.weight is again.tokens.weight
+    with pytest.raises(ValueError, match="train it again"):
+        load(part)
+
+
+@pytest.mark.parametrize("config", [AttentiveConfig(30, 8, 2, 8, 12, 1, 2), NgramConfig(30, 2, 8, (1, 3), 6)])
+def test_readers_take_ids_one_hots_and_embeddings(config, tmp_path):
+    net = build(config).double()
+    x = torch.randint(0, 30, (5, 8), generator=seeded())
+    one_hots = torch.nn.functional.one_hot(x, 30).double()
+    torch.testing.assert_close(net(x), net(one_hots))
+    torch.testing.assert_close(net(x), net.of_embeddings(net.embedding[x]))
+    torch.testing.assert_close(net(x).exp().sum(-1), torch.ones(5).double())
+    save(net, tmp_path / "x.safetensors")
+    torch.testing.assert_close(load(tmp_path / "x.safetensors").double()(x), net(x), atol=1e-5, rtol=1e-5)
+
+
+def test_what_makes_texts_harder_keeps_the_rest():
+    ids = torch.arange(1, 641).view(40, 16)
+    seen = texts.augment(0, 0.2, 0.1)(ids, seeded())
+    assert 0.1 < float((seen == 0).float().mean()) < 0.3
+    same = (seen == ids) | (seen == 0)
+    assert 0.03 < float((~same).float().mean()) < 0.15
+    assert ((seen - ids)[~same] % 16 == 0).all()  # from the same site of another row
+
+
+# ---- a tiny task, trained on the reviews above
+
+
+@pytest.fixture(scope="module")
+def recipe(data) -> texts.Recipe:
+    size = len(data.vocabulary.pieces)
+    denoiser = TransformerConfig(size, LENGTH, width=32, depth=2, heads=2, tied=True)
+    plans = tuple(Plan(steps, batch_size=32, rate=5e-3, average=0.97) for steps in (150, 100, 100))
+    value = ValueConfig("transformer", asdict(TransformerConfig(size, LENGTH, width=8, depth=1, heads=1)), 8)
+    plan = ProposalPlan(2, paths=15, updates=1, times=2)
+    course = Course(plan, StepVariance(), value, num_steps=4, twist=plan, frozen=("tokens.weight",))
+    readers = AttentiveConfig(size, LENGTH, 2, 8, 16, 1, 2), NgramConfig(size, 2, 8, (1, 3), 8)
+    return replace(
+        text.RECIPE,
+        data=lambda: data,
+        denoiser=denoiser,
+        reward=readers[0],
+        judge=readers[1],
+        plans=plans,
+        course=course,
+        dropped=0.1,
+    )
+
+
+@pytest.fixture(scope="module")
+def weights(recipe, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("weights")
+    arguments = ["--samples", "8", "--windows", "40", "--num-steps", "8"]
+    texts_train.main(recipe, ["--out", str(out), *arguments])
+    return out
+
+
+TINY = ["--particles", "2", "--populations", "2", "--steps", "4"]
+
+
+def tokensteer(*arguments: object) -> int:
+    return cli.main([str(word) for word in arguments])
+
+
+def lines_of(folder: Path, row: int = 0) -> list[dict]:
+    (file,) = ts.open_run(folder).written(row)
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_training_makes_all_there_is(weights):
+    names = [f"text-{role}.{kind}" for role in texts.ROLES for kind in ("json", "safetensors")]
+    assert sorted(file.name for file in weights.iterdir()) == sorted([*names, "text-quality.json", "text-vocab.txt"])
+    card = json.loads((weights / "text-denoiser.json").read_text())
+    assert {"data", "command", "seed", "seconds", "device", "quality", "windows"} <= card.keys()
+    assert card["command"].startswith("tokensteer train text --out FOLDER")
+    quality = card["quality"]
+    assert quality["nats per token"]["mean"] < quality["nats per token of single tokens"] - 0.3  # it learned something
+    assert len(quality["texts"]) == 8
+    for role in ("reward", "judge"):
+        found = json.loads((weights / f"text-{role}.json").read_text())["quality"]
+        assert found["test accuracy"]["mean"] > 0.9
+
+
+def test_data_of_another_size_is_refused(recipe, tmp_path):
+    larger = replace(recipe, denoiser=replace(recipe.denoiser, vocab_size=999))
+    with pytest.raises(ValueError, match="--size 999"):
+        texts_train.train(larger, Training(tmp_path / "w"))
+
+
+def test_a_run_writes_its_texts(weights, tmp_path, capsys):
+    assert tokensteer("run", "text", *TINY, "--weights", weights, "--out", tmp_path / "run") == 0
+    assert "accuracy" in capsys.readouterr().out
+    run = ts.open_run(tmp_path / "run")
+    row, result = run.rows[0], run.result(0)
+    assert result.samples.shape == (30, 2, LENGTH)  # two for each of fifteen prompts
+    assert row["populations"] == 30
+    assert row["metrics"].keys() >= {"accuracy", "reward", "distinct-1", "distinct-2", "distinct-3", "self-BLEU", "ess"}
+    assert "picture" not in row
+    lines = lines_of(tmp_path / "run")
+    assert len(lines) == 60
+    assert [(line["population"], line["particle"]) for line in lines[:3]] == [(0, 0), (0, 1), (1, 0)]
+    vocabulary = WordPiece.read(weights / "text-vocab.txt")
+    for line, ids in zip(lines, result.samples.flatten(0, 1).tolist(), strict=True):
+        assert line["text"] == vocabulary.decode(ids)
+        assert line["prompt"] == prompts.DEFAULT[line["population"] // 2]
+        assert line["text"].startswith(line["prompt"].lower())
+        assert 0 < line["judge"] < 1
+    for b in range(30):
+        assert sum(line["weight"] for line in lines if line["population"] == b) == pytest.approx(1)
+    assert [line["reward"] for line in lines] == pytest.approx(result.reward.flatten().tolist(), abs=1e-6)
+    assert [line["log_w"] for line in lines] == pytest.approx(result.log_w.flatten().tolist(), abs=1e-6)
+
+
+def test_the_report_shows_texts(weights, tmp_path):
+    out = tmp_path / "run"
+    words = ("compare", "text", "--methods", "pretrained", "smc-grad", *TINY, "--weights", weights, "--out", out)
+    assert tokensteer(*words) == 0
+    assert all(line["reward"] is not None for line in lines_of(out))  # of the unsteered model too
+    assert tokensteer("report", out) == 0
+    page = (out / runs.REPORT).read_text()
+    shown = [
+        line["text"] for row in (0, 1) for line in lines_of(out, row) if line["text"].replace("'", "&#x27;") in page
+    ]
+    assert len(shown) >= 32
+    assert 'class="texts"' in page
+    assert tokensteer(*words, "--force") == 0
+    assert len(list((out / runs.ROWS).glob("*.jsonl"))) == 2
+
+
+def test_failed_prompts_do_not_lose_the_others(weights, tmp_path, capsys):
+    file = tmp_path / "prompts.jsonl"
+    asked = [{"prompt": "The film ___2 and", "id": "a"}, {"prompt": "the " * 40, "id": "long"}, {"prompt": "A ☃"}]
+    file.write_text("\n".join(json.dumps(entry) for entry in [*asked, {"prompt": ""}]) + "\n\n")
+    out = tmp_path / "run"
+    words = ("run", "text", "--method", "smc-base", *TINY, "--prompts", file, "--weights", weights, "--out", out)
+    assert tokensteer(*words) == 0
+    lines = lines_of(out)
+    assert [line["id"] for line in lines] == ["a"] * 4 + ["4"] * 4 + ["long", "3"]
+    assert "takes 40 of 24 sites" in lines[-2]["error"]
+    assert "cannot spell '☃'" in lines[-1]["error"]
+    assert "prompt long failed" in capsys.readouterr().out
+    assert tokensteer("report", out) == 0
+    assert "Prompt long failed" in (out / runs.REPORT).read_text()
+    first, second = ts.open_run(out).result(0).samples[:2].flatten(0, 1), WordPiece.read(weights / "text-vocab.txt")
+    the, film, also = (second.ids[word] for word in ("the", "film", "and"))
+    assert (first[:, 0] == the).all()
+    assert (first[:, 1] == film).all()
+    assert (first[:, 4] == also).all()
+    assert len(set(first[:, 2].tolist())) > 0
+    assert second.mask_id not in first
+
+
+REWARDS = """
+import math
+
+def short(texts):
+    return [math.nan if "book" in text else -len(text) / 100 for text in texts]
+
+calls = 0
+
+def broken_later(texts):
+    global calls
+    calls += 1
+    if calls > 6 and any("city" in text for text in texts):
+        raise ZeroDivisionError("no city")
+    return short(texts)
+
+def never(texts):
+    return [math.nan] * len(texts)
+"""
+
+
+def test_prompts_that_break_a_reward_are_put_aside(weights, tmp_path, capsys):
+    """A reward of one's own that fails for some texts, when it is tried out or on the way: the others are kept."""
+    (tmp_path / "prompts.txt").write_text("the film\nthe book\nthe story\nthe city\n")
+    (tmp_path / "mine.py").write_text(REWARDS)
+
+    def run(name: str) -> int:
+        places = ("--prompts", tmp_path / "prompts.txt", "--weights", weights, "--out", tmp_path / name)
+        reward = ("--reward", f"{tmp_path / 'mine.py'}:{name}", "--method", "smc-base")
+        return tokensteer("run", "text", *reward, *TINY, *places)
+
+    assert run("short") == 0
+    lines = lines_of(tmp_path / "short")
+    asked = ["the film"] * 4 + ["the story"] * 4 + ["the city"] * 4
+    assert [line["prompt"] for line in lines] == [*asked, "the book"]
+    assert "the reward is nan for the text" in lines[-1]["error"]
+    assert "book" in lines[-1]["error"]
+    assert lines[0]["reward"] == pytest.approx(-len(lines[0]["text"]) / 100)
+    assert ts.open_run(tmp_path / "short").rows[0]["failed"][0]["id"] == "2"
+
+    assert run("broken_later") == 0
+    lines = lines_of(tmp_path / "broken_later")
+    assert [line["prompt"] for line in lines] == [*asked[:8], "the book", "the city"]
+    assert lines[-1]["error"].endswith("broken_later raised ZeroDivisionError at mine.py:13: no city")
+    result = ts.open_run(tmp_path / "broken_later").result(0)
+    assert result.ancestors.shape == (5, 4, 2)
+    assert result.ess.shape == (5, 4)
+    assert result.rows["reward"] > 8
+
+    capsys.readouterr()
+    assert run("never") == 2
+    assert "the reward is nan for the text" in capsys.readouterr().err
+    assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "digits", "--prompts", "{file}"), "digits reads no prompts"),
+        (("run", "digits", "--reward", "math:sqrt"), "digits is no task of texts"),
+        (("run", "text", "--weights", "{tmp}/none"), "no weights at"),
+        (("run", "text", "--weights", "{weights}", "--prompts", "{tmp}/none.txt"), "no file of prompts"),
+        (("run", "text", "--weights", "{weights}", "--prompts", "{empty}"), "has no prompts"),
+        (("run", "text", "--weights", "{weights}", "--prompts", "{long}"), "no prompt can be run: the prompt"),
+        (("run", "text", "--weights", "{weights}", "--prompts", "{json}"), "line 1 of"),
+        (("run", "text", "--weights", "{weights}", "--goal", "2"), "the goal must be 1, for praise, or 0"),
+        (
+            ("run", "text", "--weights", "{weights}", "--method", "smc-amot"),
+            "--proposal --goal 1 --weights {weights} --out",
+        ),
+        (("train", "text", "--weights", "{weights}"), "give --proposal too"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(words, said, weights, tmp_path, capsys):
+    (tmp_path / "file.txt").write_text("the film\n")
+    (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "long.txt").write_text("the " * 30)
+    (tmp_path / "json.jsonl").write_text('{"text": "the film"}\n')
+    names = {"file": "file.txt", "empty": "empty.txt", "long": "long.txt", "json": "json.jsonl"}
+    places = {name: tmp_path / file for name, file in names.items()} | {"tmp": tmp_path, "weights": weights}
+    assert tokensteer(*(word.format(**places) for word in words), "--out", tmp_path / "out") == 2
+    err = capsys.readouterr().err
+    assert said.format(**places) in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_prompts_are_read_from_text_and_json(tmp_path):
+    (tmp_path / "a.txt").write_text(" The movie \n\nThe book\n")
+    assert prompts.read(tmp_path / "a.txt") == [Prompt("The movie", "1"), Prompt("The book", "3")]
+    (tmp_path / "a.jsonl").write_text('{"prompt": "The movie", "id": 7}\n{"prompt": "The book"}\n')
+    assert prompts.read(tmp_path / "a.jsonl") == [Prompt("The movie", "7"), Prompt("The book", "2")]
+    (tmp_path / "b.jsonl").write_text("{oops\n")
+    with pytest.raises(ValueError, match=r"line 1 of .* is no JSON"):
+        prompts.read(tmp_path / "b.jsonl")
+
+
+def test_canvases_hold_what_is_said_and_masks_elsewhere():
+    mask, the, film = FULL.mask_id, FULL.ids["the"], FULL.ids["film"]
+    assert texts.canvas("The film", FULL, 4).tolist() == [the, film, mask, mask]
+    assert texts.canvas("___2 film ___1 the", FULL, 6).tolist() == [mask, mask, film, mask, the, mask]
+    assert texts.canvas("___ the", FULL, 6).tolist() == [mask] * 5 + [the]
+    assert texts.canvas("", FULL, 3).tolist() == [mask] * 3
+    for prompt in ("the the the", "___3 the", "the ___3"):
+        with pytest.raises(ValueError, match="of 3 sites"):
+            texts.canvas(prompt, FULL, 3)
+
+
+def test_steering_is_felt_by_the_judge(weights):
+    """More praise than in plain samples, and more blame, by more than four standard errors."""
+    for goal in (0, 1):
+        task = texts.task(text.RECIPE, Setup(8, goal=goal, weights=weights))
+        plain = task.metrics(ts.pretrained(task.model)(1, 300, generator=seeded()))["accuracy"]
+        steered = task.metrics(ts.smc_grad(task.model, task.tilt)(4, 60, generator=seeded()))["accuracy"]
+        assert (steered.mean - plain.mean) / math.hypot(steered.error, plain.error) > 4
+
+
+def test_gradients_enter_behind_the_embeddings(weights):
+    """The fast way of `core.embedded` is taken, and proposes what one-hots do."""
+    task = texts.task(text.RECIPE, Setup(4, weights=weights))
+    assert can_enter(task.model, task.tilt)
+    opinion = task.tilt.reward
+    slow = replace(task.tilt, reward=lambda x: opinion(x))
+    assert not can_enter(task.model, slow)
+    fast, plain = (ts.smc_grad(task.model, tilt)(2, 15, generator=seeded()) for tilt in (task.tilt, slow))
+    assert torch.equal(fast.samples, plain.samples)
+    torch.testing.assert_close(fast.log_w, plain.log_w, atol=1e-3, rtol=1e-3)
+
+
+def test_a_proposal_is_learned_and_used(recipe, weights, tmp_path):
+    out = tmp_path / "taught"
+    card = texts_train.train_proposal(recipe, Training(out), None, weights, {1: 15})
+    assert card["goal"] == 1
+    assert card["command"].startswith("tokensteer train text --proposal")
+    assert {"smc-base N=1", "smc-amot N=1", "prop-amot N=1"} <= card["quality"].keys()
+    assert "weighted samples" in card["quality of"]  # tokensteer compare has prop-amot without its weights
+    assert "tokens.weight" not in stored.read(out / "text-proposal-1.safetensors")[0]
+    learned = load(out / "text-proposal-1.safetensors", rest=out / "text-denoiser.safetensors")
+    denoiser = load(out / "text-denoiser.safetensors")
+    assert torch.equal(learned.tokens.weight, denoiser.tokens.weight)
+    assert not torch.equal(learned.blocks[0].qkv.weight, denoiser.blocks[0].qkv.weight)
+    twisted = texts_train.train_proposal(recipe, Training(tmp_path / "twisted"), None, out, {}, twist=True)
+    assert twisted["what"].startswith("learned twist")
+    words = ("compare", "text", "--methods", "smc-amot", "prop-amot", "smc-learned", "--kl", 1.0, *TINY)
+    assert tokensteer(*words, "--weights", tmp_path / "twisted", "--out", tmp_path / "run") == 0
+    rows = ts.open_run(tmp_path / "run").rows
+    assert [row["method"] for row in rows] == ["smc-amot", "prop-amot", "smc-learned"]
+
+
+def test_methods_can_be_compared_at_equal_rows(weights, tmp_path):
+    words = ("compare", "text", "--methods", "pretrained", "--match-rows", "smc-base", "--steps", "4")
+    sizes = ("--particles", "2", "--populations", "1", "--weights", weights, "--out", tmp_path / "run")
+    assert tokensteer(*words, *sizes) == 0
+    assert ts.open_run(tmp_path / "run").rows[0]["particles"] == 8  # what 2 · (4 + 3 · 4 + 1) rows pay for
+
+
+# ---- measures
+
+
+def test_distinct_ngrams_by_hand():
+    said = ["the film was great", "the film was dull"]
+    assert diversity.distinct(said, 1) == 5 / 8
+    assert diversity.distinct(said, 2) == 4 / 6
+    assert diversity.distinct(said, 3) == 3 / 4
+    assert math.isnan(diversity.distinct(["film"], 2))
+
+
+def test_bleu_by_hand():
+    a, b = ["the", "film", "was", "great", "today"], ["the", "film", "was", "dull", "today"]
+    # 4 of 5 words, 2 of 4 pairs, 1 of 3 triples, none of 2 fours, which counts a tenth
+    assert diversity.bleu(a, [b]) == pytest.approx((4 / 5 * 2 / 4 * 1 / 3 * 0.1 / 2) ** 0.25)
+    assert diversity.bleu(a[:4], [a]) == pytest.approx(math.exp(1 - 5 / 4))
+    assert diversity.bleu(["the", "the", "the"], [["the", "film"]]) == pytest.approx(
+        (1 / 3 * 0.1 / 2 * 0.1 / 1) ** (1 / 3)
+    )
+    assert diversity.self_bleu(["the film was great"] * 3) == pytest.approx(1)
+    assert math.isnan(diversity.self_bleu(["alone"]))
+
+
+def test_perplexity_is_left_out_where_its_model_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
+    assert Fluency.found() is None
+
+
+def language_model():
+    """A tiny random network of SmolLM2's architecture, and its tokenizer."""
+    transformers = pytest.importorskip("transformers")
+    from hubs import tokenizer
+
+    own = tokenizer({"bos": "<s>", "unk": "<unk>", "pad": "<pad>"}, known=[*COMMON, *GOOD, *BAD])
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    torch.manual_seed(0)
+    net = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=len(own), **shape))
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.add_(0.3 * torch.randn_like(weight))
+    return net, own
+
+
+def test_perplexity_by_hand():
+    net, own = language_model()
+    said = ["the film was great", "a dull story"]
+    nats = []
+    for text_ in said:
+        ids = torch.tensor([[own.bos_token_id, *own(text_, add_special_tokens=False).input_ids]])
+        nats.append(net(ids, labels=ids).loss.item())
+    found = Fluency(reader(net, own)).perplexity(said)
+    assert found.mean == pytest.approx(math.exp(sum(nats) / 2), rel=1e-4)
+    assert found.error == pytest.approx(found.mean * abs(nats[0] - nats[1]) / 2, rel=1e-3)
+
+
+def test_perplexity_can_be_added_to_a_run(weights, tmp_path, monkeypatch, capsys):
+    net, own = language_model()
+    out = tmp_path / "run"
+    assert tokensteer("run", "text", "--method", "smc-base", *TINY, "--weights", weights, "--out", out) == 0
+    monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
+    assert fluency.main([str(out)]) == 2
+    assert "set TOKENSTEER_DATA" in capsys.readouterr().err
+    judge = Fluency(reader(net, own))
+    fluency.measure(out, judge)
+    mean, error = ts.open_run(out).rows[0]["metrics"]["perplexity"]
+    each = [judge.perplexity([line["text"]]).mean for line in lines_of(out)]
+    assert min(each) < mean < max(each)
+    assert 0 < error < mean
+    assert tokensteer("report", out) == 0
+
+
+def test_words_that_must_appear(weights):
+    """Constraints on text take the vocabulary of the task as it is."""
+    vocabulary = WordPiece.read(weights / "text-vocab.txt")
+    task = texts.task(text.RECIPE, Setup(12, weights=weights))
+    steering = constrain(task.model, required(["superb"], vocabulary), task.tilt)
+    result = ts.smc(steering, 4, 15, generator=seeded())
+    said = [vocabulary.decode(ids) for ids in result.sample()[:, 0].tolist()]
+    assert all("superb" in text.split() or "superb." in text for text in said), said
+    with pytest.raises(ValueError, match="a pattern that cannot be met"):
+        matching("the  film", vocabulary)  # no token has two spaces
+
+
+def test_a_reward_in_the_vocabulary_that_pieces_came_from(weights):
+    """It says the same of the same words, by ids, one-hots and embeddings, and steers with its gradient."""
+    vocabulary = WordPiece.read(weights / "text-vocab.txt")
+    torch.manual_seed(0)
+    theirs = texts.Opinion(build(NgramConfig(len(FULL), 2, 8, (1, 3), 8)).requires_grad_(False), 1)
+    ours = renumbered(theirs, vocabulary.origin)
+    said = FULL.encode("the film was great and it is superb. this story is a lovely movie, and the plot was moving")[
+        :LENGTH
+    ]
+    same = [vocabulary.ids[FULL.pieces[k]] for k in said]
+    x, y = torch.tensor([said]), torch.tensor([same])
+    one_hots = torch.nn.functional.one_hot(y, len(vocabulary)).float()
+    for answer in (ours(y), ours(one_hots), ours.of_embeddings(ours.embedding[y])):
+        torch.testing.assert_close(answer, theirs(x))
+    task = texts.task(text.RECIPE, Setup(4, weights=weights))
+    tilt = replace(task.tilt, reward=ours)
+    assert can_enter(task.model, tilt)
+    assert ts.smc_grad(task.model, tilt)(2, 15, generator=seeded()).reward.isfinite().all()
+    with pytest.raises(ValueError, match="each token needs an id"):
+        renumbered(theirs, [0, 10**6])
+    with pytest.raises(ValueError, match="own vocabulary"):
+        renumbered(of_text(lambda said: [0.0 for _ in said], lambda x: ["" for _ in x]), vocabulary.origin)
+
+
+def test_some_networks_are_trained_again(recipe, weights, tmp_path):
+    out = tmp_path / "again"
+    with pytest.raises(FileNotFoundError, match="train denoiser too"):
+        texts_train.train(recipe, Training(out), roles=("judge",))
+    shutil.copytree(weights, out, dirs_exist_ok=True)
+    before = {role: (out / f"text-{role}.safetensors").read_bytes() for role in texts.ROLES}
+    texts_train.train(recipe, Training(out, seed=5), texts_train.Trial(4, 20, 4), roles=("judge",))
+    after = {role: (out / f"text-{role}.safetensors").read_bytes() for role in texts.ROLES}
+    assert [role for role in texts.ROLES if before[role] != after[role]] == ["judge"]
+    cards = {role: json.loads((out / f"text-{role}.json").read_text()) for role in texts.ROLES}
+    assert [cards[role]["seed"] for role in texts.ROLES] == [0, 0, 5]
+
+
+# ---- what is shipped
+
+
+@pytest.fixture(scope="module")
+def shipped() -> tuple[Task, WordPiece]:
+    return text.task(Setup(num_steps=32)), WordPiece.read(SHIPPED / "text-vocab.txt")
+
+
+def test_the_shipped_classifiers_know_praise_from_blame(shipped):
+    task, vocabulary = shipped
+    praise = "a wonderful, moving film with superb performances. one of the best i have seen, and i loved it. "
+    blame = "the worst film i have ever seen. boring, badly acted, with an awful script; a waste of time. "
+    x = torch.tensor([(9 * vocabulary.encode(said))[: text_data.LENGTH] for said in (praise, blame)])
+    log_p = task.tilt.reward(x)
+    assert log_p[0] > math.log(0.9)
+    assert log_p[1] < math.log(0.1)
+    assert task.judge(x).tolist() == [1.0, 0.0]
+    for role in ("reward", "judge"):
+        card = json.loads((SHIPPED / f"text-{role}.json").read_text())
+        assert card["quality"]["test accuracy"]["mean"] > 0.7
+
+
+def test_the_shipped_denoiser_knows_how_reviews_go_on(shipped):
+    task, vocabulary = shipped
+    for begun, on in (("this is one of the best films i have ever", "seen"), ("the story is a waste of", "time")):
+        ids = vocabulary.encode(begun)
+        x = torch.full((1, text_data.LENGTH), vocabulary.mask_id)
+        x[0, : len(ids)] = torch.tensor(ids)
+        best = int(dense_of(task.model.denoiser(x, 0.8))[0, len(ids)].argmax())
+        assert vocabulary.pieces[best] == on
+
+
+def test_the_shipped_proposal_praises(shipped):
+    """Without any weights: its texts have a higher log p(praise) than those of the model, by three standard errors."""
+    task, _ = shipped
+    model = replace(task.model, template=task.model.template[8:10])
+    q = ts.prop_amot(model, task.tilt, task.learned().denoiser)
+    plain, taught = (task.tilt.reward(m(1, 24, generator=seeded()).samples[:, 0]) for m in (ts.pretrained(model), q))
+    error = math.hypot(float(plain.std()), float(taught.std())) / 24**0.5
+    assert float(taught.mean() - plain.mean()) / error > 3
