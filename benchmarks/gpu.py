@@ -56,7 +56,7 @@ class Options:
     compiled_step: bool = False
     """Also with all of a step of SMC_base compiled by torch.compile, in pieces: it breaks where random numbers are
     drawn."""
-    recorded: bool = False
+    captured: bool = False
     """Also with the whole run recorded as a CUDA graph, and the forward pass too."""
     fine: bool = False
     """Also on a grid of as many steps as there are sites."""
@@ -186,7 +186,7 @@ def bench(options: Options, console: Console) -> None:
     ) -> None:
         results, held = list[ts.Result](), _reserved(device)
         if record and isinstance(steering, ts.Steering):
-            go = ts.recorded(ts.Method(steering), options.particles, memory=options.memory)
+            go = ts.captured(ts.Method(steering), options.particles, memory=options.memory)
             held = _reserved(device) - held  # what a graph works in stays its own
         else:
             go = partial(ts.smc, steering, options.particles, memory=options.memory)
@@ -215,9 +215,9 @@ def bench(options: Options, console: Console) -> None:
                 steering = path(forms["hidden states"], sharing, options.length)
                 add(f"as fine as its sites, {_rows(sharing)}", steering, eager)
         launched = eager
-        if options.recorded:
+        if options.captured:
             launched = one(_graph_of(lambda: net(x)))[0], eager[1]
-        if options.recorded and options.base:
+        if options.captured and options.base:
             for name, denoiser in forms.items():
                 add(f"SMC_base, {name}", path(denoiser), launched, record=True)
         if options.compiled_step:
@@ -228,7 +228,7 @@ def bench(options: Options, console: Console) -> None:
                 fast, body = torch.compile(net, mode=graphs), torch.compile(net.body, mode=graphs)
                 forward = one(lambda fast=fast: fast(x))
                 graphed = forward
-                if options.recorded and graphs is None:
+                if options.captured and graphs is None:
                     graphed = one(_graph_of(lambda fast=fast: fast(x)))[0], forward[1]
                 compiled = {
                     "logits": ts.from_logits(lambda x, t, fast=fast: fast(x), mask_id),
@@ -236,20 +236,20 @@ def bench(options: Options, console: Console) -> None:
                 }
                 for name, denoiser in compiled.items():
                     add(f"{mode}, {name}", path(denoiser), forward)
-                    if options.recorded and graphs is None:
+                    if options.captured and graphs is None:
                         add(f"{mode}, {name}", path(denoiser), graphed, record=True)
     if options.grad:
         drawn = torch.randint(0, mask_id, (options.draws * options.particles, options.length), device=device)
         took, peak = one(lambda: (_there_and_back(net.body, x), _there_and_back(reward_net, drawn)))
         row("networks of SMC_grad alone, there and back", took, eager, peak - eager[1], 1.0)
-        soft = ts.Tilt(reward_net, 0.1, draws=options.draws, average=ts.mean, differentiable=True)
+        soft = ts.Tilt(reward_net, 0.1, draws=options.draws, average=ts.estimators.mean, differentiable=True)
         for label, proposal in {
             "SMC_grad": ts.Gradient(clip=3.0),
             "SMC_grad, every 2nd step": ts.Gradient(clip=3.0, every=2),
             "SMC_grad, of one draw": ts.Gradient(clip=3.0, draws=1),
         }.items():
             steering = replace(path(forms["hidden states"]), twist=soft, proposal=proposal)
-            for record in (False, True) if options.recorded else (False,):
+            for record in (False, True) if options.captured else (False,):
                 add(f"{label}, {options.memory or 'no budget'}", steering, launched if record else eager, record)
     console.print(table)
 

@@ -173,9 +173,11 @@ def ours(options: Options, way: Way, denoiser: Timed, reward: Timed, populations
     canvas = ts.template(options.length, mask_id)
     model = ts.Diffusion(law, ts.Ancestral(mask_id), ts.uniform_steps(options.num_steps), canvas)
     estimator = ts.Relaxed(hard=True) if way.gumbel else ts.Sampled()
-    tilt = ts.Tilt(reward, options.kl, draws=options.draws, average=ts.mean, estimator=estimator, differentiable=True)
+    tilt = ts.Tilt(
+        reward, options.kl, draws=options.draws, average=ts.estimators.mean, estimator=estimator, differentiable=True
+    )
     proposal = ts.Gradient(every=way.every, draws=way.draws) if way.gradient else ts.FromModel()
-    when = ts.all_of(ts.every(options.interval), ts.ess_below(0.5))
+    when = ts.triggers.all_of(ts.triggers.every(options.interval), ts.triggers.ess_below(0.5))
     method = ts.Method(ts.Steering(model, tilt, proposal), when=when)
     return lambda: method(options.particles, populations, generator=torch.Generator().manual_seed(options.seed))
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tokensteer.api import *  # noqa: F403
-    from tokensteer.api import __all__ as __all__
 
 __version__ = "0.1.0"
 
@@ -15,14 +14,15 @@ __version__ = "0.1.0"
 # All names but the version are loaded when the first of them is asked for, since torch takes seconds to import: the
 # command line would otherwise take as long to say what it can do.
 def __getattr__(name: str) -> Any:
-    if name.startswith("__") and name != "__all__":
+    if name.startswith("__") or name not in _public():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    api = import_module("tokensteer.api")
-    if name not in api.__all__ and name != "__all__":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(api, name)
+    value = globals()[name] = _public()[name]
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *import_module("tokensteer.api").__all__})
+    return sorted({*globals(), *_public()})
+
+
+def _public() -> dict[str, Any]:
+    return {name: value for name, value in vars(import_module("tokensteer.api")).items() if not name.startswith("_")}

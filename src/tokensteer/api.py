@@ -1,259 +1,115 @@
-"""Every public name, gathered in one place. `tokensteer` hands them on, and loads this module when first asked."""
+"""The public names, listed once. `tokensteer` loads this module when the first of them is asked for.
 
-import tokensteer.adapters as adapters
-import tokensteer.testing as testing
-from tokensteer.app.runs.folder import Run, open_run
-from tokensteer.core.categorical.sites import Tokens, tokens_of
-from tokensteer.core.kernels.blocks import Blocks
-from tokensteer.core.kernels.jumps import (
-    FirstHitting,
-    OneSite,
-    TauLeap,
-    TimedFirstHitting,
-    UniformLeap,
-    event_steps,
-    leap,
-)
-from tokensteer.core.kernels.kernel import NO_MASK, Kernel
-from tokensteer.core.kernels.masked import Ancestral, Cap, ConfidenceRemask, Rescale, Window, no_remasking, remdm_loop
-from tokensteer.core.kernels.maskgit import MaskGIT, MaskGITExtended, RankedReveal
-from tokensteer.core.kernels.measure import Listed, Reveal, Table
-from tokensteer.core.kernels.noise import Interpolating, uniform_noise
-from tokensteer.core.kernels.ranked import (
-    LowConfidence,
-    Ranked,
-    Ranking,
-    cosine_count,
-    evenly,
-    fixed,
-    margin,
-    max_probability,
-    negative_entropy,
-)
-from tokensteer.core.kernels.rates import hazard, masked_rate, next_opening, opening_times, uniform_rate
-from tokensteer.core.kernels.schedule import (
-    Cosine,
-    Geometric,
-    Linear,
-    LogLinear,
-    Loop,
-    Polynomial,
-    Schedule,
-    cosine_steps,
-    uniform_steps,
-)
-from tokensteer.core.models.denoiser import Denoiser, carry_over, from_hidden, from_logits
-from tokensteer.core.models.diffusion import Diffusion, Model
-from tokensteer.core.models.product import Product, denoiser_powers, guided, kernel_powers, paper_powers
-from tokensteer.core.models.template import padded, template
-from tokensteer.core.particles.auxiliary import ResampleFirst
-from tokensteer.core.particles.gibbs import Chain, particle_gibbs, pick
-from tokensteer.core.particles.loop import smc, sweep
-from tokensteer.core.particles.path import Evaluation, FeynmanKac, Measure, Record, Step
-from tokensteer.core.particles.resampling import (
-    ess,
-    heaviest,
-    multinomial,
-    nested,
-    one_survivor,
-    partial,
-    residual,
-    ssp,
-    stratified,
-    systematic,
-)
-from tokensteer.core.particles.result import Result
-from tokensteer.core.particles.triggers import all_of, always, any_of, ess_below, every, never, watching
-from tokensteer.core.proposals.amortised import Amortised, OtherHead
-from tokensteer.core.proposals.enumerated import Enumerated
-from tokensteer.core.proposals.gradient import Gradient
-from tokensteer.core.proposals.proposal import FromModel, Guided, Optimal, Proposal
-from tokensteer.core.steering.cuda_graph import Recorded, recorded
-from tokensteer.core.steering.methods import (
-    Method,
-    best_of_n,
-    cfg,
-    fk_steering,
-    greedy_svdd,
-    nested_svdd,
-    pretrained,
-    product,
-    prop_amot,
-    prop_grad,
-    smc_amot,
-    smc_base,
-    smc_grad,
-    svdd,
-)
-from tokensteer.core.steering.planner import Plan, adapted_ramp, plan
-from tokensteer.core.steering.split_gibbs import SplitGibbs
-from tokensteer.core.steering.steering import Steering
-from tokensteer.core.twists.estimators import (
-    Exact,
-    Look,
-    Relaxed,
-    Sampled,
-    SoftInput,
-    Value,
-    log_mean_exp,
-    log_mean_exp_outside,
-    mean,
-)
-from tokensteer.core.twists.learned import LearnedTwist
-from tokensteer.core.twists.potentials import difference, maximum, total
-from tokensteer.core.twists.ramps import Adaptive, clipped_ramp, constant_ramp, end_ramp, exponential_ramp, linear_ramp
-from tokensteer.core.twists.tilt import Tilt
-from tokensteer.testing.jump_paths import JumpPaths, balance_log_weight, jump_paths, reversed_rate, tilt_log_weight
+What most programs need is flat (`ts.smc`, `ts.Tilt`); the rest is by module (`ts.resampling.systematic`, `ts.ramps`).
+"""
 
-__all__ = [
-    "NO_MASK",
-    "Adaptive",
-    "Amortised",
-    "Ancestral",
-    "Blocks",
-    "Cap",
-    "Chain",
-    "ConfidenceRemask",
-    "Cosine",
-    "Denoiser",
-    "Diffusion",
-    "Enumerated",
-    "Evaluation",
-    "Exact",
-    "FeynmanKac",
-    "FirstHitting",
-    "FromModel",
-    "Geometric",
-    "Gradient",
-    "Guided",
-    "Interpolating",
-    "JumpPaths",
-    "Kernel",
-    "LearnedTwist",
-    "Linear",
-    "Listed",
-    "LogLinear",
-    "Look",
-    "Loop",
-    "LowConfidence",
-    "MaskGIT",
-    "MaskGITExtended",
-    "Measure",
-    "Method",
-    "Model",
-    "OneSite",
-    "Optimal",
-    "OtherHead",
-    "Plan",
-    "Polynomial",
-    "Product",
-    "Proposal",
-    "Ranked",
-    "RankedReveal",
-    "Ranking",
-    "Record",
-    "Recorded",
-    "Relaxed",
-    "ResampleFirst",
-    "Rescale",
-    "Result",
-    "Reveal",
-    "Run",
-    "Sampled",
-    "Schedule",
-    "SoftInput",
-    "SplitGibbs",
-    "Steering",
-    "Step",
-    "Table",
-    "TauLeap",
-    "Tilt",
-    "TimedFirstHitting",
-    "Tokens",
-    "UniformLeap",
-    "Value",
-    "Window",
-    "adapted_ramp",
-    "adapters",
-    "all_of",
-    "always",
-    "any_of",
-    "balance_log_weight",
-    "best_of_n",
-    "carry_over",
-    "cfg",
-    "clipped_ramp",
-    "constant_ramp",
-    "cosine_count",
-    "cosine_steps",
-    "denoiser_powers",
-    "difference",
-    "end_ramp",
-    "ess",
-    "ess_below",
-    "evenly",
-    "event_steps",
-    "every",
-    "exponential_ramp",
-    "fixed",
-    "fk_steering",
-    "from_hidden",
-    "from_logits",
-    "greedy_svdd",
-    "guided",
-    "hazard",
-    "heaviest",
-    "jump_paths",
-    "kernel_powers",
-    "leap",
-    "linear_ramp",
-    "log_mean_exp",
-    "log_mean_exp_outside",
-    "margin",
-    "masked_rate",
-    "max_probability",
-    "maximum",
-    "mean",
-    "multinomial",
-    "negative_entropy",
-    "nested",
-    "nested_svdd",
-    "never",
-    "next_opening",
-    "no_remasking",
-    "one_survivor",
-    "open_run",
-    "opening_times",
-    "padded",
-    "paper_powers",
-    "partial",
-    "particle_gibbs",
-    "pick",
-    "plan",
-    "pretrained",
-    "product",
-    "prop_amot",
-    "prop_grad",
-    "recorded",
-    "remdm_loop",
-    "residual",
-    "reversed_rate",
-    "smc",
-    "smc_amot",
-    "smc_base",
-    "smc_grad",
-    "ssp",
-    "stratified",
-    "svdd",
-    "sweep",
-    "systematic",
-    "template",
-    "testing",
-    "tilt_log_weight",
-    "tokens_of",
-    "total",
-    "uniform_noise",
-    "uniform_rate",
-    "uniform_steps",
-    "watching",
-]
+from tokensteer import adapters as adapters
+from tokensteer import rewards as rewards
+from tokensteer import testing as testing
+from tokensteer import train as train
+from tokensteer.app.runs.folder import Run as Run
+from tokensteer.app.runs.folder import open_run as open_run
+from tokensteer.core.categorical import sites as sites
+from tokensteer.core.kernels import jumps as jumps
+from tokensteer.core.kernels import maskgit as maskgit
+from tokensteer.core.kernels import measure as measure
+from tokensteer.core.kernels import ranked as ranked
+from tokensteer.core.kernels import rates as rates
+from tokensteer.core.kernels.blocks import Blocks as Blocks
+from tokensteer.core.kernels.jumps import FirstHitting as FirstHitting
+from tokensteer.core.kernels.jumps import TauLeap as TauLeap
+from tokensteer.core.kernels.jumps import TimedFirstHitting as TimedFirstHitting
+from tokensteer.core.kernels.jumps import UniformLeap as UniformLeap
+from tokensteer.core.kernels.jumps import event_steps as event_steps
+from tokensteer.core.kernels.kernel import NO_MASK as NO_MASK
+from tokensteer.core.kernels.kernel import Kernel as Kernel
+from tokensteer.core.kernels.masked import Ancestral as Ancestral
+from tokensteer.core.kernels.masked import Cap as Cap
+from tokensteer.core.kernels.masked import ConfidenceRemask as ConfidenceRemask
+from tokensteer.core.kernels.masked import Rescale as Rescale
+from tokensteer.core.kernels.masked import Window as Window
+from tokensteer.core.kernels.masked import no_remasking as no_remasking
+from tokensteer.core.kernels.masked import remdm_loop as remdm_loop
+from tokensteer.core.kernels.maskgit import MaskGIT as MaskGIT
+from tokensteer.core.kernels.maskgit import MaskGITExtended as MaskGITExtended
+from tokensteer.core.kernels.noise import Interpolating as Interpolating
+from tokensteer.core.kernels.noise import uniform_noise as uniform_noise
+from tokensteer.core.kernels.ranked import LowConfidence as LowConfidence
+from tokensteer.core.kernels.ranked import Ranked as Ranked
+from tokensteer.core.kernels.schedule import Cosine as Cosine
+from tokensteer.core.kernels.schedule import Geometric as Geometric
+from tokensteer.core.kernels.schedule import Linear as Linear
+from tokensteer.core.kernels.schedule import LogLinear as LogLinear
+from tokensteer.core.kernels.schedule import LoopSchedule as LoopSchedule
+from tokensteer.core.kernels.schedule import Polynomial as Polynomial
+from tokensteer.core.kernels.schedule import Schedule as Schedule
+from tokensteer.core.kernels.schedule import cosine_steps as cosine_steps
+from tokensteer.core.kernels.schedule import uniform_steps as uniform_steps
+from tokensteer.core.models.denoiser import Denoiser as Denoiser
+from tokensteer.core.models.denoiser import carry_over as carry_over
+from tokensteer.core.models.denoiser import from_hidden as from_hidden
+from tokensteer.core.models.denoiser import from_logits as from_logits
+from tokensteer.core.models.diffusion import Diffusion as Diffusion
+from tokensteer.core.models.diffusion import Model as Model
+from tokensteer.core.models.product import Product as Product
+from tokensteer.core.models.product import denoiser_powers as denoiser_powers
+from tokensteer.core.models.product import guided as guided
+from tokensteer.core.models.product import kernel_powers as kernel_powers
+from tokensteer.core.models.product import paper_powers as paper_powers
+from tokensteer.core.models.template import padded as padded
+from tokensteer.core.models.template import template as template
+from tokensteer.core.particles import gibbs as gibbs
+from tokensteer.core.particles import resampling as resampling
+from tokensteer.core.particles import triggers as triggers
+from tokensteer.core.particles.auxiliary import Auxiliary as Auxiliary
+from tokensteer.core.particles.gibbs import Chain as Chain
+from tokensteer.core.particles.gibbs import particle_gibbs as particle_gibbs
+from tokensteer.core.particles.loop import smc as smc
+from tokensteer.core.particles.loop import sweep as sweep
+from tokensteer.core.particles.path import Evaluation as Evaluation
+from tokensteer.core.particles.path import FeynmanKac as FeynmanKac
+from tokensteer.core.particles.path import Measure as Measure
+from tokensteer.core.particles.path import Record as Record
+from tokensteer.core.particles.path import Step as Step
+from tokensteer.core.particles.result import Result as Result
+from tokensteer.core.proposals.amortised import Amortised as Amortised
+from tokensteer.core.proposals.amortised import OtherHead as OtherHead
+from tokensteer.core.proposals.enumerated import Enumerated as Enumerated
+from tokensteer.core.proposals.gradient import Gradient as Gradient
+from tokensteer.core.proposals.proposal import FromModel as FromModel
+from tokensteer.core.proposals.proposal import Guided as Guided
+from tokensteer.core.proposals.proposal import Optimal as Optimal
+from tokensteer.core.proposals.proposal import Proposal as Proposal
+from tokensteer.core.steering.cuda_graph import CapturedRun as CapturedRun
+from tokensteer.core.steering.cuda_graph import captured as captured
+from tokensteer.core.steering.methods import Method as Method
+from tokensteer.core.steering.methods import best_of_n as best_of_n
+from tokensteer.core.steering.methods import cfg as cfg
+from tokensteer.core.steering.methods import fk_steering as fk_steering
+from tokensteer.core.steering.methods import greedy_svdd as greedy_svdd
+from tokensteer.core.steering.methods import nested_svdd as nested_svdd
+from tokensteer.core.steering.methods import pretrained as pretrained
+from tokensteer.core.steering.methods import product as product
+from tokensteer.core.steering.methods import prop_amot as prop_amot
+from tokensteer.core.steering.methods import prop_grad as prop_grad
+from tokensteer.core.steering.methods import smc_amot as smc_amot
+from tokensteer.core.steering.methods import smc_base as smc_base
+from tokensteer.core.steering.methods import smc_grad as smc_grad
+from tokensteer.core.steering.methods import svdd as svdd
+from tokensteer.core.steering.planner import Plan as Plan
+from tokensteer.core.steering.planner import adapted_ramp as adapted_ramp
+from tokensteer.core.steering.planner import plan as plan
+from tokensteer.core.steering.split_gibbs import SplitGibbs as SplitGibbs
+from tokensteer.core.steering.steering import Steering as Steering
+from tokensteer.core.twists import estimators as estimators
+from tokensteer.core.twists import potentials as potentials
+from tokensteer.core.twists import ramps as ramps
+from tokensteer.core.twists.estimators import Exact as Exact
+from tokensteer.core.twists.estimators import NoisyState as NoisyState
+from tokensteer.core.twists.estimators import Relaxed as Relaxed
+from tokensteer.core.twists.estimators import Sampled as Sampled
+from tokensteer.core.twists.estimators import SoftInput as SoftInput
+from tokensteer.core.twists.estimators import Value as Value
+from tokensteer.core.twists.learned import LearnedTwist as LearnedTwist
+from tokensteer.core.twists.ramps import Adaptive as Adaptive
+from tokensteer.core.twists.tilt import Tilt as Tilt

@@ -205,7 +205,7 @@ def test_choices_reach_the_steering(tmp_path: Path):
     words += ["every:2", "--noise", "shared", "--seed", "6"]
     assert tokensteer("run", "digits", *TINY, *words, "--memory", "1GiB", "--out", tmp_path / "x") == 0
     row = ts.open_run(tmp_path / "x").rows[0]
-    (ready,) = play.prepare([jobs.Job(**{**row["job"], "extra": ()})], play.Place())
+    (ready,) = play.prepare([jobs.Job(**{**row["job"], "extra": ()})], play.Environment())
     tilt, model = ready.method.steering.twist, ready.task.model
     assert tilt is not None
     assert (tilt.kl, tilt.draws, tilt.estimator) == (0.5, 3, ts.Sampled(seed=6))
@@ -243,8 +243,8 @@ def test_triggers_have_names():
     step = ts.uniform_steps(4)[2]
     fires = {name: methods.trigger(name)(log_w, step).tolist() for name in ("ess:0.5", "every:2", "every:3", "always")}
     assert fires == {"ess:0.5": [False, True], "every:2": [True, True], "every:3": [False, False], "always": [True] * 2}
-    assert methods.trigger("watching") is ts.watching
-    assert methods.trigger("never") is ts.never
+    assert methods.trigger("observe") is ts.triggers.observe
+    assert methods.trigger("never") is ts.triggers.never
 
 
 def test_the_best_and_a_draw_are_populations_of_one():
@@ -348,13 +348,13 @@ def test_populations_that_died_are_left_out_of_what_is_measured():
 
 
 def test_what_was_finished_is_kept_when_it_is_stopped(tmp_path: Path, monkeypatch, capsys):
-    perform, done = play.perform, []
+    run_one, done = play.run_one, []
 
     def stopped(*given):
         if len(done) == 2:
             raise KeyboardInterrupt
         done.append(1)
-        return perform(*given)
+        return run_one(*given)
 
     monkeypatch.setattr(play, "perform", stopped)
     words = ["--methods", "pretrained", "best-of-n", "smc-base", *TINY]

@@ -259,13 +259,13 @@ def test_rows_name_no_files_outside_of_their_folder(place: str, tmp_path: Path):
 
 
 def test_the_report_of_an_unfinished_run_names_what_is_missing_and_no_winner(tmp_path, monkeypatch, capsys):
-    perform, done = play.perform, []
+    run_one, done = play.run_one, []
 
     def stopped(*given):
         if len(done) == 2:
             raise KeyboardInterrupt
         done.append(1)
-        return perform(*given)
+        return run_one(*given)
 
     words = ["compare", "digits", "--methods", "pretrained", "smc-base", "best-of-n", "svdd", *TINY]
     assert tokensteer(*words, "--out", tmp_path / "all") == 0

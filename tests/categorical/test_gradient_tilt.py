@@ -11,10 +11,10 @@ from test_fast import KERNELS, Entered, Logit, Valued
 from torch import Tensor, nn
 
 import tokensteer as ts
-from tokensteer.core.categorical.forms import Headed, Logits, Logs
+from tokensteer.core.categorical.forms import HiddenLogits, Logits, LogProbs
 from tokensteer.core.categorical.fused import softmax_slope
-from tokensteer.core.categorical.gradient_tilt import Bends, Bent, Slopes, bends, bent
-from tokensteer.core.categorical.sites import Tokens
+from tokensteer.core.categorical.gradient_tilt import GradientTilt, GradientTilted, LowRankGradient, bent, gradient_tilt
+from tokensteer.core.categorical.sites import SiteDistributions
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 BOTH = pytest.mark.parametrize("device", DEVICES)
@@ -30,15 +30,17 @@ def normal(*shape: int, seed: int, scale: float = 1.0) -> Tensor:
     return scale * torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
 
 
-def slopes(K: int, V: int, D: int, E: int, dtype: torch.dtype, device: str) -> Slopes:
+def slopes(K: int, V: int, D: int, E: int, dtype: torch.dtype, device: str) -> LowRankGradient:
     tables = (normal(K, D, seed=1), normal(V, D, seed=2, scale=D**-0.5))
     more = (normal(K, E, seed=3), normal(V, E, seed=4, scale=E**-0.5))
     exact = torch.promote_types(dtype, torch.float32)
     drawn, rewarded, entered, embedded = (table.to(device, dtype) for table in (*tables, *more))
-    return Slopes(drawn, rewarded, entered, embedded, normal(K, seed=5).to(device, exact), MASK)
+    return LowRankGradient(drawn, rewarded, entered, embedded, normal(K, seed=5).to(device, exact), MASK)
 
 
-def example(form: str, V: int, H: int, dtype: torch.dtype, device: str, clip: float = 1.5, K: int = 5) -> Bent:
+def example(
+    form: str, V: int, H: int, dtype: torch.dtype, device: str, clip: float = 1.5, K: int = 5
+) -> GradientTilted:
     g, exact = slopes(K, V, H, 24, dtype, device), torch.promote_types(dtype, torch.float32)
     if form == "logits":
         values = normal(K, V, seed=6, scale=2.0).to(device, dtype)
@@ -49,27 +51,29 @@ def example(form: str, V: int, H: int, dtype: torch.dtype, device: str, clip: fl
         head.weight.copy_(normal(V, H, seed=7, scale=2 / H**0.5))
         head.bias.copy_(normal(V, seed=8))
         head.bias[5::7] = -math.inf
-        law = Headed(normal(K, H, seed=9).to(device, dtype), head, MASK)
+        law = HiddenLogits(normal(K, H, seed=9).to(device, dtype), head, MASK)
     site, own = torch.tensor([0, 2, 4, 1, 3, 2, 0]), torch.tensor([4, 3, 2, 1, 0, 0, 1])
     scale, here = normal(7, seed=10).abs().to(device, exact), normal(7, seed=11).to(device, exact)
-    return bent(law, own.to(device), Bends(g, site.to(device), scale, here, clip), torch.arange(7, device=device))
+    return bent(
+        law, own.to(device), GradientTilt(g, site.to(device), scale, here, clip), torch.arange(7, device=device)
+    )
 
 
-def spelt(law: Bent) -> Tensor:
+def spelt(law: GradientTilted) -> Tensor:
     """log mu + h in double, (7, V), all by hand."""
-    g = law.bends.slopes
-    assert isinstance(g, Slopes)
+    g = law.gradient_tilt.slopes
+    assert isinstance(g, LowRankGradient)
     drawn, rewarded, entered, embedded = (t.double() for t in (g.drawn, g.rewarded, g.entered, g.embedded))
     worth = drawn @ rewarded.T
     worth[:, MASK] = g.expected.double()
-    slope = (worth + entered @ embedded.T)[law.bends.site]
-    h = law.bends.scale.double().unsqueeze(-1) * (slope - law.bends.here.double().unsqueeze(-1))
+    slope = (worth + entered @ embedded.T)[law.gradient_tilt.site]
+    h = law.gradient_tilt.scale.double().unsqueeze(-1) * (slope - law.gradient_tilt.here.double().unsqueeze(-1))
     if isinstance(law.law, Logits):
         logits = law.law.values.double()
     else:
         logits = law.law.states.double() @ law.law.head.weight.double().T + law.law.head.bias.double()
     logits[:, MASK] = -math.inf
-    return (logits.log_softmax(-1)[law.site] + h.clamp(-law.bends.clip, law.bends.clip)).cpu()
+    return (logits.log_softmax(-1)[law.site] + h.clamp(-law.gradient_tilt.clip, law.gradient_tilt.clip)).cpu()
 
 
 @BOTH
@@ -120,13 +124,13 @@ def test_many_bent_laws(device: str) -> None:
 @BOTH
 def test_a_slope_of_nan_is_not_clipped_away(device: str) -> None:
     law = example("hidden", 300, 64, torch.bfloat16, device)
-    g = law.bends.slopes
-    assert isinstance(g, Slopes)
+    g = law.gradient_tilt.slopes
+    assert isinstance(g, LowRankGradient)
     g.drawn[4] = math.nan
-    law = bent(law.law, law.site, law.bends, law.line)
+    law = bent(law.law, law.site, law.gradient_tilt, law.line)
     u = torch.full((7, 1), 0.5, dtype=torch.float64, device=device)
     log_p = law.draw(torch.arange(7, device=device), u)[1]
-    assert log_p.isnan().squeeze(-1).tolist() == (law.bends.site == 4).tolist()
+    assert log_p.isnan().squeeze(-1).tolist() == (law.gradient_tilt.site == 4).tolist()
 
 
 @BOTH
@@ -158,7 +162,9 @@ def test_slopes_are_kept_like_any_store() -> None:
     where = torch.tensor([[True, False, True], [True, True, False]])
     scale, x = torch.rand(2, 3, dtype=torch.float64, generator=seeded(0)), torch.tensor([[MASK, 3, 4], [5, MASK, 9]])
     index = torch.arange(6).view(2, 3)
-    lean, full = (bends(Tokens(store, index), where, scale, x, 0.5) for store in (g, Logs(dense)))
+    lean, full = (
+        gradient_tilt(SiteDistributions(store, index), where, scale, x, 0.5) for store in (g, LogProbs(dense))
+    )
     assert not lean.entry(x, where).any()
     assert torch.allclose(lean.at(where), full.at(where))
     assert torch.allclose(lean.entry(index, where), full.entry(index, where))
@@ -187,7 +193,7 @@ def test_following_a_gradient_in_low_precision_is_unbiased(
     truth = answer(model, tilt)
     truth = Answer(truth.log_z, truth.target.cpu(), truth.clean.cpu())
     generator = torch.Generator(device).manual_seed(0)
-    result = ts.smc(steering, 8, 4096, resample=ts.multinomial, when=ts.always, generator=generator)
+    result = ts.smc(steering, 8, 4096, resample=ts.resampling.multinomial, when=ts.triggers.always, generator=generator)
     outcome = judge(result.samples.cpu(), result.log_w.cpu(), truth)
     assert outcome.unbiased, str(outcome)
 
@@ -215,7 +221,7 @@ def test_the_ratio_of_a_draw_needs_no_look_at_the_model(
         y, log_q = q.draw(generator)
         both = steering.log_ratio(y, x, evaluation, step, q)
         with monkeypatch.context() as patch:
-            for store in (Logits, Headed):
+            for store in (Logits, HiddenLogits):
                 patch.setattr(store, "entries", lambda *asked: pytest.fail("the model's law was read"))
             alone = steering.log_ratio(y, x, evaluation, step, q, log_q)
         assert torch.allclose(alone, both, atol=1e-5)

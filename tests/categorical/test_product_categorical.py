@@ -12,9 +12,9 @@ from test_fast import KERNELS, Entered, Logit, seeded
 from torch import Tensor, nn
 
 import tokensteer as ts
-from tokensteer.core.categorical.forms import Headed, Law, Logits, Logs
-from tokensteer.core.categorical.product import Normal, Powers, normal
-from tokensteer.core.categorical.sites import Tokens
+from tokensteer.core.categorical.forms import Categorical, HiddenLogits, Logits, LogProbs
+from tokensteer.core.categorical.product import Normalised, Powers, normal
+from tokensteer.core.categorical.sites import SiteDistributions
 from tokensteer.core.kernels.measure import Reveal
 
 V, MASK, LAWS = 7, 2, 6
@@ -29,35 +29,35 @@ def some_impossible(logits: Tensor, seed: int) -> Tensor:
     return logits.masked_fill(torch.rand(logits.shape, generator=seeded(100 + seed)) < 0.15, NEVER)
 
 
-def logs(seed: int) -> Logs:
+def logs(seed: int) -> LogProbs:
     """Unnormalised, the mask forbidden, and in the last law every token."""
     values = some_impossible(noise(LAWS, V, seed=seed), seed)
     values[:, MASK] = values[-1] = NEVER
-    return Logs(values)
+    return LogProbs(values)
 
 
 def logits(seed: int) -> Logits:
     return Logits(some_impossible(2 * noise(LAWS, V, seed=seed), seed), MASK)
 
 
-def headed(seed: int) -> Headed:
+def headed(seed: int) -> HiddenLogits:
     head = nn.Linear(4, V, dtype=torch.float64).requires_grad_(False)
     head.weight.copy_(noise(V, 4, seed=seed))
     head.bias.copy_(noise(V, seed=seed + 1))
-    return Headed(noise(LAWS, 4, seed=seed + 2), head, MASK)
+    return HiddenLogits(noise(LAWS, 4, seed=seed + 2), head, MASK)
 
 
-STORES: dict[str, Callable[[int], Law]] = {"logs": logs, "logits": logits, "headed": headed}
+STORES: dict[str, Callable[[int], Categorical]] = {"logs": logs, "logits": logits, "headed": headed}
 KINDS = [("logs",), ("headed",), ("logs", "logs"), ("logits", "headed"), ("headed", "logs"), ("logits", "logits")]
 KINDS += [("logs", "logits", "headed"), ("logits", "logits", "logs")]
 POWERS = [(1.0, 1.0, 1.0), (1.5, -0.5, 0.3), (0.7, 0.0, -0.4), (1.2, -0.6, -0.8), (2.0, 0.5, 0.0)]
 
 
-def laws_of(kinds: tuple[str, ...]) -> tuple[Law, ...]:
+def laws_of(kinds: tuple[str, ...]) -> tuple[Categorical, ...]:
     return tuple(STORES[kind](10 * k) for k, kind in enumerate(kinds))
 
 
-def stacked(laws: tuple[Law, ...], powers: tuple[float, ...]) -> Tensor:
+def stacked(laws: tuple[Categorical, ...], powers: tuple[float, ...]) -> Tensor:
     """All of it at once, as a textbook would, (LAWS, V)."""
     tables = torch.stack([law.rows(torch.arange(LAWS)) for law in laws])
     a = torch.tensor(powers, dtype=tables.dtype).view(-1, 1, 1)
@@ -84,7 +84,7 @@ def test_products_are_what_is_spelt_out(kinds: tuple[str, ...], powers: tuple[fl
     product, table = Powers(laws, powers), stacked(laws, powers)
     index = torch.tensor([[0, 5, -1], [3, 3, 1], [2, -1, 4]])
     where = (index >= 0) & torch.tensor([True, True, False]).unsqueeze(-1)
-    tokens = Tokens(product, index)
+    tokens = SiteDistributions(product, index)
     close(product.rows(torch.arange(LAWS)), table)
     close(tokens.dense()[index >= 0], table[index[index >= 0]])
     y = torch.tensor([[0, 1, 0], [MASK, 4, 5], [6, 0, 3]])
@@ -93,7 +93,7 @@ def test_products_are_what_is_spelt_out(kinds: tuple[str, ...], powers: tuple[fl
     assert not tokens.normalised
     # A token that only a model of negative power rules out has infinite mass, which is no law and is for p to say.
     finite = ~(table == math.inf).any(-1)
-    one, expected = Tokens(Normal(product, MASK), index), normalised(table)
+    one, expected = SiteDistributions(Normalised(product, MASK), index), normalised(table)
     assert one.normalised
     close(one.store.rows(finite.nonzero().squeeze(-1)), expected[finite])
     close(one.store.rows(torch.arange(LAWS)).logsumexp(-1)[finite], torch.zeros(int(finite.sum()), dtype=table.dtype))
@@ -106,12 +106,14 @@ def test_an_infinite_mass_is_never_hidden() -> None:
     """Only a law of negative power rules token 0 out: what is drawn from it, and what is said of it, is no number."""
     values = torch.zeros(1, V, dtype=torch.float64)
     zero, mask = torch.tensor([0]), torch.tensor([MASK])
-    product = Powers((Logs(values.index_fill(1, mask, NEVER)), Logs(values.index_fill(1, zero, NEVER))), (1.5, -0.5))
+    product = Powers(
+        (LogProbs(values.index_fill(1, mask, NEVER)), LogProbs(values.index_fill(1, zero, NEVER))), (1.5, -0.5)
+    )
     assert product.entries(zero, zero).tolist() == [math.inf]
     assert product.entries(zero, mask).tolist() == [NEVER]
     u = torch.full((1, 1), 0.5, dtype=torch.float64)
     assert product.draw(zero, u)[1].isnan().all()
-    assert Normal(product, MASK).draw(zero, u)[1].isnan().all()
+    assert Normalised(product, MASK).draw(zero, u)[1].isnan().all()
 
 
 @pytest.mark.parametrize("kinds", [("logs",), ("logits", "headed"), ("headed", "logs", "logits")], ids="-".join)
@@ -120,7 +122,7 @@ def test_draws_follow_the_law(kinds: tuple[str, ...], wrapped: bool) -> None:
     """Chi-square of many draws from each law; what is said of a draw is what the law says when it is read."""
     laws, powers, draws = laws_of(kinds), (1.3, 0.4, 0.2)[: len(kinds)], 20_000
     table = stacked(laws, powers)
-    law = Normal(Powers(laws, powers), MASK) if wrapped else Powers(laws, powers)
+    law = Normalised(Powers(laws, powers), MASK) if wrapped else Powers(laws, powers)
     whole = torch.arange(LAWS) if wrapped else (table.logsumexp(-1) > NEVER).nonzero().squeeze(-1)
     u = 1.0 - torch.rand(len(whole) + 1, draws, generator=seeded(5), dtype=torch.float64)
     drawn, log_p = law.draw(torch.cat([torch.tensor([-1]), whole]), u)
@@ -139,18 +141,18 @@ def test_draws_follow_the_law(kinds: tuple[str, ...], wrapped: bool) -> None:
 
 def test_few_are_spelt_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     spelt: list[int] = []
-    rows = Headed.rows
+    rows = HiddenLogits.rows
 
-    def watched(self: Headed, index: Tensor) -> Tensor:
+    def watched(self: HiddenLogits, index: Tensor) -> Tensor:
         spelt.append(len(index))
         return rows(self, index)
 
-    law = Normal(Powers((headed(1), headed(2)), (1.5, -0.5)), MASK)
+    law = Normalised(Powers((headed(1), headed(2)), (1.5, -0.5)), MASK)
     index, u = torch.tensor([0, 1, -1, 2, 3, 4, 5, 0, 1]), torch.rand(9, 2, generator=seeded(), dtype=torch.float64)
     token = torch.tensor([0, 1, 3, 4, 5, 6, 0, 1, 3])
     at_once = (*law.draw(index, u), law.entries(index, token)[index >= 0])
     monkeypatch.setattr("tokensteer.core.categorical.forms.WORKING", 16 * V * 3)
-    monkeypatch.setattr(Headed, "rows", watched)
+    monkeypatch.setattr(HiddenLogits, "rows", watched)
     in_parts = (*law.draw(index, u), law.entries(index, token)[index >= 0])
     assert max(spelt) <= 3
     for ours, theirs in zip(in_parts, at_once, strict=True):
@@ -199,18 +201,18 @@ def test_guidance_with_one_head_is_unbiased(kernel: str, proposal: ts.Proposal) 
 
 def test_a_product_with_one_head_is_that_head_on_the_states_added_up() -> None:
     first, second = headed(1), headed(2)
-    second = Headed(second.states, first.head, MASK)
+    second = HiddenLogits(second.states, first.head, MASK)
     product, index = Powers((first, second), (1.5, -0.5)), torch.arange(LAWS).view(2, 3)
     everywhere = torch.ones_like(index, dtype=torch.bool)
-    ours, theirs = normal(Tokens(product, index), MASK), Tokens(Normal(product, MASK), index)
-    assert isinstance(ours.store, Headed)
+    ours, theirs = normal(SiteDistributions(product, index), MASK), SiteDistributions(Normalised(product, MASK), index)
+    assert isinstance(ours.store, HiddenLogits)
     close(ours.at(everywhere), theirs.at(everywhere))
     for other in (  # powers that do not add up to one, another head, another form
         Powers((first, second), (1.5, 0.5)),
         Powers((first, headed(2)), (1.5, -0.5)),
         Powers((first, logits(2)), (1.5, -0.5)),
     ):
-        assert isinstance(normal(Tokens(other, index), MASK).store, Normal)
+        assert isinstance(normal(SiteDistributions(other, index), MASK).store, Normalised)
 
 
 @pytest.mark.parametrize("form", ["logits", "hidden", "one head"])
@@ -231,10 +233,10 @@ def test_a_guided_step_reads_the_sites_that_open(form: str, kernel: str, monkeyp
     model = ts.guided(*pair(form, kernel, num_steps=8), 1.5)
     steering = ts.Steering(model, None, ts.Guided())
     read: list[int] = []
-    for store in (Logits, Headed, Logs):
+    for store in (Logits, HiddenLogits, LogProbs):
         rows = store.rows
 
-        def watched(self: Law, index: Tensor, rows: Callable[[Law, Tensor], Tensor] = rows) -> Tensor:
+        def watched(self: Categorical, index: Tensor, rows: Callable[[Categorical, Tensor], Tensor] = rows) -> Tensor:
             read.append(len(index))
             return rows(self, index)
 
@@ -259,8 +261,8 @@ def test_normalising_asks_the_vocabulary_for_nothing_until_it_must(monkeypatch: 
     p = model.transition(x, model.predict(x, 1.0), model.steps[0], None)
     assert isinstance(p, Reveal)
     read: list[int] = []
-    rows = Headed.rows
-    monkeypatch.setattr(Headed, "rows", lambda self, index: (read.append(len(index)), rows(self, index))[1])
+    rows = HiddenLogits.rows
+    monkeypatch.setattr(HiddenLogits, "rows", lambda self, index: (read.append(len(index)), rows(self, index))[1])
     q = p.normalise_tokens()
     assert q.normalise_tokens() is q
     assert not read

@@ -144,7 +144,7 @@ def make_kernel(dice: Dice, kind: str, mask_id: int, length: int, canvas: Tensor
     number = dice.pick("steps", *[1] * 4, *[2] * 8, 3, 3, 4, 5, 8)
     schedule = dice.pick("schedule", ts.Linear(), ts.Linear(), ts.Cosine(), ts.LogLinear(), ts.Polynomial(2.0))
     sigma = dice.pick("sigma", ts.Cap(0.3), ts.Rescale(0.5), ts.Rescale(1.0), ts.Window(ts.Cap(0.5), 0.8, 0.2))
-    count = dice.pick("count", ts.evenly, ts.fixed(1), ts.fixed(2), ts.cosine_count)
+    count = dice.pick("count", ts.ranked.evenly, ts.ranked.fixed(1), ts.ranked.fixed(2), ts.ranked.cosine_count)
     if kind == "Blocks":
         start = dice.pick("start", 0, length - 1)
         size = dice.pick("size", *(n for n in range(1, length + 1) if (length - start) % n == 0))
@@ -163,7 +163,7 @@ def make_kernel(dice: Dice, kind: str, mask_id: int, length: int, canvas: Tensor
         "Ranked": lambda: ts.Ranked(
             mask_id,
             count,
-            dice.pick("confidence", ts.max_probability, ts.negative_entropy, ts.margin),
+            dice.pick("confidence", ts.ranked.max_probability, ts.ranked.negative_entropy, ts.ranked.margin),
             dice.pick("threshold", math.inf, -0.3),
         ),
         "MaskGIT": lambda: ts.MaskGIT(mask_id, count, dice.pick("temperature", 0.0, 1.5)),
@@ -326,15 +326,28 @@ def make_tilt(dice: Dice, made: Made, few: bool) -> ts.Tilt:
     estimators = [ts.Sampled(), ts.Sampled(), ts.Sampled(seed=3), ts.Value(value)] + 3 * few * [ts.Exact()]
     if differentiable:
         estimators += [ts.SoftInput(), ts.Relaxed(), ts.Relaxed(0.5, hard=True)]
-    ramps = (*(ts.linear_ramp, ts.constant_ramp, ts.end_ramp, ts.clipped_ramp(5)) * 2, ts.Adaptive(0.8))
+    ramps = (*(ts.ramps.linear, ts.ramps.constant, ts.ramps.end, ts.ramps.clipped(5)) * 2, ts.Adaptive(0.8))
     return ts.Tilt(
         made.reward,
         kl=dice.pick("kl", 0.05, 0.2, 0.7, 1.0, 5.0),
         ramp=dice.pick("ramp", *ramps),
         draws=dice.pick("draws", 1, 2, 3, 4),
-        average=dice.pick("average", ts.log_mean_exp, ts.log_mean_exp, ts.log_mean_exp_outside, ts.mean),
+        average=dice.pick(
+            "average",
+            ts.estimators.log_mean_exp,
+            ts.estimators.log_mean_exp,
+            ts.estimators.log_mean_exp_outside,
+            ts.estimators.mean,
+        ),
         estimator=dice.pick("estimator", *estimators),
-        potential=dice.pick("potential", ts.difference, ts.difference, ts.difference, ts.maximum, ts.total),
+        potential=dice.pick(
+            "potential",
+            ts.potentials.difference,
+            ts.potentials.difference,
+            ts.potentials.difference,
+            ts.potentials.maximum,
+            ts.potentials.total,
+        ),
         differentiable=differentiable,
     )
 
@@ -360,7 +373,7 @@ def make_steering(dice: Dice) -> tuple[ts.Steering, Made]:
     model = made.model
     few = made.support.numel() <= LISTED
     tilt = make_tilt(dice, made, few) if dice.often("tilt", 0.9) else None
-    random_twist = tilt is not None and (tilt.estimator.random or tilt.potential is not ts.difference)
+    random_twist = tilt is not None and (tilt.estimator.random or tilt.potential is not ts.potentials.difference)
     listed = few and not random_twist and not isinstance(model.kernel, ts.MaskGITExtended)
     choices = ["FromModel", "FromModel", "Amortised", "Guided", "Optimal", "constrain"]
     chosen = dice.pick("proposal", *choices, *["Enumerated"] * 3 * listed, *["Gradient"] * 3 * (tilt is not None))
@@ -386,17 +399,28 @@ def make_steering(dice: Dice) -> tuple[ts.Steering, Made]:
 def make_run(dice: Dice, made: Made) -> dict[str, Any]:
     """What else `smc` takes."""
     particles = dice.pick("N", *range(1, 9), 13, 16)
-    resamplers = [ts.systematic, ts.multinomial, ts.stratified, ts.residual, ts.ssp, ts.one_survivor, ts.heaviest]
+    resamplers = [
+        ts.resampling.systematic,
+        ts.resampling.multinomial,
+        ts.resampling.stratified,
+        ts.resampling.residual,
+        ts.resampling.ssp,
+        ts.resampling.one_survivor,
+        ts.resampling.heaviest,
+    ]
     resampler = dice.pick("resampler", *resamplers, *["partial"] * 2, *["nested"] * 2 * (particles % 2 == 0))
-    wrapped = {"partial": lambda: ts.partial(ts.ssp, 0.5), "nested": lambda: ts.nested(ts.stratified, 2)}
+    wrapped = {
+        "partial": lambda: ts.resampling.partial(ts.resampling.ssp, 0.5),
+        "nested": lambda: ts.resampling.nested(ts.resampling.stratified, 2),
+    }
     triggers = {
-        "ess": ts.ess_below(0.63),
-        "always": ts.always,
-        "every": ts.every(2),
-        "all": ts.all_of(ts.every(2), ts.ess_below(0.93)),
-        "any": ts.any_of(ts.every(3), ts.ess_below(0.37)),
-        "never": ts.never,
-        "watching": ts.watching,
+        "ess": ts.triggers.ess_below(0.63),
+        "always": ts.triggers.always,
+        "every": ts.triggers.every(2),
+        "all": ts.triggers.all_of(ts.triggers.every(2), ts.triggers.ess_below(0.93)),
+        "any": ts.triggers.any_of(ts.triggers.every(3), ts.triggers.ess_below(0.37)),
+        "never": ts.triggers.never,
+        "observe": ts.triggers.observe,
     }
     return {
         "num_particles": particles,
@@ -449,7 +473,7 @@ def _check(dice: Dice) -> bool:
             worth = worth.masked_fill(~made.rule.accepts(samples.flatten(0, 1)).view_as(worth), -math.inf)
         assert torch.equal(result.reward.double(), worth), "the reward is that of the samples"
         plain = type(steering.proposal) is ts.FromModel and isinstance(steering.model, ts.Diffusion)
-        if plain and options["when"] in (ts.never, ts.watching):
+        if plain and options["when"] in (ts.triggers.never, ts.triggers.observe):
             exact = worth / steering.twist.kl
             assert torch.allclose(result.log_w, exact, rtol=1e-9, atol=1e-9), "log-weights are r/kl"
     if seed % 16 == 0:

@@ -12,7 +12,7 @@ from torch import Tensor
 from toys import CASES, FORMS, GOLDEN, Following, Toy, case, in_form, multilinear, numbers
 
 import tokensteer as ts
-from tokensteer.core.categorical.forms import Headed, Logits, Logs
+from tokensteer.core.categorical.forms import HiddenLogits, Logits, LogProbs
 from tokensteer.core.numerics.rows import support
 from tokensteer.core.twists import estimators as estimates
 from tokensteer.testing import Enumeration, TableDenoiser, enumerate_steering, score
@@ -68,7 +68,7 @@ def _log_visible(toy: Toy, joint: str) -> Tensor:
 
 def test_forms_are_kept_as_they_are() -> None:
     """Each form has a store of its own, so that the numbers below are those of three ways of keeping a law."""
-    for form, kind in zip(FORMS, (Logs, Logits, Headed), strict=True):
+    for form, kind in zip(FORMS, (LogProbs, Logits, HiddenLogits), strict=True):
         for model in (Toy("B", form=form).model("mdm"), Toy("B", form=form).model("remdm", "p2")):
             (store,) = model.predict(model.start(1, None), 1.0).stores
             assert type(store) is kind
@@ -80,7 +80,7 @@ def test_forms_are_kept_as_they_are() -> None:
 def test_toys(name: str, form: str) -> None:
     toy = Toy(name, form=form)
     for joint, mu in (("p1", "mu1"), ("p2", "mu2")):
-        look = ts.Look(toy.states, toy.model("mdm", joint).predict(toy.states, 0.5).laws(), 0.5, toy.mask_id)
+        look = ts.NoisyState(toy.states, toy.model("mdm", joint).predict(toy.states, 0.5).laws(), 0.5, toy.mask_id)
         close(look.clean_law()[..., :-1], toy.data[mu])
     close(toy.soft_reward, toy.data["rhat_lse"])
 
@@ -186,10 +186,10 @@ def test_remasking_product_corrected(form: str) -> None:
 
 
 AVERAGES = {
-    "mean": ts.mean,
-    "lse": ts.log_mean_exp,
-    "lse_inside": ts.log_mean_exp,
-    "lse_outside": ts.log_mean_exp_outside,
+    "mean": ts.estimators.mean,
+    "lse": ts.estimators.log_mean_exp,
+    "lse_inside": ts.estimators.log_mean_exp,
+    "lse_outside": ts.estimators.log_mean_exp_outside,
 }
 
 
@@ -200,7 +200,7 @@ def test_estimate_from_given_draws(kind: str, form: str, monkeypatch: pytest.Mon
     num_steps = toy.num_steps("mdm")
     out, draws = c["outputs"]["increments"][kind], c["inputs"]["draws"]
 
-    def given(look: ts.Look, count: int, generator: object, seed: object) -> Tensor:
+    def given(look: ts.NoisyState, count: int, generator: object, seed: object) -> Tensor:
         return torch.tensor(draws[f"x{round(look.t * num_steps)}"]).unsqueeze(1)
 
     monkeypatch.setattr(estimates, "draw_clean", given)
@@ -228,7 +228,7 @@ def test_moments_of_random_twists(kind: str, form: str) -> None:
 
     def moment(sign: float, t: int) -> Tensor:
         """E[exp(± psi_t)] at every state, over all M-tuples of clean completions."""
-        look = ts.Look(toy.states, model.predict(toy.states, 0.5).laws(), 0.5, toy.mask_id)
+        look = ts.NoisyState(toy.states, model.predict(toy.states, 0.5).laws(), 0.5, toy.mask_id)
         law = look.clean_law()
         row, x0 = support(law.log(), 10**6)
         log_p = law.log()[row].gather(-1, x0.unsqueeze(-1)).squeeze(-1).sum(-1)
@@ -294,7 +294,7 @@ def test_gradients(index: int, carry: str, form: str, monkeypatch: pytest.Monkey
 
     def estimate(tilt: ts.Tilt) -> tuple[Tensor, Tensor]:
         # A constant x in the carry-over is the `where` convention: the direct effect of a token is lost.
-        look = ts.Look(x if carry == "soft" else x.detach(), denoiser(x, 0.5), 0.5, toy.mask_id)
+        look = ts.NoisyState(x if carry == "soft" else x.detach(), denoiser(x, 0.5), 0.5, toy.mask_id)
         close(look.clean_law()[0, :, : toy.mask_id], out["mu"])
         value = tilt.estimate(look, None)
         return value, torch.autograd.grad(value.sum(), x)[0][0]
@@ -332,12 +332,14 @@ def survivor_law(exact: Enumeration) -> Tensor:
 def test_baselines(form: str) -> None:
     c = case(20)
     out, inputs, toy = c["outputs"], c["inputs"], Toy(c["toy"], form=form)
-    model, tilt = toy.model("mdm"), toy.tilt("mdm", ramp=ts.constant_ramp)
+    model, tilt = toy.model("mdm"), toy.tilt("mdm", ramp=ts.ramps.constant)
     exact = enumerate_steering(ts.smc_base(model, tilt).steering)
     close(exact.target, out["tilted_target_clean"])
     x = torch.tensor(inputs["trajectory"]).unsqueeze(0)
     for potential in ("difference", "max", "sum"):
-        kind = {"difference": ts.difference, "max": ts.maximum, "sum": ts.total}[potential]
+        kind = {"difference": ts.potentials.difference, "max": ts.potentials.maximum, "sum": ts.potentials.total}[
+            potential
+        ]
         ours = score(ts.fk_steering(model, tilt, kind).steering, x)
         start = [] if potential == "difference" else [ours.log_twist[0, :1]]
         close(torch.cat([*start, ours.log_increment[0]]), out[f"fk_{potential}"])
@@ -346,7 +348,7 @@ def test_baselines(form: str) -> None:
     log_twist = {tuple(s.tolist()): w for s, w in zip(toy.states, exact.log_twist[0], strict=True)}
     nested = inputs["nested"]
     weights = torch.stack([log_twist[tuple(y)] - log_twist[tuple(nested["x_t"])] for y in nested["candidates"]])
-    close(ts.one_survivor(weights.unsqueeze(0))[1][0, 0], out["nested_log_weight"])
+    close(ts.resampling.one_survivor(weights.unsqueeze(0))[1][0, 0], out["nested_log_weight"])
     close(survivor_law(exact)[exact.clean], out["svdd_K2_terminal_clean"])
     order = toy.reward(toy.clean).argsort()
     for n, law in out["bon_clean"].items():
@@ -359,7 +361,7 @@ def test_baselines(form: str) -> None:
 def test_baselines_run_as_their_laws_say(form: str) -> None:
     """The samplers themselves, against the exact laws of the test above."""
     toy = Toy(case(20)["toy"], form=form)
-    model, tilt = toy.model("mdm"), toy.tilt("mdm", ramp=ts.constant_ramp)
+    model, tilt = toy.model("mdm"), toy.tilt("mdm", ramp=ts.ramps.constant)
     generator, populations = torch.Generator().manual_seed(7), 20_000
     result = ts.svdd(model, tilt)(2, populations, generator=generator)
     _agrees(toy, result.sample(1)[:, 0], case(20)["outputs"]["svdd_K2_terminal_clean"])
@@ -414,12 +416,12 @@ def test_bookkeeping(monkeypatch: pytest.MonkeyPatch) -> None:
     path = Scripted(numbers(inputs["log_inc"]))
     num_particles = path.log_increments.shape[1]
     when = lambda log_w, step: torch.tensor([flags[step.index]])  # noqa: E731
-    for resample in (ts.multinomial, ts.systematic, ts.residual, ts.ssp):
+    for resample in (ts.resampling.multinomial, ts.resampling.systematic, ts.resampling.residual, ts.resampling.ssp):
         result = ts.smc(path, num_particles, resample=resample, when=when, generator=torch.Generator().manual_seed(0))
         close(result.log_z[0], out["logZ"])
         close(result.ess[1:, 0], out["ess"])
     log_w = numbers(inputs["W"]).log().unsqueeze(0)
-    for resample, u in ((ts.systematic, [inputs["u0"]]), (ts.multinomial, inputs["u"])):
+    for resample, u in ((ts.resampling.systematic, [inputs["u0"]]), (ts.resampling.multinomial, inputs["u"])):
         monkeypatch.setattr(
             "tokensteer.core.particles.resampling.uniforms", lambda shape, like, generator, u=u: numbers([u])
         )

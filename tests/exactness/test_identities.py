@@ -11,7 +11,7 @@ from torch import Tensor
 from toys import Toy, multilinear
 
 import tokensteer as ts
-from tokensteer.core.categorical.forms import Logs
+from tokensteer.core.categorical.forms import LogProbs
 from tokensteer.core.models.prediction import Prediction
 from tokensteer.testing import enumerate_steering
 
@@ -32,7 +32,9 @@ def proposals(toy: Toy) -> dict[str, ts.Proposal]:
 def test_i1_weights_telescope_along_lineages(sampler: str, proposal: str, dtype: torch.dtype, tolerance: float) -> None:
     toy = Toy("B", dtype)
     steering = ts.Steering(toy.model(sampler), toy.tilt(sampler), proposals(toy)[proposal])
-    records = list(ts.sweep(steering, 16, 8, resample=ts.multinomial, when=ts.always, generator=seeded()))
+    records = list(
+        ts.sweep(steering, 16, 8, resample=ts.resampling.multinomial, when=ts.triggers.always, generator=seeded())
+    )
     index = torch.arange(16).expand(8, 16)
     summed, ratio = torch.zeros(8, 16, dtype=torch.float64), torch.zeros(8, 16, dtype=torch.float64)
     for record in reversed(records[1:]):
@@ -63,7 +65,7 @@ def test_i2_base_proposal_weighs_by_the_twist_alone(sampler: str) -> None:
         assert torch.equal(record.log_increment.flatten(), change)
     nothing = ts.Tilt(lambda x: torch.zeros(len(x), dtype=torch.float64), draws=2)
     for n in (1, 3, 16):
-        result = ts.smc(ts.Steering(toy.model(sampler), nothing), n, 2, when=ts.always, generator=seeded())
+        result = ts.smc(ts.Steering(toy.model(sampler), nothing), n, 2, when=ts.triggers.always, generator=seeded())
         assert torch.equal(result.log_z, torch.zeros(2, dtype=torch.float64))
         assert torch.equal(result.log_w, torch.zeros(2, n, dtype=torch.float64))
 
@@ -85,7 +87,7 @@ def test_i3_a_constant_in_the_reward_shifts_log_z(sampler: str, proposal: str) -
     assert (runs[1].log_z - runs[0].log_z - shift / toy.kl).abs().max() < 1e-10
 
 
-@pytest.mark.parametrize("average", [ts.log_mean_exp, ts.mean])
+@pytest.mark.parametrize("average", [ts.estimators.log_mean_exp, ts.estimators.mean])
 def test_i3_with_carried_draws(average: ts.core.twists.estimators.Average) -> None:
     toy, shift = Toy("A"), -0.9
     runs = [
@@ -123,7 +125,7 @@ def test_enumeration_knows_proposals_and_where_they_lead(sampler: str) -> None:
         assert (exact.log_optimal(index) - moves.log_q).exp().sub(1).abs().max() < 1e-10
     learned = ts.Steering(toy.model(sampler), toy.tilt(sampler), toy.amortised())
     law = enumerate_steering(learned).log_proposed()[-1].exp()
-    result = ts.smc(learned, 20_000, when=ts.never, generator=seeded(5))
+    result = ts.smc(learned, 20_000, when=ts.triggers.never, generator=seeded(5))
     share = (result.samples[0].unsqueeze(1) == toy.states).all(-1).double().mean(0)
     error = (law * (1 - law) / 20_000).sqrt()
     assert ((share - law).abs() <= 4.5 * error + 1e-12).all()
@@ -138,9 +140,9 @@ def test_i5_the_soft_value_as_twist_makes_all_weights_equal(sampler: str) -> Non
     # psi_t = ramp(t)/kl · r_hat = log V_t with a ramp of one; at the end r_hat is the reward itself.
     tables = [multilinear(v * toy.kl, toy.tokens + 1, toy.length) for v in exact.log_value]
     value = ts.Value(lambda x, t: tables[num_steps - round(t * num_steps)](x))
-    tilt = ts.Tilt(toy.reward, toy.kl, ramp=ts.constant_ramp, estimator=value)
+    tilt = ts.Tilt(toy.reward, toy.kl, ramp=ts.ramps.constant, estimator=value)
     steering = ts.Steering(model, tilt, ts.Enumerated())
-    for index, record in enumerate(ts.sweep(steering, 64, 2, when=ts.always, generator=seeded())):
+    for index, record in enumerate(ts.sweep(steering, 64, 2, when=ts.triggers.always, generator=seeded())):
         if index:
             assert record.log_increment.abs().max() < 1e-10
     assert (record.log_z - exact.log_z).abs().max() < 1e-10
@@ -152,9 +154,9 @@ def test_i6_trivial_products(sampler: str) -> None:
     # own chain when a site is remasked beside them, though its Z is still 1.
     toy = Toy("B")
     one = toy.product(sampler, 1.0, 0.0, correct_remasking=False)
-    result = ts.smc(ts.Steering(one), 16, 4, when=ts.always, generator=seeded())
+    result = ts.smc(ts.Steering(one), 16, 4, when=ts.triggers.always, generator=seeded())
     assert result.log_w.abs().max() < 1e-12
-    plain = ts.smc(ts.Steering(toy.model(sampler)), 16, 4, when=ts.always, generator=seeded())
+    plain = ts.smc(ts.Steering(toy.model(sampler)), 16, 4, when=ts.triggers.always, generator=seeded())
     assert torch.equal(result.samples, plain.samples)
     options = {"correct_remasking": False}
     tables = [
@@ -179,7 +181,7 @@ class Offset:
     def __call__(self, x: Tensor, evaluation: ts.Evaluation, step: ts.Step, model: ts.Model, twist: ts.Tilt | None):
         slope = evaluation.gradient.laws().dense() + self.offset.unsqueeze(-1)
         sites = torch.arange(x.numel()).view_as(x)
-        moved = replace(evaluation, gradient=Prediction(x, sites, (Logs(slope.flatten(0, 1)),)))
+        moved = replace(evaluation, gradient=Prediction(x, sites, (LogProbs(slope.flatten(0, 1)),)))
         return ts.Gradient(tokens_only=self.tokens_only)(x, moved, step, model, twist)
 
 
@@ -196,14 +198,16 @@ def test_i7_an_offset_of_the_gradient_leaves_q_alone(sampler: str, tokens_only: 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("average", [ts.log_mean_exp, ts.log_mean_exp_outside, ts.mean])
+@pytest.mark.parametrize(
+    "average", [ts.estimators.log_mean_exp, ts.estimators.log_mean_exp_outside, ts.estimators.mean]
+)
 @pytest.mark.parametrize("estimator", [ts.Sampled(), ts.Exact()])
 @pytest.mark.parametrize("draws", [1, 3, 7])
 def test_i8_clean_sequences_are_worth_their_reward(dtype, average, estimator, draws) -> None:
     toy = Toy("B", dtype)
     tilt = ts.Tilt(toy.reward, toy.kl, draws=draws, average=average, estimator=estimator)
     log_x0 = toy.model("mdm").predict(toy.clean, 0.5).laws()
-    estimate = tilt.estimate(ts.Look(toy.clean, log_x0, 0.5, toy.mask_id), seeded())
+    estimate = tilt.estimate(ts.NoisyState(toy.clean, log_x0, 0.5, toy.mask_id), seeded())
     assert torch.equal(estimate, toy.reward(toy.clean))
 
 
@@ -230,12 +234,12 @@ def expected_measure(steering: ts.Steering) -> Tensor:
         q, g = torch.zeros(size, size, dtype=torch.float64), torch.zeros(size, size, dtype=torch.float64)
         q[moves.row, moves.column] = moves.log_q.exp()
         g[moves.row, moves.column] = exact.log_increment(index).exp()
-        chance = torch.einsum("ab,ay,bz->abyz", pair, q, q)
+        log_lookahead = torch.einsum("ab,ay,bz->abyz", pair, q, q)
         g1, g2 = g[:, None, :, None], g[None, :, None, :]
         if index == len(exact.moves) - 1:
-            return 0.5 * ((chance * g1).sum((0, 1, 3)) + (chance * g2).sum((0, 1, 2)))
+            return 0.5 * ((log_lookahead * g1).sum((0, 1, 3)) + (log_lookahead * g2).sum((0, 1, 2)))
         # Mean weight (g1 + g2)/2 times the chance that the two children pick (1, 1), (2, 2), (1, 2) or (2, 1).
-        base = chance / (2 * (g1 + g2)).clamp(min=1e-300)
+        base = log_lookahead / (2 * (g1 + g2)).clamp(min=1e-300)
         mixed = (base * g1 * g2).sum((0, 1))
         pair = torch.diag((base * g1 * g1).sum((0, 1, 3)) + (base * g2 * g2).sum((0, 1, 2))) + mixed + mixed.T
     raise AssertionError("a path has at least one step")

@@ -158,7 +158,7 @@ def test_a_large_vocabulary():
 class Spoilt:
     """A kernel whose measures are changed."""
 
-    change: Callable[[ts.Reveal, ts.Step], ts.Reveal]
+    change: Callable[[ts.measure.Reveal, ts.Step], ts.measure.Reveal]
     kernel: ts.Kernel = field(default_factory=lambda: ts.Ancestral(MASK, sigma=ts.Cap(0.1)))
     mask_id: int = MASK
 
@@ -171,24 +171,24 @@ class Spoilt:
     def remasks(self, step: ts.Step) -> bool:
         return self.kernel.remasks(step)
 
-    def __call__(self, x: Tensor, log_x0: Tensor, step: ts.Step, sites: Tensor | None = None) -> ts.Reveal:
+    def __call__(self, x: Tensor, log_x0: Tensor, step: ts.Step, sites: Tensor | None = None) -> ts.measure.Reveal:
         return self.change(self.kernel(x, log_x0, step, sites), step)
 
 
-class Reveals(ts.Reveal):
+class Reveals(ts.measure.Reveal):
     """A measure whose copies keep their bugs."""
 
-    def take(self, rows: Tensor) -> ts.Reveal:
+    def take(self, rows: Tensor) -> ts.measure.Reveal:
         return remade(type(self), super().take(rows))
 
 
-def remade(cls: type[ts.Reveal], m: ts.Reveal) -> ts.Reveal:
+def remade(cls: type[ts.measure.Reveal], m: ts.measure.Reveal) -> ts.measure.Reveal:
     return cls(m.x, m.log_stay, m.log_move, m.log_x0, m.mask_id, m.sites)
 
 
 class Flat(Reveals):
     def sample(self, generator: torch.Generator | None) -> Tensor:
-        return replace(remade(ts.Reveal, self), log_x0=self.log_x0.map(lambda law: 0.9 * law)).sample(generator)
+        return replace(remade(ts.measure.Reveal, self), log_x0=self.log_x0.map(lambda law: 0.9 * law)).sample(generator)
 
 
 class Wild(Reveals):
@@ -202,17 +202,17 @@ class Doubled(Reveals):
         return 2.0 * super().log_prob(y)
 
 
-def stays_longer(m: ts.Reveal, step: ts.Step) -> ts.Reveal:
+def stays_longer(m: ts.measure.Reveal, step: ts.Step) -> ts.measure.Reveal:
     """Masked sites open a little less often than they should, with the rest put to staying."""
     opens = m.log_move + torch.where(m.masked, math.log(0.999), 0.0) * (step.s > 0)
     return replace(m, log_move=opens, log_stay=torch.log1p(-opens.exp()))
 
 
-def never_ends(m: ts.Reveal, step: ts.Step) -> ts.Reveal:
+def never_ends(m: ts.measure.Reveal, step: ts.Step) -> ts.measure.Reveal:
     return stays_longer(m, replace(step, s=1.0))
 
 
-def rounded(m: ts.Reveal, step: ts.Step) -> ts.Reveal:
+def rounded(m: ts.measure.Reveal, step: ts.Step) -> ts.measure.Reveal:
     return replace(m, log_stay=m.log_stay.float(), log_move=m.log_move.float())
 
 
@@ -234,11 +234,11 @@ class Elsewhere(ts.LowConfidence):
 class Headstrong(ts.LowConfidence):
     """Chooses anew, whatever sites it is given."""
 
-    def __call__(self, x: Tensor, log_x0: Tensor, step: ts.Step, sites: Tensor | None = None) -> ts.Reveal:
+    def __call__(self, x: Tensor, log_x0: Tensor, step: ts.Step, sites: Tensor | None = None) -> ts.measure.Reveal:
         return super().__call__(x, log_x0, step)
 
 
-def without_sites(m: ts.Reveal, step: ts.Step) -> ts.Reveal:
+def without_sites(m: ts.measure.Reveal, step: ts.Step) -> ts.measure.Reveal:
     return replace(m, sites=None)
 
 
@@ -352,13 +352,13 @@ class Mine:
         return replace(self, q=self.q.take(rows), drawn=self.drawn.take(rows))
 
 
-def forbid_token_0(q: ts.Reveal) -> ts.Reveal:
+def forbid_token_0(q: ts.measure.Reveal) -> ts.measure.Reveal:
     return replace(
         q, log_x0=q.log_x0.map(lambda law: law.index_fill(-1, torch.tensor(0), -torch.inf))
     ).normalise_tokens()
 
 
-def halve_a_list(q: ts.Listed, x: Tensor, step: ts.Step) -> ts.Listed:
+def halve_a_list(q: ts.measure.Listed, x: Tensor, step: ts.Step) -> ts.measure.Listed:
     """Every other candidate is left out, the lists still normalised."""
     kept = torch.arange(len(q.owner)) % 2 == 0
     lists = int(q.owner.max()) + 1
@@ -368,7 +368,7 @@ def halve_a_list(q: ts.Listed, x: Tensor, step: ts.Step) -> ts.Listed:
     )
 
 
-def flatter(q: ts.Reveal) -> ts.Reveal:
+def flatter(q: ts.measure.Reveal) -> ts.measure.Reveal:
     return replace(q, log_x0=q.log_x0.map(lambda law: 0.9 * law)).normalise_tokens()
 
 
@@ -401,9 +401,9 @@ def test_a_measure_of_ones_own_passes():
             Changed(lambda q, x, step: replace(q, log_stay=q.log_stay + 1e-6)),
             r"step 0 does not sum to one.*measure.normalise\(\)",
         ),
-        (Changed(lambda q, x, step: ts.Table(q.dense().log_p - 1e-6)), "step 0 does not sum to one"),
+        (Changed(lambda q, x, step: ts.measure.Table(q.dense().log_p - 1e-6)), "step 0 does not sum to one"),
         (
-            Changed(lambda q, x, step: ts.Table(q.dense().log_p * (math.nan if step.index == 1 else 1.0))),
+            Changed(lambda q, x, step: ts.measure.Table(q.dense().log_p * (math.nan if step.index == 1 else 1.0))),
             "step 1 does not sum to one.*NaN",
         ),
         (
@@ -539,16 +539,16 @@ def test_a_reward_in_low_precision_passes_with_a_tolerance():
 @pytest.mark.parametrize("name", ["multinomial", "stratified", "systematic", "residual", "ssp"])
 def test_resamplers_hold(name: str) -> None:
     assert_resampler(getattr(ts, name))
-    assert_resampler(ts.partial(getattr(ts, name), 0.5))
+    assert_resampler(ts.resampling.partial(getattr(ts, name), 0.5))
 
 
 @pytest.mark.parametrize(
     ("resampler", "match"),
     [
-        (lambda w, g: (ts.systematic(w, g)[0], torch.zeros_like(w)), "z-score.*mean weight"),
-        (lambda w, g: (ts.systematic(w, g)[0] - 1, ts.systematic(w, g)[1]), r"outside 0\.\.5"),
-        (lambda w, g: (ts.systematic(w, g)[0][:, 0], w), "Both must be"),
-        (ts.heaviest, "z-score"),
+        (lambda w, g: (ts.resampling.systematic(w, g)[0], torch.zeros_like(w)), "z-score.*mean weight"),
+        (lambda w, g: (ts.resampling.systematic(w, g)[0] - 1, ts.resampling.systematic(w, g)[1]), r"outside 0\.\.5"),
+        (lambda w, g: (ts.resampling.systematic(w, g)[0][:, 0], w), "Both must be"),
+        (ts.resampling.heaviest, "z-score"),
     ],
 )
 def test_broken_resamplers_are_caught(resampler, match: str) -> None:

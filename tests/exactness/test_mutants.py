@@ -290,9 +290,9 @@ def test_naive_weights_of_a_remasking_product():
         assert abs(trial(path, answer(other), populations=1024).z) > 4
 
 
-@pytest.mark.parametrize("potential", [ts.maximum, ts.total])
+@pytest.mark.parametrize("potential", [ts.potentials.maximum, ts.potentials.total])
 def test_potentials_without_their_final_correction(potential):
-    right = ts.Steering(A.model("mdm"), A.tilt("mdm", potential=potential, ramp=ts.constant_ramp))
+    right = ts.Steering(A.model("mdm"), A.tilt("mdm", potential=potential, ramp=ts.ramps.constant))
     target = answer(right.model, right.twist)
     assert trial(right, target).unbiased
     assert abs(trial(ToTheEnd(right.model, right.twist), target).z) > 4
@@ -325,7 +325,7 @@ class LeftBehind(ts.Steering):
         return Unpermuted(*(getattr(evaluation, f.name) for f in fields(evaluation)))
 
 
-AVERAGES = {"lse": ts.log_mean_exp, "mean": ts.mean}
+AVERAGES = {"lse": ts.estimators.log_mean_exp, "mean": ts.estimators.mean}
 MOMENTS = case(16)["outputs"]["moments"]
 
 
@@ -347,8 +347,8 @@ def test_twists_that_are_not_carried(name):
 
 def test_the_scale_outside_is_no_bug():
     """log E[exp(r)] without 1/kl inside is another twist on the way to the same target."""
-    tilt = B.tilt("mdm", estimator=ts.Exact(), average=ts.log_mean_exp_outside)
-    inside = replace(tilt, average=ts.log_mean_exp)
+    tilt = B.tilt("mdm", estimator=ts.Exact(), average=ts.estimators.log_mean_exp_outside)
+    inside = replace(tilt, average=ts.estimators.log_mean_exp)
     exact, other = (enumerate_steering(ts.Steering(B.model("mdm"), twist)) for twist in (tilt, inside))
     assert not torch.allclose(exact.log_twist[1:-1], other.log_twist[1:-1])
     assert exact.log_z == pytest.approx(other.log_z)
@@ -365,14 +365,14 @@ def reset(log_w, generator):
 
 def levelled(log_w, generator):
     """Resampled where the effective size is low, but elsewhere too every particle gets the mean weight."""
-    ancestors, even = ts.multinomial(log_w, generator)
-    low = ts.ess(log_w) < log_w.shape[-1] / 2
+    ancestors, even = ts.resampling.multinomial(log_w, generator)
+    low = ts.resampling.ess(log_w) < log_w.shape[-1] / 2
     return torch.where(low.unsqueeze(-1), ancestors, torch.arange(log_w.shape[-1])), even
 
 
 def test_weights_lost_when_resampling_is_skipped():
     scene = Scene("mdm", "tilt", "base")
-    right = trial(scene.path, truth(scene), when=ts.ess_below(0.5))
+    right = trial(scene.path, truth(scene), when=ts.triggers.ess_below(0.5))
     lost, level = (trial(scene.path, truth(scene), resample=resample) for resample in (reset, levelled))
     assert right.unbiased
     assert abs(lost.z) > 4

@@ -83,7 +83,7 @@ def test_weights_are_r_over_kl_in_double_precision(dtype: torch.dtype) -> None:
         return ((x.sum(-1) % 2 == 0) if dtype == torch.bool else 3 - x.sum(-1)).to(dtype)
 
     kl = 0.03
-    result = ts.smc(ts.Steering(toy(), ts.Tilt(reward, kl=kl)), 32, when=ts.never, generator=seeded())
+    result = ts.smc(ts.Steering(toy(), ts.Tilt(reward, kl=kl)), 32, when=ts.triggers.never, generator=seeded())
     truth = reward(result.samples).double()
     assert result.reward is not None
     assert torch.equal(result.reward, truth)
@@ -127,7 +127,7 @@ NAN, INF = math.nan, math.inf
 DOMAINS: list[tuple[str, Callable[..., object], tuple[object, ...]]] = [
     ("kl", lambda v: ts.Tilt(total, kl=v), (NAN, INF, 0.0, -1.0, "1", True)),
     ("draws", lambda v: ts.Tilt(total, draws=v), (0, 1.5, 4.0, NAN)),
-    ("hopeless", lambda v: ts.Tilt(total, hopeless=v), (NAN, INF, -INF)),
+    ("hopeless", lambda v: ts.Tilt(total, floor=v), (NAN, INF, -INF)),
     ("ramp", lambda v: ts.Tilt(total, ramp=lambda t: v), (NAN, INF, 0.5)),
     ("share", ts.Adaptive, (NAN, 0.0, 1.0, 2.0)),
     ("eps", ts.LogLinear, (NAN, INF, -0.1, 1.0)),
@@ -136,14 +136,14 @@ DOMAINS: list[tuple[str, Callable[..., object], tuple[object, ...]]] = [
     ("power", ts.Polynomial, (NAN, INF, 0.0, -1.0)),
     ("num_steps", ts.uniform_steps, (0, 2.0, NAN, True)),
     ("num_steps", ts.cosine_steps, (0, 2.0)),
-    ("base", lambda v: ts.exponential_ramp(10, v), (NAN, INF, 1.0)),
-    ("k", ts.clipped_ramp, (NAN, 0.0, -1.0, 11.0, INF)),
+    ("base", lambda v: ts.ramps.exponential(10, v), (NAN, INF, 1.0)),
+    ("k", ts.ramps.clipped, (NAN, 0.0, -1.0, 11.0, INF)),
     ("s", lambda v: ts.Step(0, 0.5, v), (NAN, -0.1, INF)),
     ("t", lambda v: ts.Step(0, v, 0.1), (NAN, INF, -1.0)),
-    ("fraction", ts.ess_below, (NAN, 0.0, 1.1)),
-    ("fraction", lambda v: ts.partial(ts.systematic, v), (NAN, 0.0, 1.1)),
-    ("k", ts.every, (0, 1.5, NAN)),
-    ("candidates", lambda v: ts.nested(ts.systematic, v), (0, 2.0)),
+    ("fraction", ts.triggers.ess_below, (NAN, 0.0, 1.1)),
+    ("fraction", lambda v: ts.resampling.partial(ts.resampling.systematic, v), (NAN, 0.0, 1.1)),
+    ("k", ts.triggers.every, (0, 1.5, NAN)),
+    ("candidates", lambda v: ts.resampling.nested(ts.resampling.systematic, v), (0, 2.0)),
     ("eta", ts.Cap, (NAN, -0.1, 1.1)),
     ("eta", ts.Rescale, (NAN, -0.1, 1.1)),
     ("mask_id", ts.Ancestral, (-1, 1.0, NAN)),
@@ -155,7 +155,7 @@ DOMAINS: list[tuple[str, Callable[..., object], tuple[object, ...]]] = [
     ("mask_id", ts.TimedFirstHitting, (-1, 1.0)),
     ("threshold", lambda v: ts.Ranked(3, threshold=v), (NAN,)),
     ("temperature", lambda v: ts.MaskGIT(3, temperature=v), (NAN, INF, -1.0)),
-    ("number", ts.fixed, (0, 1.5)),
+    ("number", ts.ranked.fixed, (0, 1.5)),
     ("size", lambda v: ts.Blocks(ts.Ancestral(3), v, 4, 4), (0, 2.0, NAN)),
     ("start", lambda v: ts.Blocks(ts.Ancestral(3), 1, 4, 4, start=v), (-1, 4, 1.0)),
     ("t_o", lambda v: ts.Window(ts.Cap(0.1), v, 0.1), (NAN, 0.05, 1.5)),
@@ -258,7 +258,7 @@ def test_a_steering_can_be_pickled() -> None:
 
 def test_a_sweep_that_is_abandoned_leaves_nothing_behind() -> None:
     steering = ts.Steering(toy(), ts.Tilt(total, estimator=ts.Exact()), ts.Enumerated())
-    path = ts.ResampleFirst(steering)
+    path = ts.Auxiliary(steering)
     whole = ts.smc(path, 8, generator=seeded())
     before = pickle.dumps(path)
     for _ in range(3):
@@ -291,7 +291,7 @@ def test_gradients_of_exact_estimates_where_token_0_has_no_mass(mask_id: int) ->
 
 @pytest.mark.parametrize("estimator", [ts.Relaxed(), ts.Relaxed(hard=True), ts.Sampled()])
 @pytest.mark.parametrize("proposal", [ts.Gradient(), ts.Gradient(draws=2), ts.FromModel()])
-def test_samples_do_not_depend_on_the_memory(estimator: ts.Estimator, proposal: ts.Proposal) -> None:
+def test_samples_do_not_depend_on_the_memory(estimator: ts.core.twists.tilt.Estimator, proposal: ts.Proposal) -> None:
     tilt = ts.Tilt(total, kl=0.5, draws=3, estimator=estimator, differentiable=True)
     steering = ts.Steering(toy(length=4), tilt, proposal)
     runs = [ts.smc(steering, 8, 4, generator=seeded(), memory=memory) for memory in (None, "64kB", "2kB", "1B")]

@@ -40,7 +40,7 @@ def z_score(log_z: Tensor, exact: float) -> float:
 def test_resampling_what_would_recover_costs_the_log_of_z_and_not_its_mean():
     steering = remasked(kl=4.0, steps=10)
     exact = enumerate_steering(steering).log_z
-    log_z = ts.smc(steering, 20, 2000, when=ts.always, generator=seeded()).log_z
+    log_z = ts.smc(steering, 20, 2000, when=ts.triggers.always, generator=seeded()).log_z
     assert abs(z_score(log_z, exact)) < 3.5
     assert float((log_z.mean() - exact) / (log_z.std() / math.sqrt(len(log_z)))) < -3.5
 
@@ -60,8 +60,8 @@ def test_the_price_of_resampling_is_part_of_the_variance():
     expected = math.expm1(alone) + math.expm1(after)
     assert 0.03 < float(exact.log_price[at].exp()) < math.expm1(after)
 
-    once = Scheduled(ts.always, lambda step: step.index == at)
-    log_z = ts.smc(steering, particles, 1000, resample=ts.multinomial, when=once, generator=seeded()).log_z
+    once = Scheduled(ts.triggers.always, lambda step: step.index == at)
+    log_z = ts.smc(steering, particles, 1000, resample=ts.resampling.multinomial, when=once, generator=seeded()).log_z
     squares = particles * ((log_z - exact.log_z).exp() - 1).square()
     assert abs(float(squares.mean()) - expected) < 3.5 * float(squares.std()) / math.sqrt(len(squares))
 
@@ -87,7 +87,7 @@ def test_most_of_z_goes_through_states_that_resampling_kills():
     assert log_z_of_the_healthy(exact, 1e-30) == pytest.approx(exact.log_z)
     healthy = log_z_of_the_healthy(exact, 1e-4)
     assert healthy < exact.log_z - 0.5
-    log_z = ts.smc(remasked(kl=1.0), 50, 400, when=ts.always, generator=seeded()).log_z
+    log_z = ts.smc(remasked(kl=1.0), 50, 400, when=ts.triggers.always, generator=seeded()).log_z
     assert abs(float(log_z.median()) - healthy) < abs(float(log_z.median()) - exact.log_z)
 
 
@@ -116,7 +116,7 @@ def six_pixels(remask: float) -> tuple[ts.Diffusion, ts.Tilt]:
 def test_small_populations_of_digits_are_right_on_average(make, remask: float):
     model, tilt = six_pixels(remask)
     nothing = ts.Value(lambda x, t: torch.zeros(len(x)))
-    exact = enumerate_steering(ts.Steering(model, replace(tilt, ramp=ts.end_ramp, estimator=nothing))).log_z
+    exact = enumerate_steering(ts.Steering(model, replace(tilt, ramp=ts.ramps.end, estimator=nothing))).log_z
     log_z = make(model, tilt)(4, 400, generator=seeded()).log_z
     assert abs(z_score(log_z, exact)) < 3.5
     assert float(log_z.mean()) < exact - 0.3

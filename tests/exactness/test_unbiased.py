@@ -99,20 +99,20 @@ def test_larger_toy(sampler, target, proposal, seen):
 # ---- resampling
 
 RESAMPLERS = {
-    "systematic": ts.systematic,
-    "stratified": ts.stratified,
-    "residual": ts.residual,
-    "ssp": ts.ssp,
-    "partial": ts.partial(ts.systematic, 0.5),
-    "nested": ts.nested(ts.multinomial, 4),
-    "one_survivor": ts.one_survivor,
+    "systematic": ts.resampling.systematic,
+    "stratified": ts.resampling.stratified,
+    "residual": ts.resampling.residual,
+    "ssp": ts.resampling.ssp,
+    "partial": ts.resampling.partial(ts.resampling.systematic, 0.5),
+    "nested": ts.resampling.nested(ts.resampling.multinomial, 4),
+    "one_survivor": ts.resampling.one_survivor,
 }
 TRIGGERS = {
-    "never": ts.never,
-    "every": ts.every(2),
-    "ess_below": ts.ess_below(0.5),
-    "all_of": ts.all_of(ts.every(2), ts.ess_below(0.8)),
-    "any_of": ts.any_of(ts.every(3), ts.ess_below(0.4)),
+    "never": ts.triggers.never,
+    "every": ts.triggers.every(2),
+    "ess_below": ts.triggers.ess_below(0.5),
+    "all_of": ts.triggers.all_of(ts.triggers.every(2), ts.triggers.ess_below(0.8)),
+    "any_of": ts.triggers.any_of(ts.triggers.every(3), ts.triggers.ess_below(0.4)),
 }
 
 
@@ -121,7 +121,9 @@ def test_resamplers(name):
     _check(steering(B, "mdm", "tilt", "base"), resample=RESAMPLERS[name])
 
 
-@pytest.mark.parametrize("resample", [ts.multinomial, ts.partial(ts.ssp, 0.5)], ids=["all", "part"])
+@pytest.mark.parametrize(
+    "resample", [ts.resampling.multinomial, ts.resampling.partial(ts.resampling.ssp, 0.5)], ids=["all", "part"]
+)
 @pytest.mark.parametrize("name", TRIGGERS)
 def test_triggers(name, resample):
     _check(steering(B, "mdm", "tilt", "base"), resample=resample, when=TRIGGERS[name], populations=4096)
@@ -131,7 +133,11 @@ def test_triggers(name, resample):
 
 # Few draws make steep gradients: unclipped, q gives exp(-50) where p gives a half, and no finite run sees that mass.
 GENTLE = ts.Gradient(clip=1.0)
-AVERAGES = {"inside": ts.log_mean_exp, "mean": ts.mean, "outside": ts.log_mean_exp_outside}
+AVERAGES = {
+    "inside": ts.estimators.log_mean_exp,
+    "mean": ts.estimators.mean,
+    "outside": ts.estimators.log_mean_exp_outside,
+}
 # As a function of one-hots too: gradients go through the reward. Its clean entries are the reward.
 SMOOTH = {"reward": multilinear(A.soft_reward, A.tokens + 1, A.length), "differentiable": True}
 
@@ -181,10 +187,10 @@ def test_gradient_variants(sampler, options):
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("potential", [ts.maximum, ts.total])
+@pytest.mark.parametrize("potential", [ts.potentials.maximum, ts.potentials.total])
 @pytest.mark.parametrize("estimator", [{}, {"estimator": ts.Sampled(), "draws": 2}], ids=["value", "draws"])
 def test_potentials(estimator, potential, sampler):
-    tilt = A.tilt(sampler, potential=potential, ramp=ts.constant_ramp, **estimator)
+    tilt = A.tilt(sampler, potential=potential, ramp=ts.ramps.constant, **estimator)
     _check(ts.Steering(A.model(sampler), tilt))
 
 
@@ -199,7 +205,7 @@ def test_hard_constraints(sampler, draws, average, proposal):
         return torch.where(r < B.reward(B.clean).median(), -torch.inf, r)
 
     # The less hope is lost over one bad draw, the lighter the tails: at the default of -10 they hide what is tested.
-    tilt = ts.Tilt(reward, kl=2.0, draws=draws, average=AVERAGES[average], hopeless=-2.0)
+    tilt = ts.Tilt(reward, kl=2.0, draws=draws, average=AVERAGES[average], floor=-2.0)
     _check(ts.Steering(B.model(sampler), tilt, proposal))
 
 

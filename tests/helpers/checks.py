@@ -85,14 +85,14 @@ class Answer:
 
 def answer(model: ts.Model, twist: ts.Tilt | None = None, proposal: ts.Proposal | None = None) -> Answer:
     """By enumeration. The potential has no part in it, nor the proposal unless it chooses the sites."""
-    twist = twist and replace(twist, potential=ts.difference)
+    twist = twist and replace(twist, potential=ts.potentials.difference)
     exact = enumerate_steering(ts.Steering(model, twist, proposal or ts.FromModel()))
     return Answer(exact.log_z, exact.target.double(), exact.states[exact.clean])
 
 
 def runs(path: ts.FeynmanKac, particles: int, populations: int, seed: int, **options: Any) -> Iterator[ts.Result]:
     """Independent populations in calls of moderate size; multinomial resampling at every step unless told otherwise."""
-    options = {"resample": ts.multinomial, "when": ts.always, **options}
+    options = {"resample": ts.resampling.multinomial, "when": ts.triggers.always, **options}
     generator = torch.Generator().manual_seed(seed)
     at_once = max(1, CHUNK // particles)
     for start in range(0, populations, at_once):

@@ -175,7 +175,7 @@ class Toy:
         """kl log E[exp(r/kl)] at every state, computed by the library."""
         tilt = ts.Tilt(self.reward, self.kl, estimator=ts.Exact())
         log_x0 = self.model("mdm").predict(self.states, 0.5).laws()
-        return tilt.estimate(ts.Look(self.states, log_x0, 0.5, self.mask_id), None)
+        return tilt.estimate(ts.NoisyState(self.states, log_x0, 0.5, self.mask_id), None)
 
     def tilt(self, sampler: str, **options: Any) -> ts.Tilt:
         """The golden twist: the soft reward as a known function, extended multilinearly for its gradient."""

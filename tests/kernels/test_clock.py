@@ -121,7 +121,7 @@ def test_steered_without_bias(name: str) -> None:
     kernel = ts.TimedFirstHitting(A.mask_id)
     estimator = ts.Exact() if name in ("optimal", "first") else ts.Sampled()
     path = ts.Steering(model(A, kernel), ts.Tilt(A.reward, A.kl, draws=2, estimator=estimator), PROPOSALS[name])
-    outcome = trial(ts.ResampleFirst(path) if name == "first" else path, truth, populations=6000)
+    outcome = trial(ts.Auxiliary(path) if name == "first" else path, truth, populations=6000)
     assert outcome.unbiased, str(outcome)
 
 
@@ -129,8 +129,8 @@ def test_twins_are_judged_by_their_own_clocks() -> None:
     """An estimate that is shared by equal rows would tie populations together that are independent."""
     tilt, x = ts.Tilt(A.reward, A.kl, estimator=ts.Exact()), torch.full((2, A.length), A.mask_id)
     log_x0 = fading(A)(x, torch.tensor([0.9, 0.1]))
-    together = tilt.estimate(ts.Look(x, log_x0, 1.0, A.mask_id), None)
-    apart = [tilt.estimate(ts.Look(x[i : i + 1], log_x0[i : i + 1], 1.0, A.mask_id), None) for i in range(2)]
+    together = tilt.estimate(ts.NoisyState(x, log_x0, 1.0, A.mask_id), None)
+    apart = [tilt.estimate(ts.NoisyState(x[i : i + 1], log_x0[i : i + 1], 1.0, A.mask_id), None) for i in range(2)]
     assert (together - torch.cat(apart)).abs().max() < 1e-12
     assert (together[0] - together[1]).abs() > 1e-3
 
@@ -175,7 +175,7 @@ def test_times_fall_and_calls_are_as_many_as_free_sites() -> None:
 
     steering = ts.Steering(model(B, ts.TimedFirstHitting(B.mask_id), denoiser=watched, canvas=canvas))
     asked.clear()
-    ts.smc(steering, 1000, 2, when=ts.never, generator=torch.Generator().manual_seed(0))
+    ts.smc(steering, 1000, 2, when=ts.triggers.never, generator=torch.Generator().manual_seed(0))
     times = torch.stack(asked, 1)  # (P, calls)
     assert times.shape == (2000, 3)
     assert (times.diff(dim=1) <= 0).all()

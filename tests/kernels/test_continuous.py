@@ -177,9 +177,9 @@ def grid_log_weights(count: int) -> dict[str, Tensor]:
     t, s = grid[:-1].repeat(len(x)), grid[1:].repeat(len(x))
     noise = ct.reversed_rate(proposal_rate, log_pi)
     span = (START - END) / count
-    log_q = ts.leap(here, proposal_rate(here, t), span).log_prob(there)
-    log_p = ts.leap(here, model_rate(here, t), span).log_prob(there)
-    log_noise = ts.leap(there, noise(there, s), span).log_prob(here)
+    log_q = ts.jumps.leap(here, proposal_rate(here, t), span).log_prob(there)
+    log_p = ts.jumps.leap(here, model_rate(here, t), span).log_prob(there)
+    log_noise = ts.jumps.leap(there, noise(there, s), span).log_prob(here)
     first = log_noise - log_q + log_pi(there, s) - log_pi(here, t)
     second = log_p - log_q + log_twist(there, s) - log_twist(here, t)
     return {name: part.view(len(x), -1).sum(-1) for name, part in zip(weigh(paths), (first, second), strict=True)}
@@ -255,7 +255,7 @@ def test_leaps_of_the_uniform_process_converge_at_first_order() -> None:
         for i in range(count):
             t = start - i * span
             x, _, log_x0 = uniform_toy(t)
-            table = ts.leap(x, ct.uniform_rate(x, log_x0, t, ts.Cosine()), span)
+            table = ts.jumps.leap(x, ct.uniform_rate(x, log_x0, t, ts.Cosine()), span)
             moves = torch.stack([table.log_prob(y.expand_as(x)) for y in x], 1).exp()
             assert (moves.sum(1) - 1).abs().max() < 1e-12
             law = law @ moves
@@ -286,7 +286,7 @@ def model(toy: Toy, kernel: Any, steps: Any) -> ts.Diffusion:
 def test_tau_leaping_converges_at_first_order(name: str, schedule: ts.Schedule) -> None:
     toy = Toy(name)
     truth = limit(toy)
-    tilt = ts.Tilt(toy.reward, toy.kl, ramp=ts.end_ramp)
+    tilt = ts.Tilt(toy.reward, toy.kl, ramp=ts.ramps.end)
     sizes = [8, 16, 32, 64, 128, 256]
     in_law: list[float] = []
     in_log_z: list[float] = []
@@ -321,7 +321,7 @@ def test_tau_leaping_agrees_with_leap() -> None:
     log_x0 = LOG_X0
     ours = ts.TauLeap(toy.mask_id)(toy.states, log_x0, step).dense().log_p
     rates = ct.masked_rate(toy.states, log_x0, step.t, ts.Linear(), toy.mask_id)
-    theirs = ts.leap(toy.states, rates, step.t - step.s).log_p
+    theirs = ts.jumps.leap(toy.states, rates, step.t - step.s).log_p
     assert torch.equal(ours.isinf(), theirs.isinf())
     assert torch.where(ours.isinf(), 0.0, ours - theirs).abs().max() < 1e-12
 
@@ -367,7 +367,7 @@ def proposals(toy: Toy) -> dict[str, Callable[[], ts.Proposal]]:
 @pytest.mark.parametrize("name", proposals(Toy("A")))
 def test_one_site_at_a_time_steers_without_bias(name: str) -> None:
     toy = Toy("A")
-    known, random = toy.tilt("mdm", ramp=ts.linear_ramp), ts.Tilt(toy.reward, toy.kl, draws=2)
+    known, random = toy.tilt("mdm", ramp=ts.ramps.linear), ts.Tilt(toy.reward, toy.kl, draws=2)
     soft = known if name in ("gradient", "tokens") else random
     steering = ts.Steering(jumping(toy), soft, proposals(toy)[name]())
     outcome = trial(steering, limit(toy), populations=4096)
@@ -380,7 +380,7 @@ def test_one_site_at_a_time_steers_without_bias(name: str) -> None:
 def test_jump_proposals_sum_to_one_and_keep_the_target(name: str) -> None:
     """By enumeration: sum of q is 1, of q·w is the model's move, from every state that is reached."""
     toy = Toy("A")
-    steering = ts.Steering(jumping(toy), toy.tilt("mdm", ramp=ts.linear_ramp), proposals(toy)[name]())
+    steering = ts.Steering(jumping(toy), toy.tilt("mdm", ramp=ts.ramps.linear), proposals(toy)[name]())
     exact = enumerate_steering(steering)
     for moves in exact.moves:
         total = torch.zeros(len(exact.states), dtype=torch.float64).index_add(0, moves.row, moves.log_q.exp())
@@ -393,7 +393,7 @@ def test_jump_proposals_sum_to_one_and_keep_the_target(name: str) -> None:
 def test_one_site_at_a_time_steers_optimally() -> None:
     """Given x_t the weight under q* is a constant, and one-step look-ahead is unbiased."""
     toy = Toy("A")
-    steering = ts.Steering(jumping(toy), toy.tilt("mdm", ramp=ts.linear_ramp), ts.Enumerated())
+    steering = ts.Steering(jumping(toy), toy.tilt("mdm", ramp=ts.ramps.linear), ts.Enumerated())
     exact = enumerate_steering(steering)
     for index, moves in enumerate(exact.moves):
         increment = exact.log_increment(index)

@@ -33,7 +33,7 @@ def model_of(kernel: Any, num_steps: int = 3, toy: Toy = B, joint: str = "p1") -
 
 
 def tilt_of(toy: Toy = B) -> ts.Tilt:
-    return toy.tilt("mdm", ramp=ts.linear_ramp)
+    return toy.tilt("mdm", ramp=ts.ramps.linear)
 
 
 def check(path: ts.Steering, truth: Answer | None = None, **options: Any) -> None:
@@ -132,7 +132,7 @@ def test_maskgit_law_with_ties_and_impossible_tokens(mask_id: int, dtype: torch.
 
 # ---- every order with every proposal, against enumeration
 
-COUNTS = {"evenly": ts.evenly, "fixed": orders.fixed(1), "cosine": orders.cosine_count}
+COUNTS = {"evenly": ts.ranked.evenly, "fixed": orders.fixed(1), "cosine": orders.cosine_count}
 CONFIDENCES = {"max": orders.max_probability, "entropy": orders.negative_entropy, "margin": orders.margin}
 ANCESTRAL = ts.Ancestral(M)
 REMASKING = ts.Ancestral(M, sigma=ts.Rescale(0.8))
@@ -207,7 +207,7 @@ def test_enumerated_proposal() -> None:
 
 
 LARGE = {
-    "entropy": Ranked(C.mask_id, ts.evenly, orders.negative_entropy),
+    "entropy": Ranked(C.mask_id, ts.ranked.evenly, orders.negative_entropy),
     "maskgit": MaskGIT(C.mask_id),
     "blocks": Blocks(MaskGIT(C.mask_id), size=2, length=4, num_steps=4),
     "blocks-ranked": Blocks(Ranked(C.mask_id, orders.fixed(1)), size=2, length=4, num_steps=4),
@@ -324,7 +324,7 @@ def test_extended_state_of_a_product() -> None:
 def test_marginal_weights_vary_less() -> None:
     def spread(kernel: Any) -> float:
         path = ts.Steering(model_of(kernel), None, B.amortised())
-        return float(ts.smc(path, 20_000, when=ts.never, generator=seeded(0)).log_w.exp().var())
+        return float(ts.smc(path, 20_000, when=ts.triggers.never, generator=seeded(0)).log_w.exp().var())
 
     kernel = MaskGIT(M, count=orders.fixed(1))
     assert spread(kernel) < spread(MaskGITExtended(kernel))
@@ -348,11 +348,11 @@ def seeded(seed: int) -> Generator:
 def test_noise_is_shared(wrap: Any) -> None:
     """With annealed noise: log Z = 0 without a tilt, and with one the proposals agree on Z and on every sequence."""
     model = model_of(wrap(MaskGIT(M, count=orders.fixed(1), temperature=2.0)))
-    law = ts.smc(ts.Steering(model), 100_000, when=ts.never, generator=seeded(2)).samples[0]
+    law = ts.smc(ts.Steering(model), 100_000, when=ts.triggers.never, generator=seeded(2)).samples[0]
     place = B.tokens ** torch.arange(B.length - 1, -1, -1)
     p = torch.bincount((law * place).sum(-1), minlength=len(B.clean)).double() / len(law)
     truth = Answer(0.0, p, B.clean)
-    result = ts.smc(ts.Steering(model, None, B.amortised()), 8, 8192, when=ts.always, generator=seeded(4))
+    result = ts.smc(ts.Steering(model, None, B.amortised()), 8, 8192, when=ts.triggers.always, generator=seeded(4))
     outcome = judge(result.samples, result.log_w, truth)
     assert abs(outcome.z) < 4
     error = (outcome.masses.var(0) / len(result.log_w) + p * (1 - p) / len(law)).sqrt()
@@ -364,7 +364,7 @@ def test_noise_is_shared(wrap: Any) -> None:
 def test_noise_is_part_of_the_state() -> None:
     """It is drawn anew for the children of a step, the same for twins; and what hides a state cannot be enumerated."""
     path = ts.Steering(model_of(MaskGIT(M, temperature=1.0)))
-    records = list(ts.sweep(path, 16, when=ts.always, generator=seeded(0)))
+    records = list(ts.sweep(path, 16, when=ts.triggers.always, generator=seeded(0)))
     memories = [r.evaluation.memory for r in records[:-1]]
     assert all(m is not None and m.shape == (16, 3) for m in memories)
     assert not torch.equal(memories[0], memories[1])
@@ -379,7 +379,9 @@ def test_noise_inside_blocks_and_with_a_tilt(proposal: str) -> None:
     """Two proposals that must agree on log Z, one the model itself."""
     kernel = Blocks(MaskGIT(M, count=orders.fixed(1), temperature=1.0), 3, 3, 3)
     log_z = [
-        ts.smc(ts.Steering(model_of(kernel), tilt_of(), q), 16, 6000, when=ts.always, generator=seeded(9)).log_z.exp()
+        ts.smc(
+            ts.Steering(model_of(kernel), tilt_of(), q), 16, 6000, when=ts.triggers.always, generator=seeded(9)
+        ).log_z.exp()
         for q in (ts.FromModel(), PROPOSALS[proposal])
     ]
     gap = log_z[0].mean() - log_z[1].mean()

@@ -65,7 +65,14 @@ def known_tilt(toy: Toy, **options) -> ts.Tilt:
 def check(steering: ts.Steering, populations: int = 3000, particles: int = 8, seed: int = 5) -> None:
     """log Z and the law of clean sequences against enumeration, as z-scores."""
     exact = enumerate_steering(steering)
-    result = ts.smc(steering, particles, populations, resample=ts.multinomial, when=ts.always, generator=seeded(seed))
+    result = ts.smc(
+        steering,
+        particles,
+        populations,
+        resample=ts.resampling.multinomial,
+        when=ts.triggers.always,
+        generator=seeded(seed),
+    )
     here = (result.samples.unsqueeze(2) == exact.states).all(-1)
     mass = (result.log_w.exp().unsqueeze(-1) * here).mean(1) / math.exp(exact.log_z)
     ratio, often = mass.sum(-1), exact.log_targets[-1].exp() >= 1e-3
@@ -243,7 +250,9 @@ def check_prompts(uniform: ts.Diffusion, populations: int = 2000) -> None:
     truth = [enumerate_steering(ts.Steering(model(toy, canvas=prompt), tilt)).log_z for prompt in prompts]
     everyone = len(prompts) * populations
     steering = ts.Steering(uniform, tilt)
-    result = ts.smc(steering, 8, everyone, resample=ts.multinomial, when=ts.always, generator=seeded(1))
+    result = ts.smc(
+        steering, 8, everyone, resample=ts.resampling.multinomial, when=ts.triggers.always, generator=seeded(1)
+    )
     canvas = prompts.repeat_interleave(populations, 0).unsqueeze(1)
     assert ((result.samples == canvas) | (canvas == ts.NO_MASK)).all()
     ratio = (result.log_z.view(-1, populations) - torch.tensor(truth).unsqueeze(-1)).exp()

@@ -30,7 +30,7 @@ def hard(x: torch.Tensor) -> torch.Tensor:
 def test_enumerated_with_a_hard_constraint(sampler: str, first: bool) -> None:
     """States without a future have any proposal and no weight; they must not touch the lists of others."""
     steering = ts.Steering(B.model(sampler), ts.Tilt(hard, estimator=ts.Exact()), ts.Enumerated())
-    path = ts.ResampleFirst(steering) if first else steering
+    path = ts.Auxiliary(steering) if first else steering
     outcome = trial(path, answer(steering.model, steering.twist), populations=4096)
     assert outcome.unbiased, str(outcome)
 
@@ -52,9 +52,9 @@ def test_products_that_rule_everything_out(proposal: ts.Proposal) -> None:
 
 
 def test_runs_side_by_side_do_not_meet() -> None:
-    path = ts.ResampleFirst(ts.Steering(B.model("mdm"), B.tilt("mdm"), ts.Enumerated()))
-    alone = [list(ts.sweep(path, 8, 16, when=ts.always, generator=seeded(s)))[-1].log_w for s in (1, 2)]
-    sweeps = [ts.sweep(path, 8, 16, when=ts.always, generator=seeded(s)) for s in (1, 2)]
+    path = ts.Auxiliary(ts.Steering(B.model("mdm"), B.tilt("mdm"), ts.Enumerated()))
+    alone = [list(ts.sweep(path, 8, 16, when=ts.triggers.always, generator=seeded(s)))[-1].log_w for s in (1, 2)]
+    sweeps = [ts.sweep(path, 8, 16, when=ts.triggers.always, generator=seeded(s)) for s in (1, 2)]
     for records in zip(*sweeps, strict=True):
         last = records
     for ours, theirs in zip(last, alone, strict=True):
@@ -73,11 +73,11 @@ def test_each_template_has_its_own_populations() -> None:
 def test_templates_with_enumeration_are_each_exact() -> None:
     """Exact and Enumerated share work between twins; prompts in one call must give what they give alone."""
     prompts = [ts.template(3, 3, [1]), ts.template(3, 3, [2], at=[2])]
-    tilt = ts.Tilt(B.reward, B.kl, ramp=ts.constant_ramp, estimator=ts.Exact())
+    tilt = ts.Tilt(B.reward, B.kl, ramp=ts.ramps.constant, estimator=ts.Exact())
     for sampler in ("mdm", "remdm"):
         model = B.model(sampler)
         together = ts.Steering(replace(model, template=torch.stack(prompts)), tilt, ts.Enumerated())
-        log_z = ts.smc(together, 16, 2000, when=ts.always, generator=seeded()).log_z.view(2, 1000)
+        log_z = ts.smc(together, 16, 2000, when=ts.triggers.always, generator=seeded()).log_z.view(2, 1000)
         for mine, prompt in zip(log_z, prompts, strict=True):
             exact = enumerate_steering(ts.Steering(replace(model, template=prompt), tilt)).log_z
             ratio = (mine - exact).exp()
@@ -115,12 +115,12 @@ def test_prompts_without_a_mask_are_never_redrawn() -> None:
     canvas = torch.tensor([ts.NO_MASK, 1, ts.NO_MASK])
     model = ts.Diffusion(lambda x, t: flat.expand(len(x), 3, 3), kernel, ts.uniform_steps(4), canvas)
     x = model.start(50, seeded())
-    look = ts.Look(x, model.clean(model.predict(x, 0.5)), 0.5, ts.NO_MASK)
+    look = ts.NoisyState(x, model.clean(model.predict(x, 0.5)), 0.5, ts.NO_MASK)
     clean = ts.core.twists.estimators.draw_clean(look, 20, seeded())
     assert (clean[..., 1] == 1).all()
 
 
-@pytest.mark.parametrize("potential", [ts.maximum, ts.total])
+@pytest.mark.parametrize("potential", [ts.potentials.maximum, ts.potentials.total])
 def test_fk_counts_only_where_it_resamples(potential) -> None:
     toy = Toy("C")
     tilt = ts.Tilt(toy.reward, kl=2.0, draws=2)
@@ -134,7 +134,7 @@ def test_fk_counts_only_where_it_resamples(potential) -> None:
 def test_particle_gibbs_refines_a_run() -> None:
     steering = ts.Steering(B.model("mdm"), replace(B.tilt("mdm"), kl=2.0))
     run = list(ts.sweep(steering, 4, 6, generator=seeded(1)))
-    reference = ts.pick(run, seeded(2))
+    reference = ts.gibbs.pick(run, seeded(2))
     chain = ts.particle_gibbs(steering, 2, 4, 6, reference=reference, generator=seeded(3))
     assert torch.equal(chain.samples[0], reference[-1])
     assert chain.result.rows["denoiser"] + chain.result.saved["denoiser"] == 2 * 4 * 6 * len(steering.steps)

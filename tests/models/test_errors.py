@@ -77,7 +77,7 @@ def test_the_right_thing_works() -> None:
         (lambda: ts.Steering(model(), ts.Tilt(lambda x: [0.0] * len(x))), "must return a tensor.*got list"),
         (
             lambda: ts.Steering(
-                model(), ts.Tilt(ones, ramp=ts.constant_ramp, estimator=ts.Value(lambda x, t: ones(x)[:, None]))
+                model(), ts.Tilt(ones, ramp=ts.ramps.constant, estimator=ts.Value(lambda x, t: ones(x)[:, None]))
             ),
             "one number for each",
         ),
@@ -107,7 +107,7 @@ def test_the_right_thing_works() -> None:
         (lambda: ts.Tilt(ones, kl=0.0), "kl must be positive"),
         (lambda: ts.Tilt(ones, draws=0), "draws must be at least 1"),
         (lambda: ts.Tilt(ones, ramp=lambda t: 0.95), r"ramp\(0\) must be 1, got 0.95: the final target"),
-        (lambda: ts.Tilt(ones, ramp=ts.exponential_ramp(5)), r"ramp\(0\) must be 1"),
+        (lambda: ts.Tilt(ones, ramp=ts.ramps.exponential(5)), r"ramp\(0\) must be 1"),
         (lambda: ts.Tilt(ones, estimator=ts.SoftInput()), "differentiable=True"),
         (lambda: ts.Product((model(), model()), (1.0,)), "2 models and 1 powers"),
         (lambda: ts.Product((), ()), "0 models"),
@@ -119,7 +119,7 @@ def test_the_right_thing_works() -> None:
         (lambda: ts.Steering(model(), ts.Tilt(ones), ts.Enumerated()), "not random, such as Exact"),
         (lambda: ts.Steering(model(), proposal=ts.Amortised(truncated)), "no mass to states that the model can reach"),
         (
-            lambda: ts.Steering(model(), ts.Tilt(ones, ramp=ts.constant_ramp, estimator=ts.Exact(limit=5))),
+            lambda: ts.Steering(model(), ts.Tilt(ones, ramp=ts.ramps.constant, estimator=ts.Exact(limit=5))),
             "limit is 5: open fewer",
         ),
         (lambda: ts.Tilt(ones, kl=math.inf), "positive and finite"),
@@ -221,13 +221,13 @@ def test_a_network_that_trains_is_noticed() -> None:
         model(ts.from_logits(net, MASK, ignores_time=True))
 
 
-@pytest.mark.parametrize("average", [ts.log_mean_exp, ts.mean])
+@pytest.mark.parametrize("average", [ts.estimators.log_mean_exp, ts.estimators.mean])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_bad_reward_of_a_draw_is_found_at_once(bad: float, average: ts.core.twists.estimators.Average) -> None:
     def reward(x: Tensor) -> Tensor:
         return torch.where((x == 2).any(-1), bad, 0.0)
 
-    tilt = ts.Tilt(reward, draws=4, ramp=ts.constant_ramp, average=average)
+    tilt = ts.Tilt(reward, draws=4, ramp=ts.ramps.constant, average=average)
     with pytest.raises(FloatingPointError, match=r"at the start.*Culprit: the reward"):
         ts.smc(ts.Steering(model(), tilt), 8, generator=torch.Generator().manual_seed(0))
 
@@ -266,7 +266,7 @@ def test_a_bad_weight_names_step_particle_and_culprit(bad: float) -> None:
         return torch.where((x == 2).all(-1), bad, 0.0)
 
     prompt = torch.tensor([[3, 3, 3, 3], [2, 2, 2, 2]])
-    tilt = ts.Tilt(reward, ramp=ts.end_ramp)
+    tilt = ts.Tilt(reward, ramp=ts.ramps.end)
     with pytest.raises(FloatingPointError, match=r"particle 0 of population 1 .* step 2 .*Culprit: the reward"):
         ts.smc(ts.Steering(model(template=prompt), tilt), 3, 2, generator=torch.Generator().manual_seed(0))
 

@@ -20,7 +20,7 @@ from toys import FORMS, in_form
 
 import tokensteer as ts
 from tokensteer.core.models.diffusion import clock
-from tokensteer.core.twists.straight_through import can_enter
+from tokensteer.core.twists.straight_through import takes_embeddings
 from tokensteer.testing import TableDenoiser, enumerate_steering
 
 TOKENS, PAD, MASK = 3, 3, 4
@@ -134,14 +134,14 @@ KERNELS = {
     "remasking": Case(lambda m, n: remasking(m)),
     "loop": Case(lambda m, n: ts.remdm_loop(m, 0.75, 0.25, 0.5, ts.Cap(0.4))),
     "low": Case(lambda m, n: ts.LowConfidence(m)),
-    "entropy": Case(lambda m, n: ts.Ranked(m, ts.fixed(1), ts.negative_entropy)),
+    "entropy": Case(lambda m, n: ts.Ranked(m, ts.ranked.fixed(1), ts.ranked.negative_entropy)),
     "threshold": Case(lambda m, n: ts.Ranked(m, threshold=math.log(0.5))),
     "maskgit": Case(lambda m, n: ts.MaskGIT(m)),
     "extended": Case(lambda m, n: ts.MaskGITExtended(ts.MaskGIT(m)), truth=lambda m, n: ts.MaskGIT(m)),
     "leaps": Case(lambda m, n: ts.TauLeap(m)),
     "jumps": Case(lambda m, n: ts.FirstHitting(m), ts.event_steps),
     "blocks": Case(lambda m, n: ts.Blocks(remasking(m), 2, n, n), by_block, (0, 3)),
-    "maskgit blocks": Case(lambda m, n: ts.Blocks(ts.MaskGIT(m, ts.fixed(1)), 2, n, n), by_block, (0, 3)),
+    "maskgit blocks": Case(lambda m, n: ts.Blocks(ts.MaskGIT(m, ts.ranked.fixed(1)), 2, n, n), by_block, (0, 3)),
 }
 REMEMBERING = {
     "clocks": Case(lambda m, n: ts.TimedFirstHitting(m), ts.event_steps, (0, 2), ages=True),
@@ -197,7 +197,7 @@ def run(path: ts.Steering, seed: int = 0) -> Tensor:
     canvas = torch.atleast_2d(path.model.base.template)
     fixed = (canvas != path.model.kernel.mask_id).unsqueeze(1)
     populations = len(canvas) * POPULATIONS
-    for record in ts.sweep(path, PARTICLES, populations, when=ts.always, generator=seeded(seed)):
+    for record in ts.sweep(path, PARTICLES, populations, when=ts.triggers.always, generator=seeded(seed)):
         x = record.x.view(len(canvas), -1, canvas.shape[-1])
         assert torch.where(fixed, x == canvas.unsqueeze(1), True).all()
     w = record.log_w.exp() / PARTICLES
@@ -304,7 +304,7 @@ def test_gradients_through_embeddings_look_past_padding(kernel: str) -> None:
         return case.of(denoiser, canvas, mask_id), tilt
 
     model, tilt = parts(list(range(MASK + 1)), ts.padded(templates(MASK), PAD))
-    assert can_enter(model, tilt)
+    assert takes_embeddings(model, tilt)
     for masses, canvas in zip(run(ts.Steering(model, tilt, ts.Gradient(clip=2.0))), templates(TOKENS), strict=True):
         exact = answer(*parts(WORDS, canvas))
         assert agree(masses, expected(exact.log_z, exact.target, exact.clean)), canvas.tolist()

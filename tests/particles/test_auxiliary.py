@@ -25,7 +25,9 @@ def test_unbiased(sampler: str, target: str) -> None:
     path = steering(sampler, target)
     exact = enumerate_steering(path)
     generator = torch.Generator().manual_seed(8)
-    result = ts.smc(ts.ResampleFirst(path), 8, 3000, when=ts.always, resample=ts.multinomial, generator=generator)
+    result = ts.smc(
+        ts.Auxiliary(path), 8, 3000, when=ts.triggers.always, resample=ts.resampling.multinomial, generator=generator
+    )
     clean = exact.states[exact.clean]
     here = (result.samples.unsqueeze(2) == clean).all(-1)
     mass = (result.log_w.exp().unsqueeze(-1) * here).mean(1) / math.exp(exact.log_z)
@@ -38,8 +40,8 @@ def test_unbiased(sampler: str, target: str) -> None:
 
 def test_the_weight_is_known_before_the_move() -> None:
     """Given where a particle was, all its moves weigh the same, up to what is known of the place it came to."""
-    path = ts.ResampleFirst(steering("mdm", "tilt"))
-    records = list(ts.sweep(path, 64, when=ts.never, generator=torch.Generator().manual_seed(0)))
+    path = ts.Auxiliary(steering("mdm", "tilt"))
+    records = list(ts.sweep(path, 64, when=ts.triggers.never, generator=torch.Generator().manual_seed(0)))
     # The last weight has been counted already: it was the mass of the last proposal.
     assert records[-1].log_increment.abs().max() < 1e-12
     assert records[-2].log_increment.std() > 0.1
@@ -49,7 +51,8 @@ def test_it_spares_variance() -> None:
     path = steering("mdm", "tilt")
     generator = torch.Generator().manual_seed(1)
     plain, first = (
-        ts.smc(p, 32, 1500, when=ts.always, generator=generator).log_z.exp() for p in (path, ts.ResampleFirst(path))
+        ts.smc(p, 32, 1500, when=ts.triggers.always, generator=generator).log_z.exp()
+        for p in (path, ts.Auxiliary(path))
     )
     assert first.std() < plain.std()
 
@@ -57,4 +60,4 @@ def test_it_spares_variance() -> None:
 def test_other_proposals_are_refused() -> None:
     toy = Toy("B")
     with pytest.raises(ValueError, match="weight depends on x_t alone"):
-        ts.smc(ts.ResampleFirst(ts.Steering(toy.model("mdm"), toy.tilt("mdm"), ts.Gradient())), 4)
+        ts.smc(ts.Auxiliary(ts.Steering(toy.model("mdm"), toy.tilt("mdm"), ts.Gradient())), 4)

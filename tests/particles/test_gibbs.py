@@ -29,9 +29,9 @@ def exact_paths(steering: ts.Steering, count: int, generator: torch.Generator) -
     num_steps, vocab_size = len(steering.steps), steering.model.vocab_size
     tables = [multilinear(v * twist.kl, vocab_size, exact.states.shape[1]) for v in exact.log_value]
     value = ts.Value(lambda x, t: tables[num_steps - round(t * num_steps)](x))
-    best = replace(twist, ramp=ts.constant_ramp, estimator=value, potential=ts.difference)
+    best = replace(twist, ramp=ts.ramps.constant, estimator=value, potential=ts.potentials.difference)
     perfect = replace(steering, twist=best, proposal=ts.Enumerated())
-    return torch.stack([r.x[:, 0] for r in ts.sweep(perfect, 1, count, when=ts.never, generator=generator)])
+    return torch.stack([r.x[:, 0] for r in ts.sweep(perfect, 1, count, when=ts.triggers.never, generator=generator)])
 
 
 def largest_z(samples: Tensor, clean: Tensor, p: Tensor) -> float:
@@ -39,7 +39,7 @@ def largest_z(samples: Tensor, clean: Tensor, p: Tensor) -> float:
     return float(((share - p) / (p * (1 - p) / len(samples)).sqrt())[p > 1e-3].abs().max())
 
 
-TWISTS = {"exact": {}, "random": {"estimator": ts.Sampled(), "draws": 2}, "max": {"potential": ts.maximum}}
+TWISTS = {"exact": {}, "random": {"estimator": ts.Sampled(), "draws": 2}, "max": {"potential": ts.potentials.maximum}}
 
 
 def one_sweep(steering: ts.Steering, kind: type[Pinned], when, count: int, **options) -> tuple[float, float]:
@@ -59,13 +59,13 @@ def one_sweep(steering: ts.Steering, kind: type[Pinned], when, count: int, **opt
 @pytest.mark.parametrize(
     ("sampler", "proposal", "twist", "when"),
     [
-        ("mdm", ts.FromModel(), "exact", ts.always),
-        ("mdm", ts.Gradient(), "exact", ts.ess_below(0.7)),
-        ("remdm", ts.FromModel(), "exact", ts.ess_below(0.7)),
-        ("remdm", ts.Gradient(), "exact", ts.always),
-        ("lowconf", ts.Gradient(), "exact", ts.always),
-        ("mdm", ts.FromModel(), "random", ts.always),
-        ("mdm", ts.FromModel(), "max", ts.every(2)),
+        ("mdm", ts.FromModel(), "exact", ts.triggers.always),
+        ("mdm", ts.Gradient(), "exact", ts.triggers.ess_below(0.7)),
+        ("remdm", ts.FromModel(), "exact", ts.triggers.ess_below(0.7)),
+        ("remdm", ts.Gradient(), "exact", ts.triggers.always),
+        ("lowconf", ts.Gradient(), "exact", ts.triggers.always),
+        ("mdm", ts.FromModel(), "random", ts.triggers.always),
+        ("mdm", ts.FromModel(), "max", ts.triggers.every(2)),
     ],
 )
 def test_exact_draws_stay_exact_draws(sampler, proposal, twist, when, ancestor_sampling: bool) -> None:
@@ -96,14 +96,14 @@ class Comb(Pinned):
     """The bug that is refused: a systematic comb with the first child simply overwritten."""
 
     def resample(self, log_w, generator):
-        ancestors, after = ts.systematic(log_w, generator)
+        ancestors, after = ts.resampling.systematic(log_w, generator)
         return torch.cat([torch.zeros_like(ancestors[:, :1]), ancestors[:, 1:]], 1), after
 
 
 def test_a_pinned_comb_would_be_wrong() -> None:
     toy = Toy("B")
     steering = ts.Steering(toy.model("mdm"), replace(toy.tilt("mdm"), kl=2.0))
-    assert one_sweep(steering, Comb, ts.always, 60_000)[0] > 4.5
+    assert one_sweep(steering, Comb, ts.triggers.always, 60_000)[0] > 4.5
 
 
 CANNOT_BE_PINNED = {
@@ -121,7 +121,7 @@ CANNOT_BE_PINNED = {
 def test_what_cannot_be_pinned_is_refused_before_anything_runs(name: str, proposal: ts.Proposal) -> None:
     toy, (kernel, says) = Toy("A"), CANNOT_BE_PINNED[name]
     model = replace(toy.model("mdm"), kernel=kernel, steps=ts.uniform_steps(2))
-    path = ts.Steering(model, toy.tilt("mdm", ramp=ts.linear_ramp), proposal)
+    path = ts.Steering(model, toy.tilt("mdm", ramp=ts.ramps.linear), proposal)
     before = model.meter.rows
     with pytest.raises(ValueError, match=says):
         ts.particle_gibbs(path, 1, 100, generator=seeded())
@@ -131,7 +131,7 @@ def test_what_cannot_be_pinned_is_refused_before_anything_runs(name: str, propos
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"resample": ts.systematic}, "iid multinomial"),
+        ({"resample": ts.resampling.systematic}, "iid multinomial"),
         ({"num_particles": 1}, "num_particles must be at least 2, got 1: one of them is pinned"),
         ({"sweeps": 0}, "sweeps must be at least 1"),
     ],

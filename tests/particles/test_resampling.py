@@ -13,15 +13,15 @@ import tokensteer as ts
 from tokensteer.core.particles.resampling import log_mean_weight, weights
 
 RESAMPLERS = {
-    "multinomial": ts.multinomial,
-    "systematic": ts.systematic,
-    "stratified": ts.stratified,
-    "residual": ts.residual,
-    "ssp": ts.ssp,
-    "one_survivor": ts.one_survivor,
-    "nested": ts.nested(ts.systematic, 2),
-    "partial": ts.partial(ts.systematic, 0.5),
-    "partial_ssp": ts.partial(ts.ssp, 0.75),
+    "multinomial": ts.resampling.multinomial,
+    "systematic": ts.resampling.systematic,
+    "stratified": ts.resampling.stratified,
+    "residual": ts.resampling.residual,
+    "ssp": ts.resampling.ssp,
+    "one_survivor": ts.resampling.one_survivor,
+    "nested": ts.resampling.nested(ts.resampling.systematic, 2),
+    "partial": ts.resampling.partial(ts.resampling.systematic, 0.5),
+    "partial_ssp": ts.resampling.partial(ts.resampling.ssp, 0.75),
 }
 LOW_VARIANCE = ["systematic", "residual", "ssp"]
 
@@ -96,7 +96,7 @@ def test_equal_weights_leave_everyone_in_place(name: str) -> None:
 
 def test_partial_leaves_the_middle_alone() -> None:
     log_w = torch.tensor([[0.0, 5.0, 1.0, 2.0, -3.0, 1.5, 0.5, 0.9]], dtype=torch.float64)
-    ancestors, after = ts.partial(ts.multinomial, 0.5)(log_w, seeded())
+    ancestors, after = ts.resampling.partial(ts.resampling.multinomial, 0.5)(log_w, seeded())
     chosen = [0, 1, 3, 4]  # the two lightest and the two heaviest
     middle = [i for i in range(8) if i not in chosen]
     assert ancestors[0, middle].tolist() == middle
@@ -117,26 +117,31 @@ def test_populations_do_not_touch_each_other() -> None:
 
 def test_ess() -> None:
     log_w = torch.tensor([[0.0, 0.0, 0.0, 0.0], [7.0, -math.inf, -math.inf, -math.inf], [-math.inf] * 4])
-    assert torch.allclose(ts.ess(log_w), torch.tensor([4.0, 1.0, 0.0]))
-    assert ts.ess(torch.tensor([[0.0, math.nan], [math.inf, 0.0]])).isnan().all()  # which is not to be dead
+    assert torch.allclose(ts.resampling.ess(log_w), torch.tensor([4.0, 1.0, 0.0]))
+    assert ts.resampling.ess(torch.tensor([[0.0, math.nan], [math.inf, 0.0]])).isnan().all()  # which is not to be dead
 
 
 def test_triggers() -> None:
     log_w = torch.tensor([[0.0, 0.0], [0.0, -9.0]])
     steps = ts.uniform_steps(6)
-    assert [bool(ts.every(2)(log_w, s)[0]) for s in steps] == [False, False, True, False, True, False]
-    low = ts.ess_below(0.9)
+    assert [bool(ts.triggers.every(2)(log_w, s)[0]) for s in steps] == [False, False, True, False, True, False]
+    low = ts.triggers.ess_below(0.9)
     assert low(log_w, steps[0]).tolist() == [False, True]
-    assert ts.all_of(low, ts.every(2))(log_w, steps[2]).tolist() == [False, True]
-    assert ts.all_of(low, ts.every(2))(log_w, steps[1]).tolist() == [False, False]
-    assert ts.any_of(low, ts.every(2))(log_w, steps[2]).tolist() == [True, True]
-    assert ts.always(log_w, steps[0]).tolist() == [True, True]
-    assert ts.never(log_w, steps[0]).tolist() == [False, False]
+    assert ts.triggers.all_of(low, ts.triggers.every(2))(log_w, steps[2]).tolist() == [False, True]
+    assert ts.triggers.all_of(low, ts.triggers.every(2))(log_w, steps[1]).tolist() == [False, False]
+    assert ts.triggers.any_of(low, ts.triggers.every(2))(log_w, steps[2]).tolist() == [True, True]
+    assert ts.triggers.always(log_w, steps[0]).tolist() == [True, True]
+    assert ts.triggers.never(log_w, steps[0]).tolist() == [False, False]
 
 
 @pytest.mark.parametrize(
     "broken",
-    [lambda: ts.every(0), lambda: ts.ess_below(0.0), lambda: ts.ess_below(1.5), lambda: ts.partial(ts.ssp, 0.0)],
+    [
+        lambda: ts.triggers.every(0),
+        lambda: ts.triggers.ess_below(0.0),
+        lambda: ts.triggers.ess_below(1.5),
+        lambda: ts.resampling.partial(ts.resampling.ssp, 0.0),
+    ],
 )
 def test_bad_settings_are_refused(broken) -> None:
     with pytest.raises(ValueError, match="must"):
@@ -145,4 +150,4 @@ def test_bad_settings_are_refused(broken) -> None:
 
 def test_groups_must_divide() -> None:
     with pytest.raises(ValueError, match="groups of 3"):
-        ts.nested(ts.systematic, 3)(torch.zeros(1, 8))
+        ts.resampling.nested(ts.resampling.systematic, 3)(torch.zeros(1, 8))

@@ -43,7 +43,7 @@ def counted_run(sampler: str, proposal: ts.Proposal, **options) -> tuple[Counted
     counter.times.clear()
     counter.gradients.clear()
     counter.rows = 0
-    return counter, ts.smc(steering, 8, 3, when=ts.always, generator=seeded())
+    return counter, ts.smc(steering, 8, 3, when=ts.triggers.always, generator=seeded())
 
 
 @pytest.mark.parametrize("sampler", ["mdm", "remdm", "lowconf"])
@@ -61,7 +61,7 @@ def test_one_denoiser_call_a_step_and_none_at_the_end(sampler: str, proposal: ts
 
 
 def test_only_finished_samples_cost_rewards_when_the_ramp_says_so() -> None:
-    _, result = counted_run("mdm", ts.FromModel(), ramp=ts.end_ramp)
+    _, result = counted_run("mdm", ts.FromModel(), ramp=ts.ramps.end)
     assert result.rows["reward"] == 8 * 3
 
 
@@ -119,8 +119,10 @@ def test_load_refuses_another_file(tmp_path: Path) -> None:
 
 def test_lineages_follow_the_ancestors() -> None:
     toy = Toy("B")
-    records = list(ts.sweep(ts.Steering(toy.model("mdm"), toy.tilt("mdm")), 8, 2, when=ts.always, generator=seeded()))
-    result = ts.smc(ts.Steering(toy.model("mdm"), toy.tilt("mdm")), 8, 2, when=ts.always, generator=seeded())
+    records = list(
+        ts.sweep(ts.Steering(toy.model("mdm"), toy.tilt("mdm")), 8, 2, when=ts.triggers.always, generator=seeded())
+    )
+    result = ts.smc(ts.Steering(toy.model("mdm"), toy.tilt("mdm")), 8, 2, when=ts.triggers.always, generator=seeded())
     lines = result.lineages()
     assert torch.equal(lines[-1], torch.arange(8).expand(2, 8))
     for i in range(len(records) - 1):
@@ -182,7 +184,7 @@ def test_prompts_stay(sampler: str) -> None:
     model = replace(toy.model(sampler), template=prompts)
     for proposal in (ts.FromModel(), ts.Gradient()):
         steering = ts.Steering(model, ts.Tilt(toy.reward, toy.kl), proposal)
-        for record in ts.sweep(steering, 16, 2, when=ts.always, generator=seeded()):
+        for record in ts.sweep(steering, 16, 2, when=ts.triggers.always, generator=seeded()):
             assert (record.x[0, :, 1] == 2).all()
             assert (record.x[1][:, [0, 3]] == torch.tensor([0, 3])).all()
 
@@ -196,8 +198,8 @@ def test_named_methods_all_run() -> None:
         ts.best_of_n(p1, tilt),
         ts.svdd(p1, tilt),
         ts.nested_svdd(p1, tilt),
-        ts.fk_steering(p1, tilt, ts.maximum, interval=2),
-        ts.fk_steering(p1, tilt, ts.total),
+        ts.fk_steering(p1, tilt, ts.potentials.maximum, interval=2),
+        ts.fk_steering(p1, tilt, ts.potentials.total),
         ts.smc_base(p1, tilt),
         ts.smc_grad(p1, tilt),
         ts.prop_grad(p1, tilt),
@@ -247,11 +249,11 @@ def test_grids() -> None:
 
 
 def test_ramps() -> None:
-    assert ts.linear_ramp(0.25) == 0.75
-    assert ts.constant_ramp(1.0) == 1.0
-    assert [ts.end_ramp(t) for t in (1.0, 0.01, 0.0)] == [0.0, 0.0, 1.0]
-    mnist = ts.exponential_ramp(100, 1.05)
+    assert ts.ramps.linear(0.25) == 0.75
+    assert ts.ramps.constant(1.0) == 1.0
+    assert [ts.ramps.end(t) for t in (1.0, 0.01, 0.0)] == [0.0, 0.0, 1.0]
+    mnist = ts.ramps.exponential(100, 1.05)
     assert mnist(1.0) == 0.0
     assert mnist(0.9) == pytest.approx(1.05**10 - 1)
     assert mnist(0.0) == 1.0
-    assert [ts.clipped_ramp(5)(t) for t in (1.0, 0.75, 0.5, 0.0)] == [0.0, 0.5, 1.0, 1.0]
+    assert [ts.ramps.clipped(5)(t) for t in (1.0, 0.75, 0.5, 0.0)] == [0.0, 0.5, 1.0, 1.0]

@@ -360,7 +360,7 @@ def test_gradients_inside_constraints_may_be_rarer_or_of_fewer_draws(sampler):
     asked = []
     for base in (ts.Gradient(clip=2.0), ts.Gradient(clip=2.0, every=2), ts.Gradient(clip=2.0, draws=1)):
         steering = constrain(model, automaton, tilt, base)
-        result = ts.smc(steering, 8, 64, when=ts.every(2), generator=torch.Generator().manual_seed(0))
+        result = ts.smc(steering, 8, 64, when=ts.triggers.every(2), generator=torch.Generator().manual_seed(0))
         asked.append(result.rows["reward"])
         if sampler == "mdm":  # with remasking, tails are too heavy to be judged by so few
             outcome = trial(steering, truth, populations=4096, seed=3)
@@ -447,9 +447,9 @@ def test_look_ahead_alone_is_a_twist():
     """With the model as proposal: unbiased, and far better than judging at the end."""
     model, automaton = B.model("mdm"), contains([0, 1], 4)
     truth = answer(model, ts.Tilt(Satisfies(automaton)))
-    ahead = ts.Tilt(Satisfies(automaton), ramp=ts.end_ramp, chance=LookAhead(automaton, kept(model)))
+    lookahead = ts.Tilt(Satisfies(automaton), ramp=ts.ramps.end, log_lookahead=LookAhead(automaton, kept(model)))
     spread = []
-    for twist in (ahead, ts.Tilt(Satisfies(automaton), ramp=ts.end_ramp)):
+    for twist in (lookahead, ts.Tilt(Satisfies(automaton), ramp=ts.ramps.end)):
         outcome = trial(ts.Steering(model, twist), truth, populations=2048)
         assert outcome.unbiased, str(outcome)
         spread.append(float(outcome.ratio.std()))
@@ -469,8 +469,12 @@ def test_ramps_scale_the_soft_reward_only():
     assert hard.log_twist[0].exp()[-1] == pytest.approx(float(hard.log_value[0].exp()[-1]), rel=0.3)
 
 
-@pytest.mark.parametrize("potential", [ts.difference, ts.maximum, ts.total], ids=["difference", "max", "total"])
-@pytest.mark.parametrize("ramp", [ts.linear_ramp, ts.Adaptive(0.8)], ids=["linear", "adaptive"])
+@pytest.mark.parametrize(
+    "potential",
+    [ts.potentials.difference, ts.potentials.maximum, ts.potentials.total],
+    ids=["difference", "max", "total"],
+)
+@pytest.mark.parametrize("ramp", [ts.ramps.linear, ts.Adaptive(0.8)], ids=["linear", "adaptive"])
 def test_any_ramp_and_potential(ramp, potential):
     """The look-ahead is a term of its own, so a potential gathers rewards and no chances, and a ramp may adapt."""
     model, automaton = B.model("mdm"), toy_automaton(B)
@@ -497,7 +501,7 @@ def test_the_optimal_proposal_looks_ahead_too(soft):
         there = exact.log_optimal(k)
         alive = there > -50
         torch.testing.assert_close(moves.log_q[alive], there[alive], rtol=0, atol=1e-9)
-    outcome = trial(ts.ResampleFirst(steering), answer(model, steering.twist), populations=2048, seed=13)
+    outcome = trial(ts.Auxiliary(steering), answer(model, steering.twist), populations=2048, seed=13)
     assert outcome.unbiased, str(outcome)
 
 
@@ -505,11 +509,11 @@ def test_chances_are_asked_only_where_weights_are_looked_at():
     asked = []
     model, automaton = factorised(6, "mdm", steps=6), EXAMPLES["avoids"](4)
     steering = constrain(model, automaton)
-    ahead = steering.twist.chance
-    twist = replace(steering.twist, chance=lambda tilt, look: asked.append(look.t) or ahead(tilt, look))
+    lookahead = steering.twist.log_lookahead
+    twist = replace(steering.twist, log_lookahead=lambda tilt, look: asked.append(look.t) or lookahead(tilt, look))
     steering = replace(steering, twist=twist)
     asked.clear()
-    result = ts.smc(steering, 4, 3, when=ts.every(3), generator=torch.Generator().manual_seed(0))
+    result = ts.smc(steering, 4, 3, when=ts.triggers.every(3), generator=torch.Generator().manual_seed(0))
     assert len(asked) == 2  # the start, and the third step
     assert float((result.log_z - mass(model, automaton, 6)).abs().max()) < 1e-9
 
@@ -610,7 +614,7 @@ def test_look_ahead_costs_less_than_a_denoiser_call():
     canvas = ts.template(length, vocab_size - 1)
     model = ts.Diffusion(denoiser, ts.Ancestral(vocab_size - 1), ts.uniform_steps(2), canvas)
     x = canvas.repeat(rows, 1)
-    ahead, tilt = LookAhead(automaton, kept(model)), ts.Tilt(Satisfies(automaton))
+    lookahead, tilt = LookAhead(automaton, kept(model)), ts.Tilt(Satisfies(automaton))
 
     def cpu_time(work) -> float:
         times = []
@@ -621,6 +625,6 @@ def test_look_ahead_costs_less_than_a_denoiser_call():
         return min(times)
 
     with torch.no_grad():
-        look = ts.Look(x, denoiser(x, 0.5), 0.5, vocab_size - 1)
-        ratio = cpu_time(lambda: ahead(tilt, look)) / cpu_time(lambda: denoiser(x, 0.5))
+        look = ts.NoisyState(x, denoiser(x, 0.5), 0.5, vocab_size - 1)
+        ratio = cpu_time(lambda: lookahead(tilt, look)) / cpu_time(lambda: denoiser(x, 0.5))
     assert ratio < 1, ratio

@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot
 
 import tokensteer as ts
 from tokensteer.core.models.denoiser import Embedded
-from tokensteer.core.twists.straight_through import can_enter
+from tokensteer.core.twists.straight_through import takes_embeddings
 from tokensteer.rewards import both, constrain, log_product, product, weighted
 from tokensteer.rewards.text import (
     bert_from_graph,
@@ -306,7 +306,7 @@ def test_straight_through_needs_no_one_hots(folder, tokenizer):
     denoiser = ts.from_logits(Net().eval(), MASK, ignores_time=True)
     model = ts.Diffusion(denoiser, ts.Ancestral(MASK), ts.uniform_steps(3), ts.template(4, MASK))
     tilt = ts.Tilt(reward, kl=0.5, differentiable=reward.differentiable)
-    assert can_enter(model, tilt)
+    assert takes_embeddings(model, tilt)
     plain = ts.Tilt(lambda x: reward(x), kl=0.5, differentiable=True)
     runs = [
         ts.smc(ts.Steering(model, twist, ts.Gradient()), 4, generator=torch.Generator().manual_seed(1))

@@ -47,7 +47,7 @@ PLAIN = {
     "sharing": False,
     "form": "logits",
     "tilt": {},
-    "when": ts.ess_below(0.5),
+    "when": ts.triggers.ess_below(0.5),
 }
 
 
@@ -75,15 +75,15 @@ def seeded(seed: int) -> torch.Generator:
 RUNS = {
     "base": {},
     "hidden": {"form": "hidden"},
-    "rarely": {"when": ts.all_of(ts.every(3), ts.ess_below(0.9))},
+    "rarely": {"when": ts.triggers.all_of(ts.triggers.every(3), ts.triggers.ess_below(0.9))},
     "shared noise": {"tilt": {"estimator": ts.Sampled(seed=1)}},
     "adaptive": {"tilt": {"ramp": ts.Adaptive(0.9)}},
-    "total": {"tilt": {"potential": ts.total}},
+    "total": {"tilt": {"potential": ts.potentials.total}},
     "prompts": {"canvas": torch.stack([ts.template(LENGTH, MASK, [k]) for k in (0, 1)])},
     "learned": {"proposal": "learned"},
     "remasking": {"kernel": ts.Ancestral(MASK, sigma=ts.Cap(0.2))},
     "confident": {"kernel": ts.LowConfidence(MASK)},
-    "ranked": {"kernel": ts.Ranked(MASK, confidence=ts.negative_entropy)},
+    "ranked": {"kernel": ts.Ranked(MASK, confidence=ts.ranked.negative_entropy)},
     "first hitting": {"kernel": ts.FirstHitting(MASK), "steps": ts.uniform_steps(LENGTH - 1)},
     "leaps": {"kernel": ts.TauLeap(MASK)},
     "sure ones stay": {"kernel": ts.ConfidenceRemask(ts.Ancestral(MASK, sigma=ts.Cap(0.3)))},
@@ -106,7 +106,7 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_replayed_runs_are_the_runs_of_the_method(name: str) -> None:
     plain = method(**RUNS[name])
-    again = ts.recorded(plain, 8, 4)
+    again = ts.captured(plain, 8, 4)
     for seed in (1, 2, 1):
         here, there = seeded(seed), seeded(seed)
         ours, theirs = again(generator=here), plain(8, 4, generator=there)
@@ -121,7 +121,7 @@ def test_replayed_runs_are_the_runs_of_the_method(name: str) -> None:
 
 @gpu
 def test_results_outlive_the_next_replay() -> None:
-    again = ts.recorded(method(), 8)
+    again = ts.captured(method(), 8)
     first = again(generator=seeded(1))
     kept = {f.name: v.clone() for f in fields(first) if isinstance(v := getattr(first, f.name), Tensor)}
     assert not torch.equal(again(generator=seeded(2)).samples, kept["samples"])
@@ -132,20 +132,20 @@ def test_results_outlive_the_next_replay() -> None:
 @gpu
 def test_a_generator_of_another_device_is_refused() -> None:
     with pytest.raises(ValueError, match="the generator is on cpu and the model on cuda"):
-        ts.recorded(method(), 8)(generator=torch.Generator())
+        ts.captured(method(), 8)(generator=torch.Generator())
 
 
 @gpu
 def test_noise_of_its_own_goes_on() -> None:
-    again = ts.recorded(method(), 8)
+    again = ts.captured(method(), 8)
     assert not torch.equal(again().samples, again().samples)
-    assert not torch.equal(ts.recorded(method(), 8)().samples, ts.recorded(method(), 8)().samples)
+    assert not torch.equal(ts.captured(method(), 8)().samples, ts.captured(method(), 8)().samples)
 
 
 @gpu
 def test_networks_may_learn_in_between() -> None:
     plain = method()
-    again = ts.recorded(plain, 8)
+    again = ts.captured(plain, 8)
     before = again(generator=seeded(1))
     plain.steering.model.base.denoiser.network.head.weight.data.mul_(3.0)
     after, right = again(generator=seeded(1)), plain(8, generator=seeded(1))
@@ -157,7 +157,7 @@ def test_networks_may_learn_in_between() -> None:
 def test_what_goes_wrong_is_said_after_the_replay() -> None:
     """The host cannot look at weights while it is not there; it runs the same run again to say what is wrong."""
     plain = method()
-    again = ts.recorded(plain, 8)
+    again = ts.captured(plain, 8)
     again(generator=seeded(1))
     plain.steering.twist.reward.head.bias.data.fill_(math.nan)
     with pytest.raises(FloatingPointError, match="Culprit: the reward"):
@@ -180,7 +180,7 @@ def test_a_run_that_makes_the_host_look_is_not_recorded(name: str) -> None:
     path = plain.steering
     looking = replace(plain, steering=replace(path, twist=replace(path.twist, **LOOKING.get(name, {}))))
     with pytest.raises(ValueError, match="sharing=False" if name == "sharing" else "the host looks at the device"):
-        ts.recorded(looking, 8)
+        ts.captured(looking, 8)
     assert looking(8, generator=seeded(1)).log_w.isfinite().all()  # and nothing is broken by the attempt
 
 
@@ -215,9 +215,9 @@ def test_sharing_is_the_same_law_there() -> None:
 
 def test_only_a_method_is_recorded() -> None:
     with pytest.raises(TypeError, match=r"wrap a steering as Method\(steering\)"):
-        ts.recorded(method("cpu").steering, 8)  # pyright: ignore[reportArgumentType]
+        ts.captured(method("cpu").steering, 8)  # pyright: ignore[reportArgumentType]
 
 
 def test_only_a_gpu_records() -> None:
     with pytest.raises(ValueError, match="only a run on a GPU can be recorded, and the model is on cpu"):
-        ts.recorded(method("cpu"), 8)
+        ts.captured(method("cpu"), 8)

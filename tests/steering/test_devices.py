@@ -46,7 +46,7 @@ def test_unbiased_and_reproducible(device: str, sampler: str, proposal: str, dty
     exact = enumerate_steering(steering("cpu", sampler, "base", torch.float64)).log_z
     runs = [
         ts.smc(path, 16, 600, generator=torch.Generator(device=device).manual_seed(3), resample=resample)
-        for resample in (ts.systematic, ts.systematic, ts.ssp)
+        for resample in (ts.resampling.systematic, ts.resampling.systematic, ts.resampling.ssp)
     ]
     assert torch.equal(runs[0].samples, runs[1].samples)
     assert torch.equal(runs[0].log_w, runs[1].log_w)
@@ -64,7 +64,7 @@ def test_same_weights_as_on_the_cpu(device: str, sampler: str, proposal: str, pr
         pytest.skip("the corrected target is not what its transition proposes")
     here = steering("cpu", sampler, proposal, torch.float64, product=product)
     there = steering(device, sampler, proposal, torch.float64, product=product)
-    records = list(ts.sweep(here, 8, generator=torch.Generator().manual_seed(0), when=ts.never))
+    records = list(ts.sweep(here, 8, generator=torch.Generator().manual_seed(0), when=ts.triggers.never))
     paths = torch.stack([r.x[0] for r in records], 1)
     assert (score(here, paths).log_increment - score(there, paths.to(device)).log_increment.cpu()).abs().max() < 1e-10
 
@@ -77,7 +77,7 @@ def parts(device: str) -> dict[str, ts.Steering]:
     steps, tilt = ts.uniform_steps(3), ts.Tilt(lambda x: (x == 1).sum(-1).float(), draws=2)
     remasking = ts.Ancestral(toy.mask_id, sigma=ts.Cap(0.3))
     kernels = {
-        "margin": ts.Ranked(toy.mask_id, confidence=ts.margin),
+        "margin": ts.Ranked(toy.mask_id, confidence=ts.ranked.margin),
         "maskgit": ts.MaskGIT(toy.mask_id, temperature=1.0),
         "extended": ts.MaskGITExtended(ts.MaskGIT(toy.mask_id)),
         "blocks": ts.Blocks(ts.MaskGIT(toy.mask_id, temperature=1.0), 1, 3, 3),
@@ -102,7 +102,8 @@ def parts(device: str) -> dict[str, ts.Steering]:
 def test_every_part_runs_there(device: str, name: str) -> None:
     path = parts(device)[name]
     runs = [
-        ts.smc(path, 8, 4, when=ts.always, generator=torch.Generator(device=device).manual_seed(1)) for _ in range(2)
+        ts.smc(path, 8, 4, when=ts.triggers.always, generator=torch.Generator(device=device).manual_seed(1))
+        for _ in range(2)
     ]
     assert runs[0].samples.device.type == device
     assert torch.equal(runs[0].samples, runs[1].samples)
@@ -119,7 +120,7 @@ def test_wrapped_paths_run_there(device: str) -> None:
     gradient = steering(device, "mdm", "gradient", torch.float32)
     assert gradient.twist is not None
     adaptive = replace(gradient, twist=replace(gradient.twist, ramp=ts.Adaptive()))
-    for wrapped in (ts.ResampleFirst(path), adaptive):
+    for wrapped in (ts.Auxiliary(path), adaptive):
         assert ts.smc(wrapped, 8, 4, generator=generator).log_z.isfinite().all()
     for ancestor_sampling in (False, True):
         chain = ts.particle_gibbs(path, 2, 4, 3, ancestor_sampling=ancestor_sampling, generator=generator)

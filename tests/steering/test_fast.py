@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from toys import Toy
 
 import tokensteer as ts
-from tokensteer.core.categorical.forms import Headed
-from tokensteer.core.categorical.sites import Tokens
+from tokensteer.core.categorical.forms import HiddenLogits
+from tokensteer.core.categorical.sites import SiteDistributions
 from tokensteer.core.models.prediction import Prediction
 from tokensteer.core.numerics.batching import Chunks, parse_memory
 from tokensteer.testing import TableDenoiser, enumerate_steering, score
@@ -65,7 +65,7 @@ KERNELS = {
     "mdm": ts.Ancestral(3),
     "remdm": ts.Ancestral(3, sigma=ts.Cap(0.2)),
     "lowconf": ts.LowConfidence(3, count=lambda step, masked: (step.index % 2 == 0) + 0 * masked),
-    "entropy": ts.Ranked(3, confidence=ts.negative_entropy),
+    "entropy": ts.Ranked(3, confidence=ts.ranked.negative_entropy),
     "jumps": ts.FirstHitting(3),
     "maskgit": ts.MaskGIT(3),
 }
@@ -151,7 +151,9 @@ def test_gradients_are_taken_once(every: int, estimator: ts.Estimator) -> None:
 
 def test_estimates_that_still_hold_are_counted_as_saved() -> None:
     model = model_of(forms()["logits"][1])
-    result = ts.smc(ts.Steering(model, ts.Tilt(B.reward, B.kl, draws=2)), 16, 4, when=ts.watching, generator=seeded())
+    result = ts.smc(
+        ts.Steering(model, ts.Tilt(B.reward, B.kl, draws=2)), 16, 4, when=ts.triggers.observe, generator=seeded()
+    )
     assert result.saved["reward"] > 0
     # Nothing counts at the start of a linear ramp, and the end is judged without draws.
     assert result.rows["reward"] + result.saved["reward"] == 16 * 4 * (5 * 2 + 1)
@@ -232,10 +234,12 @@ def test_rows_asked_for_are_computed_or_saved() -> None:
 
 def test_rewards_only_where_weights_are_looked_at() -> None:
     steering = ts.Steering(model_of(forms()["logits"][1]), ts.Tilt(B.reward, 1.0, draws=3))
-    looks_twice = ts.smc(steering, 8, 2, when=ts.all_of(ts.every(2), ts.ess_below(0.5)), generator=seeded())
+    looks_twice = ts.smc(
+        steering, 8, 2, when=ts.triggers.all_of(ts.triggers.every(2), ts.triggers.ess_below(0.5)), generator=seeded()
+    )
     assert looks_twice.rows["reward"] == 8 * 2 * (2 * 3 + 1)  # before steps 2 and 4, and the end
-    assert ts.smc(steering, 8, 2, when=ts.never, generator=seeded()).rows["reward"] == 8 * 2
-    watched = ts.smc(steering, 8, 2, when=ts.watching, generator=seeded())
+    assert ts.smc(steering, 8, 2, when=ts.triggers.never, generator=seeded()).rows["reward"] == 8 * 2
+    watched = ts.smc(steering, 8, 2, when=ts.triggers.observe, generator=seeded())
     assert not watched.mean_reward[1:].isnan().any()
     assert (watched.ancestors == torch.arange(8)).all()
 
@@ -250,7 +254,7 @@ class Eager(ts.Steering):
 @pytest.mark.parametrize("kernel", ["mdm", "remdm", "lowconf"])
 def test_lazy_twists_change_no_weight(kernel: str) -> None:
     parts = model_of(forms()["logits"][1], kernel), ts.Tilt(B.reward, B.kl, estimator=ts.Exact())
-    when = ts.all_of(ts.every(2), ts.ess_below(0.9))
+    when = ts.triggers.all_of(ts.triggers.every(2), ts.triggers.ess_below(0.9))
     eager = ts.smc(Eager(*parts), 16, 30, when=when, generator=seeded(2))
     result = ts.smc(ts.Steering(*parts), 16, 30, when=when, generator=seeded(2))
     assert torch.allclose(result.log_w, eager.log_w, atol=1e-9)
@@ -258,12 +262,12 @@ def test_lazy_twists_change_no_weight(kernel: str) -> None:
     assert torch.allclose(result.ess[2::2], eager.ess[2::2])
 
 
-@pytest.mark.parametrize("potential", [ts.difference, ts.maximum, ts.total])
-@pytest.mark.parametrize("ramp", [ts.linear_ramp, ts.end_ramp, ts.Adaptive(0.8)], ids=["linear", "end", "adaptive"])
+@pytest.mark.parametrize("potential", [ts.potentials.difference, ts.potentials.maximum, ts.potentials.total])
+@pytest.mark.parametrize("ramp", [ts.ramps.linear, ts.ramps.end, ts.Adaptive(0.8)], ids=["linear", "end", "adaptive"])
 def test_lazy_twists_are_unbiased(potential: Any, ramp: Any) -> None:
     model = model_of(forms()["hidden"][1])
     tilt = ts.Tilt(B.reward, 2.0, draws=2, potential=potential, ramp=ramp)
-    outcome = trial(ts.Steering(model, tilt), answer(model, ts.Tilt(B.reward, 2.0)), 8, when=ts.every(3))
+    outcome = trial(ts.Steering(model, tilt), answer(model, ts.Tilt(B.reward, 2.0)), 8, when=ts.triggers.every(3))
     assert outcome.unbiased, str(outcome)
 
 
@@ -356,13 +360,13 @@ def test_means_over_laws_are_taken_a_few_rows_at_a_time(monkeypatch: pytest.Monk
         ts.Tilt(lambda x: x[..., 0].sum(-1) if x.is_floating_point() else (x == 0).float().sum(-1), 1.0,
                 estimator=ts.SoftInput(), differentiable=True),
     )  # fmt: skip
-    whole, sizes, dense = ts.smc(steering, 8, 2, generator=seeded()), [], Tokens.dense
+    whole, sizes, dense = ts.smc(steering, 8, 2, generator=seeded()), [], SiteDistributions.dense
 
-    def watched(self: Tokens) -> Tensor:
+    def watched(self: SiteDistributions) -> Tensor:
         sizes.append(len(self.index))
         return dense(self)
 
-    monkeypatch.setattr(Tokens, "dense", watched)
+    monkeypatch.setattr(SiteDistributions, "dense", watched)
     monkeypatch.setattr("tokensteer.core.categorical.forms.WORKING", 16 * 4 * 3 * 2)  # the laws of two rows
     same(whole, ts.smc(steering, 8, 2, generator=seeded()))
     assert max(sizes) == 2
@@ -416,7 +420,7 @@ def test_a_reward_may_answer_in_its_own_memory() -> None:
 
 
 def test_a_table_is_tilted_by_what_fits_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = ts.Table(torch.randn(5, 3, 4, dtype=torch.float64, generator=seeded()).log_softmax(-1))
+    table = ts.measure.Table(torch.randn(5, 3, 4, dtype=torch.float64, generator=seeded()).log_softmax(-1))
     for shape in ((5, 3, 4), (1, 3, 4), (4,)):
         h = torch.randn(*shape, dtype=torch.float64, generator=seeded(1))
         right = (table.log_p + h).log_softmax(-1)
@@ -517,13 +521,13 @@ def test_a_network_of_the_proposal_is_asked_again_too() -> None:
 def test_many_prompts_are_looked_at_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A steering is tried out before it runs, and that must not spell out all laws of all prompts at once."""
     spelt = []
-    rows = Headed.rows
+    rows = HiddenLogits.rows
 
-    def watched(self: Headed, index: Tensor) -> Tensor:
+    def watched(self: HiddenLogits, index: Tensor) -> Tensor:
         spelt.append(len(index))
         return rows(self, index)
 
-    monkeypatch.setattr(Headed, "rows", watched)
+    monkeypatch.setattr(HiddenLogits, "rows", watched)
     monkeypatch.setattr("tokensteer.core.categorical.forms.WORKING", 16 * 4 * 3)  # three laws
     prompts = torch.tensor([[k % 3, 3, 3] for k in range(10)])
     model = replace(model_of(forms()["hidden"][1]), template=prompts)
@@ -599,14 +603,14 @@ def test_what_rests_does_so_whoever_has_moved(kind: str, proposal: ts.Proposal) 
     none is wanted: weights and ramps are those of a run that keeps nothing, number for number."""
     options = {
         "adaptive": {"ramp": ts.Adaptive(0.9)},
-        "total": {"potential": ts.total},
-        "maximum": {"potential": ts.maximum},
+        "total": {"potential": ts.potentials.total},
+        "maximum": {"potential": ts.potentials.maximum},
     }
     tilt = ts.Tilt(B.reward, 1.0, estimator=ts.Exact(), **options.get(kind, {}))
     if kind in ("total", "maximum"):  # as in Feynman-Kac steering, the reward counts at some steps only
         tilt = replace(tilt, ramp=lambda t: float(round(30 * t) % 5 == 0 and t < 1))
     path = ts.Steering(model_of(forms()["logits"][1], num_steps=30), tilt, proposal)
-    kept, anew = (watched_run(path, ts.every(10), sharing) for sharing in (True, False))
+    kept, anew = (watched_run(path, ts.triggers.every(10), sharing) for sharing in (True, False))
     assert any(torch.equal(a.x, b.x) for a, b in itertools.pairwise(kept[12:]))
     for ours, theirs in zip(kept, anew, strict=True):
         assert torch.equal(ours.x, theirs.x)
@@ -769,7 +773,7 @@ def test_straight_through_is_the_gradient_of_the_mean_draw() -> None:
         hot = x if x.is_floating_point() else nn.functional.one_hot(x, 4).double()
         return (hot * weights).sum((-1, -2))
 
-    options = {"kl": 1.0, "average": ts.mean, "differentiable": True}
+    options = {"kl": 1.0, "average": ts.estimators.mean, "differentiable": True}
     model = model_of(ts.from_logits(Logit(4).requires_grad_(False), 3, ignores_time=True))
     straight = ts.Steering(model, ts.Tilt(linear, draws=2, estimator=ts.Sampled(), **options), ts.Gradient())
     soft = ts.Steering(model, ts.Tilt(linear, estimator=ts.SoftInput(), **options), ts.Gradient())
@@ -791,9 +795,9 @@ def test_gradients_may_be_older_than_the_state(kernel: str, embedded: bool) -> N
     """Any q is right: log Z and every state against enumeration, with fewer rewards."""
     path = entered("hidden", kernel)[not embedded]
     rare = replace(path, proposal=ts.Gradient(clip=2.0, every=3))
-    outcome = trial(rare, answer(path.model, path.twist), 8, when=ts.every(2))
+    outcome = trial(rare, answer(path.model, path.twist), 8, when=ts.triggers.every(2))
     assert outcome.unbiased, str(outcome)
-    often, seldom = (ts.smc(p, 8, 5, when=ts.every(4), generator=seeded()) for p in (path, rare))
+    often, seldom = (ts.smc(p, 8, 5, when=ts.triggers.every(4), generator=seeded()) for p in (path, rare))
     assert seldom.rows["reward"] < often.rows["reward"]
     with pytest.raises(ValueError, match="every must be at least 1, got 0"):
         ts.Gradient(every=0)
@@ -806,9 +810,9 @@ def test_gradients_may_have_draws_of_their_own(kernel: str, embedded: bool, ever
     """Any q is right: the estimates are then made for themselves, and only where weights are looked at."""
     path = entered("hidden", kernel)[not embedded]
     alone = replace(path, proposal=ts.Gradient(clip=2.0, draws=1, every=every))
-    outcome = trial(alone, answer(path.model, path.twist), 8, when=ts.every(2))
+    outcome = trial(alone, answer(path.model, path.twist), 8, when=ts.triggers.every(2))
     assert outcome.unbiased, str(outcome)
-    many, few = (ts.smc(p, 8, 5, when=ts.every(4), generator=seeded()) for p in (path, alone))
+    many, few = (ts.smc(p, 8, 5, when=ts.triggers.every(4), generator=seeded()) for p in (path, alone))
     assert few.rows["reward"] < many.rows["reward"]
 
 

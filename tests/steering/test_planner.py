@@ -68,11 +68,11 @@ def test_choice_is_no_worse_than_the_median(planned):
 
 def test_a_clear_choice_is_made():
     """A twist that is exact against one that misleads, and a reward that is dear to look at against rarely."""
-    misled = {"none": ts.end_ramp, "full": ts.constant_ramp}
+    misled = {"none": ts.ramps.end, "full": ts.ramps.constant}
     path = replace(steering(), twist=TOY.tilt("mdm"))
     plan = ts.plan(path, 300_000, particles=(16,), ramps=misled, generator=torch.Generator().manual_seed(0))
     assert plan.winner.setting.ramp == "full"
-    looks = {"always": ts.always, "never": ts.never}
+    looks = {"always": ts.triggers.always, "never": ts.triggers.never}
     flat = ts.Steering(path.model, ts.Tilt(lambda x: 0.1 * (x == 0).sum(-1), 1.0, draws=16))
     plan = ts.plan(
         flat, 300_000, particles=(8,), draws=(16,), triggers=looks, generator=torch.Generator().manual_seed(0)

@@ -439,7 +439,7 @@ def test_split_gibbs_keeps_what_is_fixed_and_says_what_it_needs():
 
 def test_the_greedy_survivor_is_the_heaviest():
     log_w = torch.tensor([[0.0, 3.0, 1.0], [5.0, 5.0, -1.0]], dtype=torch.float64)
-    ancestors, carried = ts.heaviest(log_w)
+    ancestors, carried = ts.resampling.heaviest(log_w)
     assert ancestors.tolist() == [[1, 1, 1], [0, 0, 0]]
     torch.testing.assert_close(carried[:, 0], log_w.logsumexp(-1) - math.log(3))
 
@@ -605,7 +605,7 @@ def test_a_run_shares_the_noise_of_its_seed_unless_it_is_asked_not_to(weights: P
     assert methods.tilted(made, None, None, "fresh", seed=3).estimator == ts.Sampled()
     common = {"task": "dna", "particles": 2, "populations": 1, "seed": 3, "steps": 2}
     for name, noise, seed in (("smc-base", None, 3), ("fk-sum", None, None), ("fk-sum", "shared", 3)):
-        (ready,) = play.prepare([jobs.Job(method=name, noise=noise, **common)], play.Place(weights))
+        (ready,) = play.prepare([jobs.Job(method=name, noise=noise, **common)], play.Environment(weights))
         assert ready.method.steering.twist is not None
         assert ready.method.steering.twist.estimator == ts.Sampled(seed)
 

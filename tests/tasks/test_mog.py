@@ -56,7 +56,7 @@ def test_soft_value_is_what_enumeration_gives(kl):
     x = torch.cat([ALL[-65:], ALL[mog.STATES :: 65], ALL[:5]])  # all with a mask, and a few without
     exact = mog.tilt(kl, estimator=ts.Exact())
     value = mog.soft_value(model, kl).function
-    expected = exact.estimate(ts.Look(x, model.denoiser(x, 0.5), 0.5, mog.MASK), None)
+    expected = exact.estimate(ts.NoisyState(x, model.denoiser(x, 0.5), 0.5, mog.MASK), None)
     torch.testing.assert_close(value(x, 0.5), expected)
     torch.testing.assert_close(value(one_hots(x), 0.5), expected)
 
@@ -112,7 +112,7 @@ def test_guidance_knows_log_z():
 def test_first_order_is_exact_here():
     """The sites are independent and the value is linear at each: with a constant ramp all weights are equal."""
     model = mog.model(10)
-    tilt = mog.tilt(ramp=ts.constant_ramp, estimator=mog.soft_value(model))
+    tilt = mog.tilt(ramp=ts.ramps.constant, estimator=mog.soft_value(model))
     result = ts.prop_grad(model, tilt, clip=None)(100, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(result.log_w, torch.full_like(result.log_w, mog.target(ts.Steering(model, tilt)).log_z))
 

@@ -21,10 +21,10 @@ from tokensteer.app import cli
 from tokensteer.app.commands import fluency
 from tokensteer.app.runs import folder as runs
 from tokensteer.core.categorical.sites import dense_of
-from tokensteer.core.twists.straight_through import can_enter
+from tokensteer.core.twists.straight_through import takes_embeddings
 from tokensteer.rewards import constrain
 from tokensteer.rewards.text import matching, of_text, renumbered, required
-from tokensteer.tasks.common.proposals import Course
+from tokensteer.tasks.common.proposals import ProposalConfig
 from tokensteer.tasks.common.task import SHIPPED, Prompt, Setup, Task
 from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.nets import AttentiveConfig, NgramConfig, TransformerConfig, ValueConfig, load, save
@@ -249,7 +249,7 @@ def recipe(data) -> texts.Recipe:
     plans = tuple(Plan(steps, batch_size=32, rate=5e-3, average=0.97) for steps in (150, 100, 100))
     value = ValueConfig("transformer", asdict(TransformerConfig(size, LENGTH, width=8, depth=1, heads=1)), 8)
     plan = ProposalPlan(2, paths=15, updates=1, times=2)
-    course = Course(plan, StepVariance(), value, num_steps=4, twist=plan, frozen=("tokens.weight",))
+    course = ProposalConfig(plan, StepVariance(), value, num_steps=4, twist=plan, frozen=("tokens.weight",))
     readers = AttentiveConfig(size, LENGTH, 2, 8, 16, 1, 2), NgramConfig(size, 2, 8, (1, 3), 8)
     return replace(
         text.RECIPE,
@@ -485,10 +485,10 @@ def test_steering_is_felt_by_the_judge(weights):
 def test_gradients_enter_behind_the_embeddings(weights):
     """The fast way of `core.embedded` is taken, and proposes what one-hots do."""
     task = texts.task(text.RECIPE, Setup(4, weights=weights))
-    assert can_enter(task.model, task.tilt)
+    assert takes_embeddings(task.model, task.tilt)
     opinion = task.tilt.reward
     slow = replace(task.tilt, reward=lambda x: opinion(x))
-    assert not can_enter(task.model, slow)
+    assert not takes_embeddings(task.model, slow)
     fast, plain = (ts.smc_grad(task.model, tilt)(2, 15, generator=seeded()) for tilt in (task.tilt, slow))
     assert torch.equal(fast.samples, plain.samples)
     torch.testing.assert_close(fast.log_w, plain.log_w, atol=1e-3, rtol=1e-3)
@@ -620,7 +620,7 @@ def test_a_reward_in_the_vocabulary_that_pieces_came_from(weights):
         torch.testing.assert_close(answer, theirs(x))
     task = texts.task(text.RECIPE, Setup(4, weights=weights))
     tilt = replace(task.tilt, reward=ours)
-    assert can_enter(task.model, tilt)
+    assert takes_embeddings(task.model, tilt)
     assert ts.smc_grad(task.model, tilt)(2, 15, generator=seeded()).reward.isfinite().all()
     with pytest.raises(ValueError, match="each token needs an id"):
         renumbered(theirs, [0, 10**6])

@@ -205,7 +205,7 @@ def test_measured_factors(fit):
         ts.smc_base(task.model, task.tilt),
         ts.smc_grad(task.model, task.tilt, None),
         ts.fk_steering(task.model, task.tilt),
-        replace(ts.nested_svdd(task.model, task.tilt, 4), when=ts.ess_below(0.5)),
+        replace(ts.nested_svdd(task.model, task.tilt, 4), when=ts.triggers.ess_below(0.5)),
         ts.Method(ts.Steering(task.model, task.tilt, ts.Enumerated())),
     ):
         found = task.metrics(method(4096, 2, generator=torch.Generator().manual_seed(0)))

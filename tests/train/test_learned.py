@@ -22,7 +22,7 @@ from tokensteer.rewards import constrain, contains
 from tokensteer.testing import Enumeration, enumerate_steering
 from tokensteer.train import (
     Balance,
-    Lesson,
+    Batch,
     OfState,
     OfTime,
     Paths,
@@ -123,12 +123,12 @@ def test_golden_case_19(name: str) -> None:
             ("F_of_t", lambda x, t, of_t=of_t: torch.full_like(x[:, 0], of_t, dtype=torch.float64)),
             ("F_of_x", lambda x, t, mean=mean: mean[place(x, 3)]),
         ):
-            loss = StepVariance().backward(Lesson(moves, baseline, [k]), 1.0)
+            loss = StepVariance().backward(Batch(moves, baseline, [k]), 1.0)
             assert float(loss) == pytest.approx(golden[f"per_t_{kind}"][str(t)], abs=1e-6)
             losses[kind].append(float(loss))
     for kind, values in losses.items():
         assert sum(values) / num_steps == pytest.approx(golden[f"loss_{kind}"], abs=1e-6)
-    nothing = Lesson(moves, lambda x, t: torch.zeros_like(x[:, 0], dtype=torch.float64), range(num_steps))
+    nothing = Batch(moves, lambda x, t: torch.zeros_like(x[:, 0], dtype=torch.float64), range(num_steps))
     assert float(PathVariance().backward(nothing, 1.0)) == pytest.approx(golden["path_log_variance"], abs=1e-6)
 
 
@@ -140,12 +140,10 @@ def test_balance_is_zero_at_the_global_optimum_alone(decay: float, ends: float) 
         def value(x: Tensor, t: float, exact: Enumeration = exact) -> Tensor:
             return exact.log_value[round(3 - 3 * t)][place(x, 3)].clone().requires_grad_()
 
-        loss = float(Balance(decay, ends).backward(Lesson(moves, value, range(3)), 1.0))
+        loss = float(Balance(decay, ends).backward(Batch(moves, value, range(3)), 1.0))
         assert (loss < 1e-20) == (name == "globally_optimal"), (name, loss)
     moves, exact = known("globally_optimal")
-    wrong = Lesson(
-        moves, lambda x, t: torch.full_like(x[:, 0], 0.3, dtype=torch.float64, requires_grad=False), range(3)
-    )
+    wrong = Batch(moves, lambda x, t: torch.full_like(x[:, 0], 0.3, dtype=torch.float64, requires_grad=False), range(3))
     assert float(Balance(decay, ends).backward(wrong, 1.0)) > 1e-3
 
 
@@ -164,7 +162,7 @@ def test_returns_learn_the_value_of_the_best_proposal() -> None:
             return (exact.log_value[k] - exact.log_twist[k])[here].requires_grad_()
 
         for objective, learned in ((Returns(), value), (Returns(twists=True), lacking)):
-            loss = float(objective.backward(Lesson(moves, learned, range(3)), 1.0))
+            loss = float(objective.backward(Batch(moves, learned, range(3)), 1.0))
             assert (loss < 1e-20) == (name == "globally_optimal"), (name, loss)
 
 
@@ -223,7 +221,7 @@ def test_regularisers_are_exact() -> None:
         here = place(paths.x[k], 4)
         listed = exact.moves[k]
         for entropy, kl in ((1.0, 0.0), (0.0, 1.0), (0.5, 2.0)):
-            lesson = Lesson(moves, OfTime(), [k], entropy=entropy, kl=kl)
+            lesson = Batch(moves, OfTime(), [k], entropy=entropy, kl=kl)
             log_q, log_p = listed.log_q, listed.log_p
             gap = (entropy + kl) * log_q - kl * log_p
             each = torch.where(log_q > -math.inf, log_q.exp() * gap, 0.0)
@@ -240,7 +238,7 @@ def test_gradients_do_not_depend_on_how_many_rows_go_at_once() -> None:
             torch.manual_seed(0)
             net, baseline = Table(4, 3), OfState(4, 3, 16)
             moves = Transitions(steering.model, net.denoiser(), paths)
-            lesson = Lesson(moves, baseline, range(paths.num_steps), rows, entropy=0.1, kl=0.2)
+            lesson = Batch(moves, baseline, range(paths.num_steps), rows, entropy=0.1, kl=0.2)
             objective.backward(lesson, 1.0)
             found.append(
                 torch.cat([p.grad.flatten() for p in (*net.parameters(), *baseline.parameters()) if p.grad is not None])
@@ -288,7 +286,7 @@ def one_site() -> ts.Diffusion:
 
 
 def learn(objective=None, baseline: nn.Module | None = None, rounds: int = 300, **options):
-    steering = ts.Steering(one_site(), B.tilt("mdm", ramp=ts.linear_ramp))
+    steering = ts.Steering(one_site(), B.tilt("mdm", ramp=ts.ramps.linear))
     net = Table(4, B.length)
     settings = {"paths": 128, "on_policy": 0.5, "rate": 0.2, "baseline_rate": 1.0, "average": 0.9, "clip": 100.0}
     learned = fit_proposal(
@@ -329,13 +327,13 @@ def test_a_baseline_of_the_time_does_not(kind: str) -> None:
     exact = enumerate_steering(steering)
     floor = 0.0
     for k, moves in enumerate(exact.moves):
-        ahead = (
+        lookahead = (
             torch.zeros(len(exact.states), dtype=torch.float64)
             .index_add(0, moves.row, (moves.log_p + exact.log_twist[k + 1][moves.column]).exp())
             .log()
             - exact.log_twist[k]
         )
-        floor = max(floor, float(ahead[exact.log_law[k] > -5].std()) if k else 0.0)
+        floor = max(floor, float(lookahead[exact.log_law[k] > -5].std()) if k else 0.0)
     assert floor > 0.1  # what F(t) cannot say
     assert learned.history[-1].loss > 1e-3
     assert gap_to_local_optimum(steering, learned.denoiser) > 0.02

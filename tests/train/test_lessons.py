@@ -14,7 +14,7 @@ from toys import Toy
 import tokensteer as ts
 from tokensteer.train import (
     Balance,
-    Lesson,
+    Batch,
     OfTime,
     PathVariance,
     ProposalPlan,
@@ -23,7 +23,7 @@ from tokensteer.train import (
     Transitions,
     fit_proposal,
 )
-from tokensteer.train.optim import Learning
+from tokensteer.train.optim import Optimiser
 from tokensteer.train.paths import walk
 from tokensteer.train.proposal import _Student
 
@@ -38,7 +38,7 @@ def test_learning_is_adamw_with_a_rate_for_each_part_and_an_average() -> None:
     net = nn.ModuleDict({"slow": nn.Linear(1, 1, bias=False), "fast": nn.Linear(1, 1, bias=False)}).double()
     for part in net.values():
         nn.init.constant_(part.weight, 2.0)
-    learning = Learning(net, {}, seeded(), weight_decay=0.1, clip=100.0, average=0.75, faster=((net["fast"], 5.0),))
+    learning = Optimiser(net, {}, seeded(), weight_decay=0.1, clip=100.0, average=0.75, faster=((net["fast"], 5.0),))
     seen = []
     for _ in range(2):
         for part in net.values():
@@ -60,9 +60,9 @@ class Notes:
     twists: bool = True
     whole: bool = False
     passes: int = 3
-    seen: list[tuple[Lesson, float]] = field(default_factory=list)
+    seen: list[tuple[Batch, float]] = field(default_factory=list)
 
-    def backward(self, lesson: Lesson, share: float) -> torch.Tensor:
+    def backward(self, lesson: Batch, share: float) -> torch.Tensor:
         self.seen.append((lesson, share))
         return torch.tensor(float(len(self.seen)))
 
@@ -125,14 +125,14 @@ def test_regularisers_pull_as_they_should(objective) -> None:
     def pull(entropy: float, kl: float) -> torch.Tensor:
         net = Table(4, 3)
         moves = Transitions(steering.model, net.denoiser(), paths)
-        objective.backward(Lesson(moves, OfTime().double(), range(paths.num_steps), entropy=entropy, kl=kl), 0.5)
+        objective.backward(Batch(moves, OfTime().double(), range(paths.num_steps), entropy=entropy, kl=kl), 0.5)
         assert net.logits.grad is not None
         return net.logits.grad
 
     net = Table(4, 3)
     moves = Transitions(steering.model, net.denoiser(), paths)
     steps = list(range(paths.num_steps))
-    held = Lesson(moves, OfTime(), steps, entropy=0.3, kl=2.0).held_back(steps, moves.measures(steps))
+    held = Batch(moves, OfTime(), steps, entropy=0.3, kl=2.0).held_back(steps, moves.measures(steps))
     (exact,) = torch.autograd.grad(0.5 * held / len(steps), net.logits)
     assert exact.abs().max() > 1e-3
     torch.testing.assert_close(pull(0.3, 2.0) - pull(0.0, 0.0), exact, rtol=1e-5, atol=1e-9)
@@ -182,5 +182,5 @@ def test_sums_over_sites_are_refused_where_sites_hang_together() -> None:
     moves = Transitions(steering.model, Table(4, 3).denoiser(), paths)
     for entropy, kl in ((0.1, 0.0), (0.0, 0.1)):
         with pytest.raises(ValueError, match="hang together"):
-            StepVariance().backward(Lesson(moves, OfTime(), [0], entropy=entropy, kl=kl), 1.0)
-    StepVariance().backward(Lesson(moves, OfTime(), [0]), 1.0)
+            StepVariance().backward(Batch(moves, OfTime(), [0], entropy=entropy, kl=kl), 1.0)
+    StepVariance().backward(Batch(moves, OfTime(), [0]), 1.0)

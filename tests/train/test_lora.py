@@ -27,7 +27,7 @@ from tokensteer.train import (
     lora,
     save_adapter,
 )
-from tokensteer.train.optim import Learning
+from tokensteer.train.optim import Optimiser
 
 torch.set_num_threads(1)
 
@@ -129,7 +129,7 @@ def test_there_is_one_copy_of_the_base(tmp_path) -> None:
     q = adapted(net, 1, ["head"])
     added = bytes_of(net, q) - alone
     assert added == 4 * (net.config.width + VOCAB)
-    learning = Learning(q, {}, seeded(), 0.0, 1.0, 0.9)
+    learning = Optimiser(q, {}, seeded(), 0.0, 1.0, 0.9)
     assert bytes_of(net, q, learning.average) - alone == 2 * added
     learning.save(tmp_path / "c.safetensors", 0, 0.0)
     tensors, _ = stored.read(tmp_path / "c.safetensors")
@@ -362,7 +362,7 @@ def test_a_head_learns_and_the_trunk_does_not() -> None:
     assert all(value.grad is None for value in net.parameters())
 
     def last_ess(proposal: ts.Proposal) -> float:
-        result = ts.smc(ts.Steering(model_of(p), tilt, proposal), 64, 50, when=ts.never, generator=seeded(2))
+        result = ts.smc(ts.Steering(model_of(p), tilt, proposal), 64, 50, when=ts.triggers.never, generator=seeded(2))
         return float(result.ess[-1].mean())
 
     assert last_ess(learned.net.proposal()) > 1.1 * last_ess(ts.FromModel())

@@ -62,15 +62,15 @@ def weights_in(folder: Path) -> dict[str, bytes]:
 
 def count_steps(monkeypatch) -> list[int]:
     """Updates that were made, of all networks."""
-    from tokensteer.train.optim import Learning
+    from tokensteer.train.optim import Optimiser
 
-    made, learn = [0], Learning.learn
+    made, learn = [0], Optimiser.learn
 
     def counted(self, rate: float) -> None:
         made[0] += 1
         learn(self, rate)
 
-    monkeypatch.setattr(Learning, "learn", counted)
+    monkeypatch.setattr(Optimiser, "learn", counted)
     return made
 
 

@@ -72,8 +72,8 @@ def test_a_finished_proposal_is_taught_its_twist(tmp_path: Path, beside: bool) -
     assert both["denoiser rows"] == trained.card["denoiser rows"] + card["denoiser rows"]
     assert both["history"] == card["history"]
     tilt = learned.with_twist(task.tilt, trained)
-    assert (tilt.ramp, tilt.chance is None) == ((task.tilt.ramp, False) if beside else (ts.constant_ramp, True))
-    for other, goes in ((replace(task.tilt, kl=0.3), False), (replace(task.tilt, ramp=ts.end_ramp), not beside)):
+    assert (tilt.ramp, tilt.log_lookahead is None) == ((task.tilt.ramp, False) if beside else (ts.ramps.constant, True))
+    for other, goes in ((replace(task.tilt, kl=0.3), False), (replace(task.tilt, ramp=ts.ramps.end), not beside)):
         assert ("smc-learned" in methods.usual(task, other)) == goes
         assert "smc-amot" in methods.usual(task, other)
     with pytest.raises(ValueError, match=r"learned at kl = 1, and here it is 0\.3: give --kl 1"):

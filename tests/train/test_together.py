@@ -18,7 +18,7 @@ from test_learned import B, Table, seeded
 import tokensteer as ts
 from tokensteer.train import Plan, ProposalPlan, fit_proposal
 from tokensteer.train.frozen import changing
-from tokensteer.train.optim import Learning
+from tokensteer.train.optim import Optimiser
 
 SECONDS = 120  # by when a deadlock is taken for one
 ROUNDS = 5
@@ -158,7 +158,7 @@ def an_update_is_made_with_that_mean(folder: Path) -> None:
     torch.manual_seed(0)  # the weights of the first process are those that all begin with
     net = torch.nn.ModuleDict({"net": Table(4, B.length), "baseline": OfState(4, B.length)})
     plan = ProposalPlan(1, rate=0.1)
-    learning = Learning(net, {}, seeded(), 0.0, plan.clip, 0.0, faster=((net["baseline"], plan.baseline_rate),))
+    learning = Optimiser(net, {}, seeded(), 0.0, plan.clip, 0.0, faster=((net["baseline"], plan.baseline_rate),))
     gradients = both(folder, "gradients")[1]
     for i, parameter in enumerate(net.parameters()):
         parameter.grad = gradients[f"got.{i}"]

@@ -376,5 +376,5 @@ def test_domains_of_plans(bad):
         with pytest.raises(ValueError, match="must"):
             wrong(bad)
     for name in ("rows", "entropy", "kl"):
-        with pytest.raises(ValueError, match=rf"Lesson\.{name} must"):
-            train.Lesson(None, None, (), **{name: bad})
+        with pytest.raises(ValueError, match=rf"Batch\.{name} must"):
+            train.Batch(None, None, (), **{name: bad})

@@ -20,7 +20,7 @@ from tokensteer.core.twists.ramps import conditional_ess
 from tokensteer.testing import enumerate_steering
 
 B = Toy("B")
-POTENTIALS = {"difference": ts.difference, "max": ts.maximum, "total": ts.total}
+POTENTIALS = {"difference": ts.potentials.difference, "max": ts.potentials.maximum, "total": ts.potentials.total}
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -75,8 +75,8 @@ def test_adapting_is_consistent(sampler: str, proposal: ts.Proposal) -> None:
 
 def test_each_factor_meets_the_share() -> None:
     """Under a potential with a memory every step multiplies a factor of its own, and that is what is held back."""
-    steering = ts.Steering(B.model("mdm"), adaptive(share=0.7, kl=B.kl, potential=ts.total))
-    records = list(ts.sweep(steering, 200, 5, when=ts.never, generator=seeded()))
+    steering = ts.Steering(B.model("mdm"), adaptive(share=0.7, kl=B.kl, potential=ts.potentials.total))
+    records = list(ts.sweep(steering, 200, 5, when=ts.triggers.never, generator=seeded()))
     for before, after in itertools.pairwise(records[:-1]):
         factor = (after.evaluation.log_twist - before.evaluation.log_twist).view_as(after.log_w)
         share = conditional_ess(after.log_w - factor, factor)
@@ -122,11 +122,11 @@ def test_wherever_a_ramp_is(case: str) -> None:
         case "first product":
             model, proposal = B.product("mdm", 1.5, -0.5), ts.Enumerated()
         case "ess":
-            options = {"resample": ts.systematic, "when": ts.ess_below(0.7)}
+            options = {"resample": ts.resampling.systematic, "when": ts.triggers.ess_below(0.7)}
         case _:
-            options = {"resample": ts.nested(ts.systematic, 2)}
+            options = {"resample": ts.resampling.nested(ts.resampling.systematic, 2)}
     path = ts.Steering(model, tilt, proposal)
-    path = ts.ResampleFirst(path) if "first" in case else path
+    path = ts.Auxiliary(path) if "first" in case else path
     particles = 4 if case == "nested" else 3
     outcome = trial(path, answer(model, tilt), particles, populations=12_000, **options)
     assert outcome.unbiased, str(outcome)
@@ -146,7 +146,7 @@ def test_particle_gibbs_keeps_exact_draws(potential: str, proposal: str, ancesto
     q = ts.Enumerated() if proposal == "enumerated" else PATHS[proposal]
     tilt = adaptive(potential=POTENTIALS[potential])
     steering = ts.Steering(B.model("mdm"), tilt, q)
-    z, moved = one_sweep(steering, Pinned, ts.ess_below(0.9), 20_000, ancestor_sampling=ancestor_sampling)
+    z, moved = one_sweep(steering, Pinned, ts.triggers.ess_below(0.9), 20_000, ancestor_sampling=ancestor_sampling)
     assert z < 4
     assert moved > 0.2
 

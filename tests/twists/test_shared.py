@@ -12,7 +12,7 @@ from toys import Toy
 
 import tokensteer as ts
 from tokensteer.core.numerics.draws import shared_uniforms
-from tokensteer.core.twists.estimators import Look, draw_clean
+from tokensteer.core.twists.estimators import NoisyState, draw_clean
 from tokensteer.testing import enumerate_steering
 
 B = Toy("B")
@@ -41,7 +41,7 @@ def test_it_is_a_function_of_the_state() -> None:
     exact = enumerate_steering(path)
     assert exact.log_z == pytest.approx(enumerate_steering(ts.Steering(path.model, B.tilt("mdm"))).log_z, abs=1e-9)
     seen = 0
-    for k, record in enumerate(ts.sweep(path, 16, 4, generator=seeded(), when=ts.watching)):
+    for k, record in enumerate(ts.sweep(path, 16, 4, generator=seeded(), when=ts.triggers.observe)):
         x = record.x.flatten(0, 1)
         which = (x.unsqueeze(1) == exact.states).all(-1).long().argmax(-1)
         assert torch.allclose(record.evaluation.log_twist, exact.log_twist[k][which], atol=1e-9)
@@ -55,7 +55,7 @@ def test_draws_cover_each_law_evenly_and_have_it() -> None:
     u = shared_uniforms(0, 7, 50, CPU)
     assert torch.equal((7 * u).ceil().sort(0).values, torch.arange(1.0, 8.0).double().unsqueeze(-1).expand(7, 50))
     law, x = torch.tensor([0.5, 0.3, 0.2]), torch.full((1, 1), 3)
-    look = Look(x, torch.cat([law.log(), torch.tensor([-torch.inf])]).view(1, 1, 4), 0.5, 3)
+    look = NoisyState(x, torch.cat([law.log(), torch.tensor([-torch.inf])]).view(1, 1, 4), 0.5, 3)
     drawn = torch.stack([draw_clean(look, 10, None, shared_uniforms(s, 10, 1, CPU).T)[:, 0, 0] for s in range(2000)])
     counts = torch.stack([(drawn == v).sum(-1) for v in range(3)], -1).float()
     assert ((counts - 10 * law).abs() < 1).all()  # one of ten would be off by 1.6 or so
@@ -87,7 +87,7 @@ def test_the_same_draws_on_every_device(device: str) -> None:
 
     def drawn(on: str) -> torch.Tensor:
         denoiser = ts.from_logits(lambda x: logits.to(on)[: len(x)], 4, ignores_time=True)
-        look = Look(x.to(on), denoiser(x.to(on), 0.5), 0.5, 4)
+        look = NoisyState(x.to(on), denoiser(x.to(on), 0.5), 0.5, 4)
         return ts.Sampled(seed=2).clean(ts.Tilt(B.reward, draws=3), look, None).cpu()
 
     assert torch.equal(drawn(device), drawn("cpu"))

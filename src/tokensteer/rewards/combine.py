@@ -26,7 +26,7 @@ Rule = Callable[[Sequence[Tensor], Sequence[float]], Tensor]
 
 
 @runtime_checkable
-class SaysSo(Protocol):
+class DeclaresGradient(Protocol):
     """A reward that says whether it takes one-hots."""
 
     @property
@@ -43,7 +43,7 @@ class Combined:
 
     @property
     def differentiable(self) -> bool:
-        return all(isinstance(part, SaysSo) and part.differentiable for part in self.parts)
+        return all(isinstance(part, DeclaresGradient) and part.differentiable for part in self.parts)
 
     def __call__(self, x0: Tensor) -> Tensor:
         return self.rule([_own(part(x0)) for part in self.parts], self.weights)

@@ -16,17 +16,17 @@ from tokensteer.train.losses import (
     uniform_bound,
     uniform_loss,
 )
-from tokensteer.train.objectives import Balance, Lesson, Objective, PathVariance, Returns, StepVariance
+from tokensteer.train.objectives import Balance, Batch, Objective, PathVariance, Returns, StepVariance
 from tokensteer.train.paths import Paths, Transitions, walk
 from tokensteer.train.progress import shown
 from tokensteer.train.proposal import Learned, Progress, ProposalPlan, fit_proposal
 
 __all__ = [
     "Balance",
+    "Batch",
     "DrakesPlan",
     "Fitted",
     "Learned",
-    "Lesson",
     "Loss",
     "NewHead",
     "Objective",

@@ -27,7 +27,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import one_hot
 
-from tokensteer.core.kernels.kernel import NO_MASK, Remembering
+from tokensteer.core.kernels.kernel import NO_MASK, Stateful
 from tokensteer.core.kernels.measure import Reveal
 from tokensteer.core.models.denoiser import Denoiser
 from tokensteer.core.models.diffusion import Diffusion
@@ -35,9 +35,9 @@ from tokensteer.core.numerics.domains import check_numbers, check_wholes
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.particles.path import Step
 from tokensteer.core.twists.tilt import Reward
-from tokensteer.train.optim import Learning, described_net, same_draws
+from tokensteer.train.optim import Optimiser, described_net, same_draws
 from tokensteer.train.proposal import asked
-from tokensteer.train.rounds import Gathers, study
+from tokensteer.train.rounds import Gathers, run_rounds
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ def fit_drakes(
     """
     tuner = _Tuner(model, reward, as_denoiser, net, plan, generator)
     given = {"network": described_net(net), **asked(model), **(about or {})}
-    learning = Learning(net.train(), asdict(plan) | given, generator, plan.weight_decay, plan.clip, plan.average)
-    study(tuner, learning, plan, checkpoint=checkpoint, watch=watch, together=together)
+    learning = Optimiser(net.train(), asdict(plan) | given, generator, plan.weight_decay, plan.clip, plan.average)
+    run_rounds(tuner, learning, plan, checkpoint=checkpoint, watch=watch, together=together)
     best = learning.average.module.eval().requires_grad_(False)
     return Tuned(best, as_denoiser(best), tuner.history, tuner.rows)
 
@@ -139,7 +139,7 @@ class Relaxation:
 
     def __post_init__(self) -> None:
         kernel = self.model.kernel
-        if kernel.mask_id == NO_MASK or isinstance(kernel, Remembering):
+        if kernel.mask_id == NO_MASK or isinstance(kernel, Stateful):
             raise ValueError(
                 "the gradient goes through sites that open, one token each: use a masked process whose kernel "
                 "remembers nothing, such as Ancestral or LowConfidence"

@@ -17,7 +17,7 @@ from torch import Generator, Tensor, nn
 
 from tokensteer.core.numerics.domains import check_numbers, check_wholes
 from tokensteer.train.losses import Loss
-from tokensteer.train.optim import Learning, described, described_net, digest, same_draws
+from tokensteer.train.optim import Optimiser, described, described_net, digest, same_draws
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def fit(
     device = next(net.parameters()).device
     given = {"network": described_net(net), "loss": described(loss), "data": digest(ids, labels)}
     ids, labels = ids.to(device), None if labels is None else labels.to(device)
-    run = Learning(net.train(), asdict(plan) | given, generator, plan.weight_decay, plan.clip, plan.average)
+    run = Optimiser(net.train(), asdict(plan) | given, generator, plan.weight_decay, plan.clip, plan.average)
 
     def of_batch(net: nn.Module, generator: Generator) -> Tensor:
         index = torch.randint(len(ids), (plan.batch_size,), generator=generator, device=device)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 Net = TypeVar("Net", bound=nn.Module)
 
 
-def twin(net: Net, shared: Iterable[nn.Parameter]) -> Net:
+def copy_sharing(net: Net, shared: Iterable[nn.Parameter]) -> Net:
     """A copy of `net` that has the parameters `shared` in common with it."""
     return deepcopy(net, {id(parameter): parameter for parameter in shared})
 
@@ -46,7 +46,7 @@ def restore(net: nn.Module, state: Mapping[str, Tensor]) -> None:
             value.copy_(state[name])
 
 
-def mark(values: Iterable[Tensor]) -> str:
+def fingerprint(values: Iterable[Tensor]) -> str:
     """By what weights are known again, on any device and in half precision too: a digest of some of their numbers."""
     digest = hashlib.sha256()
     for value in values:

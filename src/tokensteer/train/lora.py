@@ -22,7 +22,7 @@ from torch import Generator, Tensor, nn
 
 from tokensteer import tensorfile as stored
 from tokensteer.core.numerics.domains import check_numbers, check_wholes
-from tokensteer.train.frozen import Net, mark, twin
+from tokensteer.train.frozen import Net, copy_sharing, fingerprint
 
 KIND = "LoRA"
 # Their fast paths read the weights of these layers and never call them, so that an adapter would go unheard.
@@ -49,7 +49,7 @@ def lora(
     peft = _peft()
     exactly = "|".join(re.escape(name) for name in names)
     config = peft.LoraConfig(r=rank, lora_alpha=scale * rank, target_modules=exactly, lora_dropout=0.0)
-    adapted = cast("Net", peft.inject_adapter_in_model(config, twin(net, net.parameters())))
+    adapted = cast("Net", peft.inject_adapter_in_model(config, copy_sharing(net, net.parameters())))
     for name, value in adapter(adapted).items():
         value.data = value.data.to(torch.promote_types(value.dtype, torch.float32))  # half precision learns badly
         if "lora_A" in name:
@@ -75,7 +75,7 @@ def save_adapter(net: nn.Module, file: str | Path) -> None:
         "rank": config.r,
         "scale": config.lora_alpha / config.r,
         "targets": names,
-        "base": mark(_base(net)),
+        "base": fingerprint(_base(net)),
     }
     stored.write(Path(file), tensors, header)
 
@@ -85,7 +85,7 @@ def load_adapter(net: Net, file: str | Path) -> Net:
     tensors, header = stored.read(Path(file))
     if header.get("adapter") != KIND:
         raise ValueError(f"{file} holds no adapter: write one by save_adapter(net, file)")
-    if header.get("base") != mark(net.parameters()):
+    if header.get("base") != fingerprint(net.parameters()):
         raise ValueError(f"{file} was learned on another network: load it onto the weights that it was made for")
     try:
         adapted = lora(net, header["rank"], header["targets"], scale=header["scale"])

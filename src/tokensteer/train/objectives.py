@@ -40,7 +40,7 @@ Baseline = Callable[[Tensor, Time], Tensor]
 
 
 @dataclass(frozen=True)
-class Lesson:
+class Batch:
     """What one update learns from: moves, the steps that count, and how much. `rows` go through the networks at once.
 
     `entropy` and `kl` are the coefficients of -H(q) and KL(q | p), both exact for the transition.
@@ -54,8 +54,8 @@ class Lesson:
     kl: float = 0.0
 
     def __post_init__(self) -> None:
-        check_wholes("Lesson", 1, rows=self.rows)
-        check_numbers("Lesson", "[0, inf)", entropy=self.entropy, kl=self.kl)
+        check_wholes("Batch", 1, rows=self.rows)
+        check_numbers("Batch", "[0, inf)", entropy=self.entropy, kl=self.kl)
 
     @cached_property
     def parts(self) -> list[list[int]]:
@@ -104,7 +104,7 @@ class Objective(Protocol):
     def whole(self) -> bool: ...
     @property
     def passes(self) -> int: ...
-    def backward(self, lesson: Lesson, share: float) -> Tensor: ...
+    def backward(self, lesson: Batch, share: float) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class StepVariance:
     whole: bool = False
     passes: int = field(default=1, init=False, repr=False)
 
-    def backward(self, lesson: Lesson, share: float) -> Tensor:
+    def backward(self, lesson: Batch, share: float) -> Tensor:
         paths, total = lesson.moves.paths, torch.zeros((), device=lesson.moves.paths.x.device)
         for part in lesson.parts:
             measures = lesson.moves.measures(part)
@@ -146,7 +146,7 @@ class Balance:
             raise ValueError(f"Balance.decay must be 0 or more, got {self.decay}: 0 for steps, inf for whole paths")
         check_numbers("Balance", "[0, 1]", ends=self.ends)
 
-    def backward(self, lesson: Lesson, share: float) -> Tensor:
+    def backward(self, lesson: Batch, share: float) -> Tensor:
         paths = lesson.moves.paths
 
         def loss(log_q: Tensor, value: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ class Returns:
     whole: bool = False
     passes: int = field(default=0, init=False, repr=False)
 
-    def backward(self, lesson: Lesson, share: float) -> Tensor:
+    def backward(self, lesson: Batch, share: float) -> Tensor:
         paths = lesson.moves.paths
         to_come = paths.log_twist[-1] + paths.log_ratio.flip(0).cumsum(0).flip(0)
         if self.twists:
@@ -199,7 +199,7 @@ class PathVariance:
     whole: bool = True
     passes: int = field(default=2, init=False, repr=False)
 
-    def backward(self, lesson: Lesson, share: float) -> Tensor:
+    def backward(self, lesson: Batch, share: float) -> Tensor:
         paths = lesson.moves.paths
 
         def loss(log_q: Tensor, value: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ def _gather(loss: Tensor) -> None:
     loss.backward()  # pyright: ignore[reportUnknownMemberType]
 
 
-def _two_passes(lesson: Lesson, share: float, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def _two_passes(lesson: Batch, share: float, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """Gather the gradients of loss(log q, v), both (T, P), over all steps."""
     with torch.no_grad():
         log_q = torch.cat([lesson.moves.log_q(part) for part in lesson.parts])

@@ -24,7 +24,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from tokensteer import tensorfile as stored
 from tokensteer.core.numerics.domains import check_numbers, check_wholes
-from tokensteer.train.frozen import changing, frozen, mark, restore, twin
+from tokensteer.train.frozen import changing, copy_sharing, fingerprint, frozen, restore
 
 
 class Resumed(NamedTuple):
@@ -43,7 +43,7 @@ class RunningMean(nn.Module):
 
     def __init__(self, net: nn.Module, decay: float) -> None:
         super().__init__()
-        self.module, self.decay = twin(net, frozen(net)), decay
+        self.module, self.decay = copy_sharing(net, frozen(net)), decay
         self.n_averaged: Tensor
         self.register_buffer("n_averaged", torch.tensor(0))
 
@@ -99,7 +99,7 @@ def same_draws(generator: Generator) -> Generator:
     return Generator(generator.device).set_state(generator.get_state())
 
 
-class Learning:
+class Optimiser:
     """A network, its average, its optimiser and its generator. `plan`, the seed and the device are what a checkpoint
     must agree with to be gone on from. Gradients are gathered by the caller; `learn` applies them."""
 
@@ -118,7 +118,7 @@ class Learning:
         self.plan: dict[str, Any] = json.loads(json.dumps({**plan, **about}, default=_plain))  # as it is read again
         self.net, self.generator, self.clip = net, generator, clip
         self.average = RunningMean(net, average)
-        self._frozen = mark(frozen(net))
+        self._frozen = fingerprint(frozen(net))
         apart = {id(p) for part, _ in faster for p in part.parameters()}
         groups: list[tuple[list[nn.Parameter], float]] = [([p for p in net.parameters() if id(p) not in apart], 1.0)]
         groups += [(list(part.parameters()), times) for part, times in faster]
@@ -155,7 +155,7 @@ class Learning:
         if file is None or not file.is_file():
             return 0, 0.0, Resumed({}, {})
         tensors, header = stored.read(file)
-        if header.get("frozen", mark(())) != self._frozen:
+        if header.get("frozen", fingerprint(())) != self._frozen:
             raise ValueError(f"{file} was learned on other frozen weights: load those, or delete it to begin anew")
         self._compare(file, header.get("plan"))
 

@@ -21,7 +21,7 @@ from tokensteer.core.models.prediction import Prediction
 from tokensteer.core.numerics.rows import distinct
 from tokensteer.core.particles.loop import sweep
 from tokensteer.core.particles.path import Evaluation, Step
-from tokensteer.core.particles.triggers import never, watching
+from tokensteer.core.particles.triggers import never, observe
 from tokensteer.core.proposals.amortised import Amortised
 from tokensteer.core.proposals.proposal import FromModel, chosen
 from tokensteer.core.steering.steering import Steering
@@ -104,7 +104,7 @@ def walk(steering: Steering, num_paths: int, generator: Generator | None, twists
     sites: list[Tensor] = []
     times: list[Tensor] = []
     log_w = torch.zeros(0)
-    records = sweep(steering, each, model.populations, when=watching if twists else never, generator=generator)
+    records = sweep(steering, each, model.populations, when=observe if twists else never, generator=generator)
     here = next(records)
     for there in records:
         step, prediction = there.step, here.evaluation.prediction

@@ -24,11 +24,11 @@ from tokensteer.core.proposals.amortised import Amortised
 from tokensteer.core.proposals.proposal import FromModel
 from tokensteer.core.steering.steering import Steering
 from tokensteer.train.baselines import OfState
-from tokensteer.train.frozen import mark
-from tokensteer.train.objectives import Lesson, Objective, Returns, StepVariance
-from tokensteer.train.optim import Learning, described, described_net, digest, same_draws
+from tokensteer.train.frozen import fingerprint
+from tokensteer.train.objectives import Batch, Objective, Returns, StepVariance
+from tokensteer.train.optim import Optimiser, described, described_net, digest, same_draws
 from tokensteer.train.paths import Late, Paths, Transitions, walk
-from tokensteer.train.rounds import Gathers, study
+from tokensteer.train.rounds import Gathers, run_rounds
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def fit_proposal(
     if baseline is None:
         baseline = OfState(model.vocab_size, model.base.template.shape[-1]).to(model.device)
     student = _Student(steering, net, baseline, as_denoiser, plan, objective, generator)
-    learning = Learning(
+    learning = Optimiser(
         nn.ModuleDict({"net": net.train(), "baseline": baseline.train()}),
         asdict(plan)
         | {"objective": described(objective), "network": described_net(net), "baseline": described_net(baseline)}
@@ -146,7 +146,7 @@ def fit_proposal(
         plan.average,
         faster=((baseline, plan.baseline_rate),),
     )
-    study(student, learning, plan, checkpoint=checkpoint, watch=watch, together=together)
+    run_rounds(student, learning, plan, checkpoint=checkpoint, watch=watch, together=together)
     best, judge = (part.eval().requires_grad_(False) for part in learning.average.module.children())
     return Learned(best, as_denoiser(best), judge, student.history, student.rows)
 
@@ -172,7 +172,7 @@ def asked(model: Diffusion) -> dict[str, Any]:
         "path's times": digest(torch.tensor([step.t for step in model.steps], dtype=torch.float64)),
         "kernel": described(model.kernel),
         "template": digest(model.template),
-        "model's weights": mark(network.parameters()) if isinstance(network, nn.Module) else None,
+        "model's weights": fingerprint(network.parameters()) if isinstance(network, nn.Module) else None,
     }
 
 
@@ -210,7 +210,7 @@ class _Student:
     def round(self, done: float, update: Callable[[], None]) -> None:
         batch = self.walk(self.generator)
         for _ in range(self.plan.updates):
-            self.study(batch, self.plan.amount(done), self.generator)
+            self.run_rounds(batch, self.plan.amount(done), self.generator)
             update()
         self.remember(batch)
 
@@ -240,7 +240,7 @@ class _Student:
     def _spent(self) -> int:
         return sum(self.own.spent()[name][0] for name in ("denoiser", "proposal"))
 
-    def study(self, batch: Sequence[Paths], amount: float, generator: Generator) -> None:
+    def run_rounds(self, batch: Sequence[Paths], amount: float, generator: Generator) -> None:
         """Gather the gradients of one update."""
         batch = list(batch)
         if self.memory:
@@ -251,7 +251,7 @@ class _Student:
             steps = self._steps(paths.num_steps, generator, 0 if paths.since is None else int(paths.since))
             before = self._spent()
             moves = Transitions(self.own.model, self.denoiser, paths.scaled(amount))
-            lesson = Lesson(moves, self.baseline, steps, self.plan.rows, self.plan.entropy, self.plan.kl)
+            lesson = Batch(moves, self.baseline, steps, self.plan.rows, self.plan.entropy, self.plan.kl)
             with _half(self.own.model.device):
                 total = total + self.objective.backward(lesson, len(paths) / all_paths) * (len(paths) / all_paths)
             self.rows += self.objective.passes * len(steps) * len(paths) + self._spent() - before
@@ -287,7 +287,7 @@ class _Student:
         net, baseline = average.children()
         draws = same_draws(self.generator)
         best = _Student(self.own, net, baseline, self.as_denoiser, self.plan, self.objective, draws)
-        best.study(best.walk(draws), 1.0, draws)
+        best.run_rounds(best.walk(draws), 1.0, draws)
         average.zero_grad()  # nothing is learned from this
         self.history.append(best.report(step, done, seconds))
         return self.history[-1]

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from tokensteer import tensorfile as stored
 from tokensteer.train.fit import Plan
-from tokensteer.train.optim import Learning
+from tokensteer.train.optim import Optimiser
 
 
-class Student(Protocol):
+class Trainee(Protocol):
     """What learns: how a round goes, how it is reported, and what a checkpoint must hold besides the networks."""
 
     def round(self, done: float, update: Callable[[], None]) -> None:
@@ -66,9 +66,9 @@ class InRounds(Protocol):
     def save_every(self) -> int: ...
 
 
-def study(
-    student: Student,
-    learning: Learning,
+def run_rounds(
+    student: Trainee,
+    learning: Optimiser,
     plan: InRounds,
     *,
     checkpoint: Path | None = None,
@@ -127,7 +127,7 @@ def _earlier(checkpoint: Path) -> Path:
 class _Group:
     """A learning among others of its kind."""
 
-    def __init__(self, learning: Learning, together: Gathers) -> None:
+    def __init__(self, learning: Optimiser, together: Gathers) -> None:
         self.learning, self.together = learning, together
         self.device = next(learning.net.parameters()).device
 

@@ -9,7 +9,7 @@ from tokensteer.app.commands.run import run_jobs
 from tokensteer.app.options import Demo
 from tokensteer.app.runs import recipes as methods
 from tokensteer.app.runs.jobs import Job
-from tokensteer.app.runs.runner import Place, make_task
+from tokensteer.app.runs.runner import Environment, make_task
 from tokensteer.app.terminal.tables import say
 from tokensteer.tasks.common.task import Setup
 
@@ -34,7 +34,7 @@ ALONE = ("best-of-n", "svdd")
 
 def demo(command: Demo, words: str) -> int:
     jobs = [job for size in SIZES for job in jobs_of(size, command.seed)]
-    run_jobs(jobs, Place(), command.out, words, command.force)
+    run_jobs(jobs, Environment(), command.out, words, command.force)
     say(f"Report: {write_report(command.out)}")
     return 0
 

@@ -12,7 +12,7 @@ from tokensteer.app.runs import recipes as methods
 from tokensteer.app.runs.folder import Writer
 from tokensteer.app.runs.jobs import Job, plan
 from tokensteer.app.runs.match_rows import matched
-from tokensteer.app.runs.runner import Place, config, make_task, play, prepare, setup_of
+from tokensteer.app.runs.runner import Environment, config, make_task, prepare, run_all, setup_of
 from tokensteer.app.terminal.progress import shown
 from tokensteer.app.terminal.tables import deaths, failures, say, tables, terminal
 from tokensteer.app.words.lookup import choose
@@ -22,7 +22,7 @@ from tokensteer.tasks.common.task import SHIPPED
 
 def steer(command: Run | Compare, words: str) -> int:
     setting = command.setting
-    place = Place(SHIPPED if setting.weights is None else setting.weights, setting.device, setting.memory)
+    place = Environment(SHIPPED if setting.weights is None else setting.weights, setting.device, setting.memory)
     if isinstance(command, Run):
         jobs = [
             Job(
@@ -42,13 +42,13 @@ def steer(command: Run | Compare, words: str) -> int:
     return 0
 
 
-def run_jobs(jobs: Sequence[Job], place: Place, out: Path, words: str, force: bool) -> Writer:
+def run_jobs(jobs: Sequence[Job], place: Environment, out: Path, words: str, force: bool) -> Writer:
     """Run all jobs into a folder and print their tables."""
     with Writer(out, config(words, jobs, place), force) as writer:
         ready = prepare(jobs, place)
         try:
             with shown(len(ready)) as watch:
-                play(ready, place, writer, watch)
+                run_all(ready, place, writer, watch)
         finally:  # also when it was stopped
             console = terminal()
             for part in tables(writer.rows, console.width):
@@ -71,7 +71,7 @@ def _common(task: str, setting: Setting) -> dict[str, Any]:
     return given | {"task": task, "steps": steps, "prompts": None if setting.prompts is None else str(setting.prompts)}
 
 
-def _compared(command: Compare, place: Place) -> list[Job]:
+def _compared(command: Compare, place: Environment) -> list[Job]:
     choose(command.task, TASKS, "task")
     for name, example in (("methods", "smc-base svdd"), ("particles", "4 16"), ("seeds", "0 1")):
         if getattr(command, name) == ():

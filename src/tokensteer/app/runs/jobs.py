@@ -105,7 +105,7 @@ def draws(job: Job) -> Sequence[Job]:
 
 def traces(job: Job) -> Sequence[Job]:
     """No resampling, with the weights looked at in every step: how fast a proposal loses its particles."""
-    return [replace(job, trigger="watching", extra=("no resampling",))]
+    return [replace(job, trigger="observe", extra=("no resampling",))]
 
 
 RECIPES: dict[str, tuple[Vary, Size]] = {

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokensteer.app.runs.jobs import Job
 from tokensteer.app.runs.recipes import recipe_of
-from tokensteer.app.runs.runner import Place, Ready, make_task, perform, put_together, setup_of
+from tokensteer.app.runs.runner import Environment, PreparedJob, make_task, put_together, run_one, setup_of
 from tokensteer.core.models.denoiser import Denoiser, Time, from_logits
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.particles.path import Record
@@ -26,7 +26,7 @@ REHEARSED = 4
 """Particles in a rehearsal: the smallest number with which every method does all that it does."""
 
 
-def matched(jobs: Sequence[Job], reference: str, place: Place) -> list[Job]:
+def matched(jobs: Sequence[Job], reference: str, place: Environment) -> list[Job]:
     """The jobs with as many particles, at least one, as what `reference` asks for with theirs would pay for."""
     recipe_of(reference)  # before anything is loaded
     make = cache(make_task)
@@ -47,9 +47,9 @@ def matched(jobs: Sequence[Job], reference: str, place: Place) -> list[Job]:
     return found
 
 
-def rows_per_particle(ready: Ready, place: Place) -> float:
+def rows_per_particle(ready: PreparedJob, place: Environment) -> float:
     """Denoiser and reward rows that a method asks for, for each of its particles."""
-    result = perform(ready, place, _unwatched)
+    result = run_one(ready, place, _unwatched)
     asked = sum(result.rows.values()) + sum(result.saved.values())
     return asked / result.log_w.numel()
 

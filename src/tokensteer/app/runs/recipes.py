@@ -14,7 +14,7 @@ from tokensteer.app.words.lookup import choose, unknown
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.particles.resampling import multinomial
 from tokensteer.core.particles.result import Result
-from tokensteer.core.particles.triggers import Trigger, always, ess_below, every, never, watching
+from tokensteer.core.particles.triggers import Trigger, always, ess_below, every, never, observe
 from tokensteer.core.proposals.enumerated import Enumerated
 from tokensteer.core.steering.methods import (
     Method,
@@ -38,11 +38,21 @@ from tokensteer.core.twists.potentials import Potential, difference, maximum, to
 from tokensteer.core.twists.ramps import (
     Adaptive,
     Ramp,
-    clipped_ramp,
-    constant_ramp,
-    end_ramp,
-    exponential_ramp,
-    linear_ramp,
+)
+from tokensteer.core.twists.ramps import (
+    clipped as clipped_ramp,
+)
+from tokensteer.core.twists.ramps import (
+    constant as constant_ramp,
+)
+from tokensteer.core.twists.ramps import (
+    end as end_ramp,
+)
+from tokensteer.core.twists.ramps import (
+    exponential as exponential_ramp,
+)
+from tokensteer.core.twists.ramps import (
+    linear as linear_ramp,
 )
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.tasks.common.proposals import with_twist
@@ -335,7 +345,7 @@ RAMPS: dict[str, Ramp] = {
 }
 _RAMPS_OF: dict[str, Callable[[float], Ramp | Adaptive]] = {"clipped": clipped_ramp, "adaptive": Adaptive}
 
-TRIGGERS: dict[str, Trigger] = {"always": always, "never": never, "watching": watching}
+TRIGGERS: dict[str, Trigger] = {"always": always, "never": never, "observe": observe}
 _TRIGGERS_OF: dict[str, Callable[[float], Trigger]] = {"ess": ess_below, "every": _every}
 
 
@@ -355,7 +365,7 @@ def ramp(text: str) -> Ramp | Adaptive:
 
 
 def trigger(text: str) -> Trigger:
-    """always, never, watching (never, but look), ess:share or every:k."""
+    """always, never, observe (never, but look), ess:share or every:k."""
     name, _, value = text.partition(":")
     if value and name in _TRIGGERS_OF:
         return _TRIGGERS_OF[name](_argument(value, f"--trigger {name}"))

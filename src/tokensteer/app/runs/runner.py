@@ -62,7 +62,7 @@ def check_memory(memory: str) -> None:
 
 
 @dataclass(frozen=True)
-class Place:
+class Environment:
     """Where jobs are played, which should not change what they find."""
 
     weights: Path = SHIPPED
@@ -76,7 +76,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Ready:
+class PreparedJob:
     """A job with its parts put together."""
 
     job: Job
@@ -85,13 +85,13 @@ class Ready:
     method: Method
 
 
-def prepare(jobs: Sequence[Job], place: Place) -> list[Ready]:
+def prepare(jobs: Sequence[Job], place: Environment) -> list[PreparedJob]:
     """Put all parts together, so that what cannot work is said before anything is run."""
     make = cache(make_task)  # jobs of the same task share it
     return [_prepared(job, make(setup_of(job, place), job.task)) for job in jobs]
 
 
-def _prepared(job: Job, task: Task) -> Ready:
+def _prepared(job: Job, task: Task) -> PreparedJob:
     """A job, without the prompts that already fail when its parts are tried out."""
     try:
         return put_together(job, task)
@@ -143,14 +143,14 @@ def _raised(error: BaseException, function: Any) -> str:
     return f"{type(error).__name__}{at}: {error}"
 
 
-def setup_of(job: Job, place: Place) -> Setup:
+def setup_of(job: Job, place: Environment) -> Setup:
     choose(job.task, TASKS, "task")
     prompts = None if job.prompts is None else Path(job.prompts)
     reward = None if job.reward is None else reward_of(job.reward)
     return Setup(job.steps, job.goal, job.kl, job.remask, place.device, place.weights, prompts, reward)
 
 
-def put_together(job: Job, task: Task) -> Ready:
+def put_together(job: Job, task: Task) -> PreparedJob:
     recipe = methods.recipe_of(job.method)
     method = recipe.make(
         task, methods.tilted(task, job.draws, job.ramp, job.noise, job.seed, recipe.shares), job.particles
@@ -159,13 +159,13 @@ def put_together(job: Job, task: Task) -> Ready:
         method = replace(method, when=methods.trigger(job.trigger))
     if recipe.sweeps and job.particles < 2:
         raise ValueError(f"{job.method} needs at least two particles, one of them pinned: got {job.particles}")
-    return Ready(job, task, recipe, method)
+    return PreparedJob(job, task, recipe, method)
 
 
 # ---- one job
 
 
-def perform(ready: Ready, place: Place, watch: Callable[[Record], None]) -> Result:
+def run_one(ready: PreparedJob, place: Environment, watch: Callable[[Record], None]) -> Result:
     job, method = ready.job, ready.method
     steering, generator = method.steering, Generator(place.device).manual_seed(job.seed)
     populations = job.populations * steering.populations  # so many for each prompt
@@ -189,12 +189,14 @@ def perform(ready: Ready, place: Place, watch: Callable[[Record], None]) -> Resu
     return with_rows(summarise(map(watched, records), generator, steering.populations), before, steering.spent())
 
 
-def salvage(ready: Ready, place: Place, watch: Callable[[Record], None], error: Exception) -> tuple[Ready, Result]:
+def retry_per_prompt(
+    ready: PreparedJob, place: Environment, watch: Callable[[Record], None], error: Exception
+) -> tuple[PreparedJob, Result]:
     """The job with its prompts run one by one after an error, and what came of those that work."""
 
     def run(k: int, alone: Task) -> Result:
         job = replace(ready.job, seed=(ready.job.seed + k) % 2**63)
-        return perform(put_together(job, alone), place, watch)
+        return run_one(put_together(job, alone), place, watch)
 
     done, failed = one_by_one(ready.task, run, error)
     return put_together(ready.job, _only(ready.task, list(done), failed)), side_by_side(list(done.values()))
@@ -270,7 +272,7 @@ def measure(task: Task, answer: Result, kept: Tensor) -> dict[str, Measured]:
     return {name: measured(torch.tensor([metrics[name].mean for metrics in found])) for name in found[0]}
 
 
-def row_of(ready: Ready, result: Result, answer: Result, kept: Tensor, seconds: float) -> dict[str, Any]:
+def row_of(ready: PreparedJob, result: Result, answer: Result, kept: Tensor, seconds: float) -> dict[str, Any]:
     """What is said of a job that is done: `metrics` of its answer, and apart from them of the best by reward."""
     job, recipe, living = ready.job, ready.recipe, result.alive
     best = None if result.reward is None or not living.any() else methods.best(methods.some(result, living))
@@ -299,7 +301,7 @@ def row_of(ready: Ready, result: Result, answer: Result, kept: Tensor, seconds: 
     }
 
 
-def _dead(ready: Ready, kept: Tensor) -> dict[str, Any]:
+def _dead(ready: PreparedJob, kept: Tensor) -> dict[str, Any]:
     """How many populations died, if any did, and the prompts that have lost all of theirs."""
     if kept.all():
         return {}
@@ -333,15 +335,15 @@ def _numbers(found: Mapping[str, Measured]) -> dict[str, list[float | None]]:
 # ---- all of them
 
 
-def play(jobs: Sequence[Ready], place: Place, writer: Writer, watch: Watch) -> None:
+def run_all(jobs: Sequence[PreparedJob], place: Environment, writer: Writer, watch: Watch) -> None:
     """Run, measure and write down one job after the other."""
     for ready in jobs:
         watch.begin(ready.job)
         began = time.perf_counter()
         try:
-            result = perform(ready, place, watch.see)
+            result = run_one(ready, place, watch.see)
         except Exception as error:
-            ready, result = salvage(ready, place, watch.see, error)
+            ready, result = retry_per_prompt(ready, place, watch.see, error)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         seconds = time.perf_counter() - began
@@ -351,7 +353,7 @@ def play(jobs: Sequence[Ready], place: Place, writer: Writer, watch: Watch) -> N
         watch.end(row)
 
 
-def _samples(ready: Ready, result: Result, answer: Result) -> dict[str, Callable[[Path], None]]:
+def _samples(ready: PreparedJob, result: Result, answer: Result) -> dict[str, Callable[[Path], None]]:
     """How the samples of a job are written for people, by the suffix of the file."""
     task = ready.task
     files: dict[str, Callable[[Path], None]] = {
@@ -363,7 +365,7 @@ def _samples(ready: Ready, result: Result, answer: Result) -> dict[str, Callable
     return files
 
 
-def config(command: str, jobs: Sequence[Job], place: Place) -> dict[str, Any]:
+def config(command: str, jobs: Sequence[Job], place: Environment) -> dict[str, Any]:
     """All that it takes to run it again."""
     shipped = place.weights == SHIPPED
     return {

@@ -19,11 +19,11 @@ from tokensteer.core.categorical.fused import (
     log_prob_from_head,
     log_prob_from_logits,
 )
-from tokensteer.core.numerics.capture import recording
+from tokensteer.core.numerics.capture import capturing
 from tokensteer.core.numerics.draws import NEVER, WORKING
 
 
-class Law(Protocol):
+class Categorical(Protocol):
     """K laws over the vocabulary as logs, perhaps unnormalised. An index of -1 asks for nothing and gets 0."""
 
     normalised: ClassVar[bool]
@@ -50,7 +50,7 @@ class Law(Protocol):
         ...
 
 
-class Store(Law, Protocol):
+class CategoricalStore(Categorical, Protocol):
     """Laws that are kept from step to step."""
 
     @property
@@ -69,7 +69,7 @@ class Store(Law, Protocol):
         ...
 
 
-class KeptLaws:
+class StoredRows:
     """A store is a dataclass, some of whose fields, `by_law`, have a line for each law."""
 
     by_law: ClassVar[tuple[str, ...]]
@@ -99,15 +99,15 @@ class KeptLaws:
             getattr(self, name)[first : first + len(lines)] = lines
 
 
-class Shelf:
+class StoreBuffer:
     """A store of so many laws that is filled a stretch at a time: what is said of a part goes where it will lie at
     once, so that nothing is ever there twice."""
 
     def __init__(self, laws: int) -> None:
         self.laws = laws
-        self._store: Store | None = None
+        self._store: CategoricalStore | None = None
 
-    def put(self, first: int, part: Store, laws: int) -> None:
+    def put(self, first: int, part: CategoricalStore, laws: int) -> None:
         """So many laws, from the place `first` on."""
         if laws == self.laws:
             self._store = part
@@ -116,13 +116,13 @@ class Shelf:
         self._store.put(first, part)
 
     @property
-    def store(self) -> Store:
+    def store(self) -> CategoricalStore:
         assert self._store is not None, "there is always a stretch"
         return self._store
 
 
 @dataclass(frozen=True)
-class Logs(KeptLaws):
+class LogProbs(StoredRows):
     """Laws as they are: log-masses (K, V). Also any other numbers on the vocabulary, such as a gradient."""
 
     values: Tensor
@@ -148,7 +148,7 @@ class Logs(KeptLaws):
 
 
 @dataclass(frozen=True)
-class Logits(KeptLaws):
+class Logits(StoredRows):
     """A network's raw answers (K, V) in its own precision: the law is their softmax in float32, the mask forbidden."""
 
     values: Tensor
@@ -175,7 +175,7 @@ class Logits(KeptLaws):
 
 
 @dataclass(frozen=True)
-class Headed(KeptLaws):
+class HiddenLogits(StoredRows):
     """A network's last hidden states (K, H) and its linear head, which is applied to the sites that are read."""
 
     states: Tensor
@@ -232,7 +232,7 @@ def score_by_parts(score: Callable[[Tensor], Tensor], vocab_size: int, index: Te
 
 def _asked_for(index: Tensor) -> Tensor:
     """The places of an index (k,) that ask for a law, (n,); all while a run is recorded, for the host cannot count."""
-    return torch.arange(len(index), device=index.device) if recording() else (index >= 0).nonzero().squeeze(-1)
+    return torch.arange(len(index), device=index.device) if capturing() else (index >= 0).nonzero().squeeze(-1)
 
 
 def _spread(index: Tensor, asked: Tensor, values: Tensor) -> Tensor:

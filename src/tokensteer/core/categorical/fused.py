@@ -28,7 +28,7 @@ HALF = (torch.bfloat16, torch.float16)  # what tensor cores multiply without rou
 
 
 @dataclass(frozen=True)
-class Bend:
+class FusedTilt:
     """What k laws are multiplied by, as the log of a factor of low rank for each word:
 
     scale · (drawn · rewarded[word] + entered · embedded[word] - here), kept within ± clip.
@@ -81,8 +81,8 @@ def log_prob_from_head(
 
 
 @dataclass(frozen=True)
-class Weighed:
-    """Bent laws summed up on a GPU, block by block of the vocabulary: what is left to do of a draw is little.
+class TileSums:
+    """GradientTilted laws summed up on a GPU, block by block of the vocabulary: what is left to do of a draw is little.
 
     `gain` (k,) is by how much the log-normaliser of each law grew as it was bent, 0 where rows is -1.
     """
@@ -104,9 +104,9 @@ class Weighed:
 
 
 @torch.no_grad()
-def weigh(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor, forbidden: int | None, bend: Bend
-) -> Weighed:
+def sum_tiles(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor, forbidden: int | None, bend: FusedTilt
+) -> TileSums:
     """k laws, of logits x or with a weight of states x, bent and summed up; on a GPU, in half precision."""
     V = x.shape[-1] if weight is None else len(weight)
     nothing = torch.empty(len(rows), 0, dtype=torch.float64, device=x.device)
@@ -118,7 +118,7 @@ def weigh(
         law, rows = _tiled(x, weight, bias, rows, bend), rows.contiguous()
         straight, bent = _sum_tiles(programs, *law, rows, V, mask, 2)
         before, after = (_choose(programs, sums, rows, nothing, mask)[3] for sums in (straight, bent))
-        return Weighed(after - before, law, rows, bent, (V, mask))
+        return TileSums(after - before, law, rows, bent, (V, mask))
 
 
 @torch.no_grad()
@@ -307,7 +307,7 @@ def _find_in_tiles(
 
 
 def _tiled(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor, bend: Bend | None
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor, bend: FusedTilt | None
 ) -> tuple[tuple[Tensor | int | float, ...], tuple[int, ...]]:
     """What the tiled kernels want to know of the laws: arguments, and constants. What is absent is stood in for."""
     x = x if weight is None else x.contiguous()

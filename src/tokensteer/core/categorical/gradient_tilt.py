@@ -1,9 +1,8 @@
 """Token laws that follow a gradient, mu(v) · exp(h(v)) with h = scale · (g(v) - g(here)), clipped, never stored whole.
 
-The gradient g of networks that are entered behind their embeddings is of low rank: what a token is worth where it is
-drawn and what it is worth where it is read are two products with embeddings. So `Slopes` keeps two short vectors for
-each site instead of a number for each word, `Bends` says what is made of them at a step, and a `Bent` law multiplies
-them out together with the logits where it is read: in a fused kernel on a GPU, a few sites at a time anywhere else.
+For networks that expose their embeddings the gradient has low rank: g(v) = a · E_reward[v] + b · E_denoiser[v].
+`LowRankGradient` stores a and b per site. `GradientTilt` is h at one step. `GradientTilted` is the tilted distribution;
+it multiplies the factors out together with the logits, in a fused kernel on a GPU and a few sites at a time elsewhere.
 """
 
 from __future__ import annotations
@@ -15,14 +14,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tokensteer.core.categorical.forms import Headed, KeptLaws, Law, Logits, draw_by_parts, score_by_parts
-from tokensteer.core.categorical.fused import HALF, Bend, Weighed, entries_of, fuses, weigh
-from tokensteer.core.categorical.sites import Tokens, lines_of
+from tokensteer.core.categorical.forms import (
+    Categorical,
+    HiddenLogits,
+    Logits,
+    StoredRows,
+    draw_by_parts,
+    score_by_parts,
+)
+from tokensteer.core.categorical.fused import HALF, FusedTilt, TileSums, entries_of, fuses, sum_tiles
+from tokensteer.core.categorical.sites import SiteDistributions, lines_of
 from tokensteer.core.numerics.draws import WORKING
 
 
 @dataclass(frozen=True)
-class Slopes(KeptLaws):
+class LowRankGradient(StoredRows):
     """Gradients of low rank, g(v) = drawn · rewarded[v] + entered · embedded[v], for K sites.
 
     drawn (K, D) is the slope in the reward's embedding (V, D) of what is drawn at the site, entered (K, E) that in the
@@ -75,11 +81,11 @@ class Slopes(KeptLaws):
 
 
 @dataclass(frozen=True)
-class Bends:
+class GradientTilt:
     """h = scale · (g - here) within ± clip, for K sites: `site`, scale and here are (K,), g the slopes of `site`, and
     here what they are at the token that is there, so that h is 0 there. `masked_only`: no open site has any."""
 
-    slopes: Law
+    slopes: Categorical
     site: Tensor
     scale: Tensor
     here: Tensor
@@ -106,27 +112,27 @@ class Bends:
     def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         return draw_by_parts(self.rows, self.vocab_size, index, u)
 
-    def at(self, index: Tensor) -> Bend | None:
+    def at(self, index: Tensor) -> FusedTilt | None:
         """As the kernels want it, for the lines `index` (k,), any where it is -1; None if it is not for them."""
         g = self.slopes
-        if not isinstance(g, Slopes) or not fuses(*g.factors):
+        if not isinstance(g, LowRankGradient) or not fuses(*g.factors):
             return None
         lines = index.clamp(min=0)
-        return Bend(*g.factors, self.site[lines], self.scale[lines].float(), self.here[lines].float(), self.clip)
+        return FusedTilt(*g.factors, self.site[lines], self.scale[lines].float(), self.here[lines].float(), self.clip)
 
 
 @dataclass(frozen=True)
-class Bent:
+class GradientTilted:
     """The laws ∝ mu · exp(h), normalised, for K sites: mu is the law `site` (K,), h the bend `line` (K,), -1 for none.
 
     On a GPU they are `weighed` once, for all that is asked of them.
     """
 
-    law: Logits | Headed
+    law: Logits | HiddenLogits
     site: Tensor
-    bends: Bends
+    gradient_tilt: GradientTilt
     line: Tensor
-    weighed: Weighed | None
+    weighed: TileSums | None
     normalised: ClassVar[bool] = True
 
     @property
@@ -142,7 +148,7 @@ class Bent:
 
     @torch.no_grad()
     def _spelt(self, index: Tensor) -> Tensor:
-        return self.law.rows(self.site[index]).add_(self.bends.rows(self.line[index]))
+        return self.law.rows(self.site[index]).add_(self.gradient_tilt.rows(self.line[index]))
 
     def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
         return self.law.entries(self.site[index], tokens) + self.log_bend(index, tokens)
@@ -154,7 +160,7 @@ class Bent:
 
     def log_bend(self, index: Tensor, tokens: Tensor) -> Tensor:
         """By how much tokens (k,) are likelier than under mu, as a log; anything where the index is -1."""
-        return self.bends.entries(self.line[index], tokens) - self.gain(index)
+        return self.gradient_tilt.entries(self.line[index], tokens) - self.gain(index)
 
     def gain(self, index: Tensor) -> Tensor:
         """log sum_v mu(v) · exp(h(v)), (k,); anything where the index is -1."""
@@ -163,47 +169,49 @@ class Bent:
         return score_by_parts(lambda part: self._spelt(part).logsumexp(-1), self.vocab_size, index).to(self.dtype)
 
 
-def bent(law: Logits | Headed, site: Tensor, h: Bends, line: Tensor) -> Bent:
+def bent(law: Logits | HiddenLogits, site: Tensor, h: GradientTilt, line: Tensor) -> GradientTilted:
     """The laws `site` (K,) bent by the lines of h (K,), -1 where none is read."""
     x, weight, bias = (
         (law.values, None, None) if isinstance(law, Logits) else (law.states, law.head.weight, law.head.bias)
     )
     bend = h.at(line) if x.dtype in HALF else None
-    weighed = None if bend is None else weigh(x, weight, bias, torch.where(line < 0, -1, site), law.mask_id, bend)
-    return Bent(law, site, h, line, weighed)
+    weighed = None if bend is None else sum_tiles(x, weight, bias, torch.where(line < 0, -1, site), law.mask_id, bend)
+    return GradientTilted(law, site, h, line, weighed)
 
 
-def bends(
-    slopes: Tokens, where: Tensor, scale: Tensor, x: Tensor, clip: float | None, masked_only: bool = False
-) -> Tokens:
+def gradient_tilt(
+    slopes: SiteDistributions, where: Tensor, scale: Tensor, x: Tensor, clip: float | None, masked_only: bool = False
+) -> SiteDistributions:
     """h at the sites `where` of x (P, L), from slopes and their scale (P, L)."""
     here = slopes.entry(x, where)
     most = math.inf if clip is None else clip
-    store = Bends(slopes.store, slopes.index.flatten(), scale.to(here).flatten(), here.flatten(), most, masked_only)
-    return Tokens(store, lines_of(where))
+    store = GradientTilt(
+        slopes.store, slopes.index.flatten(), scale.to(here).flatten(), here.flatten(), most, masked_only
+    )
+    return SiteDistributions(store, lines_of(where))
 
 
-def outcomes(h: Tokens, x: Tensor, mask_id: int) -> tuple[Tensor | float, Tensor | float]:
+def outcomes(h: SiteDistributions, x: Tensor, mask_id: int) -> tuple[Tensor | float, Tensor | float]:
     """h of every site as it is in x (P, L), and of the mask where a site is open; (P, L), or 0.0 for nothing."""
-    if isinstance(h.store, Bends) and h.store.masked_only:
+    if isinstance(h.store, GradientTilt) and h.store.masked_only:
         return 0.0, 0.0
     masked = x == mask_id
-    stay = 0.0 if isinstance(h.store, Bends) else h.entry(x, torch.ones_like(masked))
+    stay = 0.0 if isinstance(h.store, GradientTilt) else h.entry(x, torch.ones_like(masked))
     return stay, h.entry(torch.full_like(x, mask_id), ~masked)
 
 
-def bend(laws: Tokens, h: Tokens, where: Tensor) -> tuple[Tokens, Tensor] | None:
+def bend(laws: SiteDistributions, h: SiteDistributions, where: Tensor) -> tuple[SiteDistributions, Tensor] | None:
     """The laws ∝ mu · exp(h) at the sites `where`, and the log of the mass that mu · exp(h) has there, 0 elsewhere,
     (P, L). None if there is a way to no mass at all: only softmaxes with finite bends are sure to have some."""
-    if not isinstance(laws.store, Logits | Headed) or not isinstance(h.store, Bends):
+    if not isinstance(laws.store, Logits | HiddenLogits) or not isinstance(h.store, GradientTilt):
         return None
     law = bent(laws.store, laws.index.flatten(), h.store, torch.where(where, h.index, -1).flatten())
-    tokens = Tokens(law, lines_of(where))
+    tokens = SiteDistributions(law, lines_of(where))
     return tokens, tokens.read(law.gain, where)
 
 
-def log_bend(q: Tokens, p: Tokens, y: Tensor, where: Tensor) -> Tensor | None:
+def log_bend(q: SiteDistributions, p: SiteDistributions, y: Tensor, where: Tensor) -> Tensor | None:
     """log q(y) - log p(y) of the tokens y (P, L) at the sites `where`, 0 elsewhere, if q is p bent: what bent it says
     it all, and p is not read."""
-    bent = q.store if isinstance(q.store, Bent) and q.store.law is p.store else None
+    bent = q.store if isinstance(q.store, GradientTilted) and q.store.law is p.store else None
     return None if bent is None else q.score(bent.log_bend, y, where)

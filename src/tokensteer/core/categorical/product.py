@@ -16,8 +16,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tokensteer.core.categorical.forms import Headed, Law, draw_by_parts, score_by_parts
-from tokensteer.core.categorical.sites import Tokens, lines_of
+from tokensteer.core.categorical.forms import Categorical, HiddenLogits, draw_by_parts, score_by_parts
+from tokensteer.core.categorical.sites import SiteDistributions, lines_of
 from tokensteer.core.numerics.draws import NEVER
 
 
@@ -39,7 +39,7 @@ class Powers:
     """The laws prod_k mu_k^a_k, unnormalised, of K laws each: a token has no mass where a law of positive power gives
     it none."""
 
-    laws: tuple[Law, ...]
+    laws: tuple[Categorical, ...]
     powers: tuple[float, ...]
     normalised: ClassVar[bool] = False
 
@@ -62,11 +62,11 @@ class Powers:
 
 
 @dataclass(frozen=True)
-class Normal:
+class Normalised:
     """Laws divided by their mass. Where they have none any law will do, for the model gives no mass to what it draws:
     all tokens but the mask are equally likely."""
 
-    law: Law
+    law: Categorical
     mask_id: int
     normalised: ClassVar[bool] = True
 
@@ -105,9 +105,9 @@ class Tilted:
     """The laws mu · exp(h), unnormalised, for K sites: mu is the law `site` (K,) of one store, h the line `line` (K,)
     of another."""
 
-    law: Law
+    law: Categorical
     site: Tensor
-    h: Law
+    h: Categorical
     line: Tensor
     normalised: ClassVar[bool] = False
 
@@ -129,30 +129,34 @@ class Tilted:
         return draw_by_parts(self.rows, self.vocab_size, index, u)
 
 
-def tilted(laws: Tokens, h: Tokens) -> Tokens:
+def tilted(laws: SiteDistributions, h: SiteDistributions) -> SiteDistributions:
     """The laws mu · exp(h), unnormalised, where there is both."""
     both = (laws.index >= 0) & (h.index >= 0)
-    return Tokens(Tilted(laws.store, laws.index.flatten(), h.store, h.index.flatten()), lines_of(both))
+    return SiteDistributions(Tilted(laws.store, laws.index.flatten(), h.store, h.index.flatten()), lines_of(both))
 
 
-def normal(laws: Tokens, mask_id: int) -> Tokens:
+def normal(laws: SiteDistributions, mask_id: int) -> SiteDistributions:
     """Laws that sum to one."""
     if laws.normalised:
         return laws
     one = _of_one_head(laws.store) if isinstance(laws.store, Powers) else None
-    return Tokens(Normal(laws.store, mask_id) if one is None else one, laws.index)
+    return SiteDistributions(Normalised(laws.store, mask_id) if one is None else one, laws.index)
 
 
-def _of_one_head(product: Powers) -> Headed | None:
+def _of_one_head(product: Powers) -> HiddenLogits | None:
     """A product of softmaxes of one head, its powers adding up to one, is the softmax of that head on the states so
     added: guidance between two readings of one network costs no more than either. Sums in half precision would be
     another law, though one near to it."""
     first, *others = product.laws
-    if not isinstance(first, Headed) or first.states.dtype != first.dtype or abs(sum(product.powers) - 1.0) > 1e-9:
+    if (
+        not isinstance(first, HiddenLogits)
+        or first.states.dtype != first.dtype
+        or abs(sum(product.powers) - 1.0) > 1e-9
+    ):
         return None
     states = product.powers[0] * first.states
     for law, power in zip(others, product.powers[1:], strict=True):
-        if not isinstance(law, Headed) or law.head is not first.head or law.mask_id != first.mask_id:
+        if not isinstance(law, HiddenLogits) or law.head is not first.head or law.mask_id != first.mask_id:
             return None
         states = states + power * law.states
     return replace(first, states=states)

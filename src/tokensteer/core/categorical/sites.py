@@ -2,7 +2,7 @@
 
 A prediction is large: particles × sites × vocabulary. Most of it is never read: twins and particles that have not moved
 share theirs, open sites keep their tokens, and a step asks for tokens only where sites open. So the numbers lie in a
-`Store` of K laws, and `Tokens` says which of them belongs to which site: taking particles copies integers.
+`Store` of K laws, and `SiteDistributions` says which of them belongs to which site: taking particles copies integers.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.categorical.forms import Law, Logs, laws_at_once
-from tokensteer.core.numerics.capture import recording
+from tokensteer.core.categorical.forms import Categorical, LogProbs, laws_at_once
+from tokensteer.core.numerics.capture import capturing
 from tokensteer.core.numerics.draws import NEVER, uniforms
 
 
 @dataclass(frozen=True)
-class Tokens:
+class SiteDistributions:
     """Which law of a store is whose: index (P, L), -1 at sites that have none because nobody reads them."""
 
-    store: Law
+    store: Categorical
     index: Tensor
 
     @property
@@ -37,11 +37,11 @@ class Tokens:
     def device(self) -> torch.device:
         return self.index.device
 
-    def take(self, rows: Tensor) -> Tokens:
+    def take(self, rows: Tensor) -> SiteDistributions:
         """The laws of a selection of particles."""
         return replace(self, index=self.index[rows])
 
-    def columns(self, sites: slice) -> Tokens:
+    def columns(self, sites: slice) -> SiteDistributions:
         """The laws of a stretch of sites."""
         return replace(self, index=self.index[:, sites])
 
@@ -112,7 +112,7 @@ class Tokens:
         return self._scored(score, where, NEVER)
 
     def _scored(self, score: Callable[[Tensor], Tensor], where: Tensor, elsewhere: float) -> Tensor:
-        if recording():  # the host cannot count the sites, so that all are looked at
+        if capturing():  # the host cannot count the sites, so that all are looked at
             scored = self._by_parts(score, self.index.clamp(min=0).flatten()).view(where.shape)
             return torch.where(where, scored, elsewhere)
         answer = torch.full(where.shape, elsewhere, dtype=self.dtype, device=where.device)
@@ -129,13 +129,13 @@ class Tokens:
     def dense(self) -> Tensor:
         """All laws, (P, L, V), 0 where there is none: for small vocabularies and processes without a mask."""
         known = self.index >= 0
-        if recording():  # as above
+        if capturing():  # as above
             laws = self.store.rows(self.index.clamp(min=0).flatten()).view(*self.index.shape, self.vocab_size)
             return torch.where(known.unsqueeze(-1), laws, 0)
         answer = torch.zeros(*self.index.shape, self.vocab_size, dtype=self.dtype, device=self.device)
         return answer.index_put(known.nonzero(as_tuple=True), self.at(known))
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Tokens:
+    def map(self, change: Callable[[Tensor], Tensor]) -> SiteDistributions:
         """The laws changed, (k, V) -> (k, V)."""
         known = self.index >= 0
         return at_sites(known, change(self.at(known)))
@@ -157,27 +157,27 @@ def _put(where: Tensor, sites: tuple[Tensor, ...] | None, values: Tensor) -> Ten
     return answer
 
 
-Laws = Tensor | Tokens
+Laws = Tensor | SiteDistributions
 
 
-def tokens_of(laws: Laws) -> Tokens:
+def tokens_of(laws: Laws) -> SiteDistributions:
     """Logs (P, L, V) as they are, or laws already kept."""
-    if isinstance(laws, Tokens):
+    if isinstance(laws, SiteDistributions):
         return laws
     rows, length, vocab_size = laws.shape
     index = torch.arange(rows * length, device=laws.device).view(rows, length)
-    return Tokens(Logs(laws.reshape(-1, vocab_size).contiguous()), index)
+    return SiteDistributions(LogProbs(laws.reshape(-1, vocab_size).contiguous()), index)
 
 
 def dense_of(laws: Laws) -> Tensor:
     """Logs (P, L, V)."""
-    return laws.dense() if isinstance(laws, Tokens) else laws
+    return laws.dense() if isinstance(laws, SiteDistributions) else laws
 
 
-def at_sites(where: Tensor, values: Tensor) -> Tokens:
+def at_sites(where: Tensor, values: Tensor) -> SiteDistributions:
     """Logs (k, V) for the sites `where` (P, L) alone."""
     rank = where.flatten().cumsum(0).view_as(where) - 1
-    return Tokens(Logs(values), torch.where(where, rank, -1))
+    return SiteDistributions(LogProbs(values), torch.where(where, rank, -1))
 
 
 def few_rows(laws: Laws) -> tuple[Tensor, ...]:

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.categorical.sites import Laws, tokens_of
-from tokensteer.core.kernels.kernel import Kernel, Remembering, Ticking
+from tokensteer.core.kernels.kernel import Clocked, Kernel, Stateful
 from tokensteer.core.kernels.measure import SiteMeasure
 from tokensteer.core.kernels.ranked import Ranking
 from tokensteer.core.kernels.schedule import uniform_steps
@@ -37,7 +37,7 @@ class Blocks:
     start: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.kernel, Ticking):
+        if isinstance(self.kernel, Clocked):
             raise ValueError(
                 "Blocks: a block has its own time, and so have the particles of this kernel: use FirstHitting"
             )
@@ -83,10 +83,10 @@ class Blocks:
     def remember(
         self, x: Tensor, before: Tensor | None, log_x0: Laws | None, generator: Generator | None
     ) -> Tensor | None:
-        return self.kernel.remember(x, before, log_x0, generator) if isinstance(self.kernel, Remembering) else None
+        return self.kernel.remember(x, before, log_x0, generator) if isinstance(self.kernel, Stateful) else None
 
     def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Sites | None:
-        assert isinstance(self.kernel, Remembering), "there is no memory without a kernel that remembers"
+        assert isinstance(self.kernel, Stateful), "there is no memory without a kernel that remembers"
         block, inner = self.within(step)
         part = self.kernel.recall(x[:, block], tokens_of(log_x0).columns(block), inner, memory[:, block])
         return self._spread(part, x, log_x0, block)

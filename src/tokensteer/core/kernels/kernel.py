@@ -26,8 +26,8 @@ Count = Callable[[Step, Tensor], Tensor]
 class Kernel(Protocol):
     """p(x_s | x_t) as a measure, most often one that factorises over sites, given log p(x_0 | x_t).
 
-    The prediction comes as `Tokens`, which hold a law for each site and spell out only what is read, or as a plain
-    tensor (P, L, V); `tokens_of` makes the one of the other.
+    The prediction is a `SiteDistributions`, which computes only the distributions that are read, or a plain tensor
+    (P, L, V); `tokens_of` converts the second into the first.
     """
 
     @property
@@ -47,7 +47,7 @@ class Kernel(Protocol):
 
 
 @runtime_checkable
-class Remembering(Protocol):
+class Stateful(Protocol):
     """A kernel whose choice of sites depends on more than x_t: on noise drawn for the step, or on what went before.
 
     `remember` makes the memory at x_t (P, ...), None for none, from the parent's memory and prediction; it travels with
@@ -61,7 +61,7 @@ class Remembering(Protocol):
 
 
 @runtime_checkable
-class Ticking(Remembering, Protocol):
+class Clocked(Stateful, Protocol):
     """A kernel whose particles have clocks of their own, kept in their memory: the denoiser is asked at these times."""
 
     def times(self, memory: Tensor) -> Tensor:

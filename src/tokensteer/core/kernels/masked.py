@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 from tokensteer.core.categorical.sites import Laws, tokens_of
 from tokensteer.core.kernels.kernel import Sigma, choice_of, log_or_never
 from tokensteer.core.kernels.measure import Reveal
-from tokensteer.core.kernels.schedule import Linear, Loop, Schedule
+from tokensteer.core.kernels.schedule import Linear, LoopSchedule, Schedule
 from tokensteer.core.numerics.domains import check_number, check_whole
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.particles.path import Step
@@ -129,7 +129,7 @@ class Window:
 
 def remdm_loop(mask_id: int, t_on: float, t_off: float, alpha_on: float, sigma: Sigma) -> Ancestral:
     """ReMDM-loop: plain until a share `alpha_on` is open, then mask and reopen at that share, then plain to the end."""
-    return Ancestral(mask_id, Loop(t_on, t_off, alpha_on), Window(sigma, t_on, t_off))
+    return Ancestral(mask_id, LoopSchedule(t_on, t_off, alpha_on), Window(sigma, t_on, t_off))
 
 
 def now_confidence(x: Tensor, log_x0: Laws, mask_id: int) -> Tensor:

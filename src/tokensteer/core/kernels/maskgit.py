@@ -19,7 +19,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.categorical.product import normal, tilted
-from tokensteer.core.categorical.sites import Laws, Tokens, few_rows, tokens_of
+from tokensteer.core.categorical.sites import Laws, SiteDistributions, few_rows, tokens_of
 from tokensteer.core.kernels.kernel import Count
 from tokensteer.core.kernels.measure import SiteMeasure, Table
 from tokensteer.core.kernels.ranked import Ranking, best_sites, cosine_count, entry_at
@@ -39,7 +39,7 @@ class RankedReveal:
     """
 
     x: Tensor
-    log_x0: Tokens
+    log_x0: SiteDistributions
     ranking: Ranking
     count: Tensor
     mask_id: int

@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 
 from tokensteer.core.categorical.gradient_tilt import bend, log_bend, outcomes
 from tokensteer.core.categorical.product import normal, tilted
-from tokensteer.core.categorical.sites import Laws, Tokens, few_by_few, row_by_row, rows_of, tokens_of
+from tokensteer.core.categorical.sites import Laws, SiteDistributions, few_by_few, row_by_row, rows_of, tokens_of
 from tokensteer.core.numerics.draws import NEVER, categorical, uniforms
 from tokensteer.core.numerics.rows import same_rows, support
 from tokensteer.core.particles.path import Measure, Sites
@@ -143,7 +143,7 @@ class Reveal:
     x: Tensor
     log_stay: Tensor
     log_move: Tensor
-    log_x0: Tokens
+    log_x0: SiteDistributions
     mask_id: int
     sites: Sites | None = None
     log_mass: Tensor | None = None
@@ -238,7 +238,7 @@ class Reveal:
         """Tilt the token given that a site opens, and leave alone which sites open."""
         return self.normalise().tilt_each(tokens_of(h), carry_mass=False)
 
-    def tilt_each(self, h: Tokens, carry_mass: bool) -> Reveal:
+    def tilt_each(self, h: SiteDistributions, carry_mass: bool) -> Reveal:
         """Token laws ∝ exp(log_x0 + h), normalised; the mass they had goes into `log_move`, or is dropped."""
         masked = self.masked
         bent = bend(self.log_x0, h, masked)

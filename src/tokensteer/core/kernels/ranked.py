@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tokensteer.core.categorical.sites import Laws, Tokens, tokens_of
+from tokensteer.core.categorical.sites import Laws, SiteDistributions, tokens_of
 from tokensteer.core.kernels.kernel import Count, choice_of
 from tokensteer.core.kernels.measure import Reveal
 from tokensteer.core.numerics.domains import check_number, check_whole
@@ -48,7 +48,7 @@ class Ranking:
     so that all see the same numbers.
     """
 
-    laws: Tokens
+    laws: SiteDistributions
     lift: Tensor
 
     @classmethod
@@ -80,7 +80,7 @@ class Ranking:
         lift[:, block] = self.lift
         return Ranking(laws, lift)
 
-    def orders(self, laws: Tokens) -> bool:
+    def orders(self, laws: SiteDistributions) -> bool:
         """Whether these very laws are what it ranks by."""
         return self.laws.store is laws.store and self.laws.index is laws.index
 

@@ -114,7 +114,7 @@ def cosine_steps(num_steps: int) -> tuple[Step, ...]:
 
 
 @dataclass(frozen=True)
-class Loop:
+class LoopSchedule:
     """alpha of ReMDM-loop: up to `alpha_on` until t = t_on, constant in [t_off, t_on], then up to 1."""
 
     t_on: float

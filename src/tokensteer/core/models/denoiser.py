@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from tokensteer.core.categorical.forms import Headed, Logits, Store, log_law
+from tokensteer.core.categorical.forms import CategoricalStore, HiddenLogits, Logits, log_law
 
 Time = float | Tensor  # one for all, or (P,) where particles have clocks of their own
 
@@ -38,7 +38,7 @@ class Structured(Protocol):
     """A denoiser that can keep its answer in the form the network gave it, (P·L) laws, instead of (P, L, V) logs."""
 
     def __call__(self, x: Tensor, t: Time) -> Tensor: ...
-    def laws(self, x: Tensor, t: Time) -> Store: ...
+    def laws(self, x: Tensor, t: Time) -> CategoricalStore: ...
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,12 @@ class FromHidden:
     def __call__(self, x: Tensor, t: Time) -> Tensor:
         return log_law(self.head(self._ask(x, t)).clone(), self.mask_id)  # a hook may hold on to what it saw
 
-    def laws(self, x: Tensor, t: Time) -> Headed:
+    def laws(self, x: Tensor, t: Time) -> HiddenLogits:
         return self.kept(self._ask(x, t))
 
-    def kept(self, answer: Tensor) -> Headed:
+    def kept(self, answer: Tensor) -> HiddenLogits:
         """The laws of the trunk's answer (P, L, H)."""
-        return Headed(answer.flatten(0, 1), self.head, self.mask_id)
+        return HiddenLogits(answer.flatten(0, 1), self.head, self.mask_id)
 
 
 def from_hidden(

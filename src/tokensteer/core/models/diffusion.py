@@ -9,13 +9,13 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.categorical.forms import Logs, Shelf, Store
-from tokensteer.core.categorical.sites import Laws, Tokens
-from tokensteer.core.kernels.kernel import NO_MASK, Kernel, Ticking
+from tokensteer.core.categorical.forms import CategoricalStore, LogProbs, StoreBuffer
+from tokensteer.core.categorical.sites import Laws, SiteDistributions
+from tokensteer.core.kernels.kernel import NO_MASK, Clocked, Kernel
 from tokensteer.core.kernels.measure import SiteMeasure
 from tokensteer.core.kernels.noise import Interpolating, noise_of
 from tokensteer.core.models.denoiser import Denoiser, Structured, Time, Timeless
-from tokensteer.core.models.prediction import News, Prediction, changed, each_apart, kept_stores, updated
+from tokensteer.core.models.prediction import NewRows, Prediction, changed, each_apart, kept_stores, updated
 from tokensteer.core.models.validation import check_denoiser
 from tokensteer.core.numerics.batching import Chunks, Meter
 from tokensteer.core.numerics.draws import NEVER
@@ -70,15 +70,17 @@ class Model(Protocol):
         """log p(x_0 | x_t), (P, L, V), from one-hots x (P, L, V), differentiable in them."""
         ...
 
-    def differentiated(self, x: Tensor, t: Time, news: News, store: Store, before: Prediction | None) -> Prediction:
+    def differentiated(
+        self, x: Tensor, t: Time, news: NewRows, store: CategoricalStore, before: Prediction | None
+    ) -> Prediction:
         """The prediction at x where the first network has just said `store` of the particles that were asked about."""
         ...
 
-    def clean(self, prediction: Prediction) -> Tokens:
+    def clean(self, prediction: Prediction) -> SiteDistributions:
         """log p(x_0 | x_t): what clean samples are drawn from, and whose order low confidence follows."""
         ...
 
-    def combined(self, prediction: Prediction) -> Tokens:
+    def combined(self, prediction: Prediction) -> SiteDistributions:
         """The token law of the target at masked sites, perhaps unnormalised."""
         ...
 
@@ -98,7 +100,7 @@ class Model(Protocol):
 def clock(model: Model, memory: Tensor | None, t: float) -> Time:
     """The time at which a denoiser is asked: t, that of the step, or that of each particle where they have clocks."""
     kernel = model.kernel
-    return kernel.times(memory).to(model.dtype) if memory is not None and isinstance(kernel, Ticking) else t
+    return kernel.times(memory).to(model.dtype) if memory is not None and isinstance(kernel, Clocked) else t
 
 
 @dataclass(frozen=True)
@@ -197,22 +199,24 @@ class Diffusion:
     def predict(self, x: Tensor, t: Time, before: Prediction | None = None) -> Prediction:
         return predict_all((self,), x, t, before if self.ignores_time else None)
 
-    def differentiated(self, x: Tensor, t: Time, news: News, store: Store, before: Prediction | None) -> Prediction:
+    def differentiated(
+        self, x: Tensor, t: Time, news: NewRows, store: CategoricalStore, before: Prediction | None
+    ) -> Prediction:
         self.meter.count(len(news.asked), len(x))
         return updated(x, news, (store,), before)
 
-    def laws(self, x: Tensor, t: Time, before: Store | None = None) -> Store:
+    def laws(self, x: Tensor, t: Time, before: CategoricalStore | None = None) -> CategoricalStore:
         """The network's answer for rows x (D, L), D·L laws, in a form that can be joined with what it said before."""
-        dense = isinstance(before, Logs)
+        dense = isinstance(before, LogProbs)
         structured = isinstance(self.denoiser, Structured) and self.kernel.mask_id != NO_MASK and not dense
 
-        def ask(rows: slice) -> Store:
+        def ask(rows: slice) -> CategoricalStore:
             time = t[rows] if isinstance(t, Tensor) else t
             if structured and isinstance(self.denoiser, Structured):
                 return self.denoiser.laws(x[rows], time)
-            return Logs(self._known(x[rows], self.denoiser(x[rows], time), time).flatten(0, 1).contiguous())
+            return LogProbs(self._known(x[rows], self.denoiser(x[rows], time), time).flatten(0, 1).contiguous())
 
-        shelf = Shelf(x.numel())
+        shelf = StoreBuffer(x.numel())
 
         def answer(rows: slice) -> None:
             shelf.put(rows.start * x.shape[1], ask(rows), x[rows].numel())
@@ -236,10 +240,10 @@ class Diffusion:
         known = torch.full_like(log_x0, NEVER).scatter(-1, ids.unsqueeze(-1), 0.0)
         return torch.where(self._prompt, known, log_x0)
 
-    def clean(self, prediction: Prediction) -> Tokens:
+    def clean(self, prediction: Prediction) -> SiteDistributions:
         return prediction.laws()
 
-    def combined(self, prediction: Prediction) -> Tokens:
+    def combined(self, prediction: Prediction) -> SiteDistributions:
         return prediction.laws()
 
     def step_with(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None) -> SiteMeasure:
@@ -265,8 +269,8 @@ def predict_all(models: Sequence[Diffusion], x: Tensor, t: Time, before: Predict
             model.meter.count(len(x), len(x))
         sites = torch.arange(x.numel(), device=x.device).view_as(x)
         return Prediction(x, sites, tuple(model.laws(x, t) for model in models))
-    news = told_apart(x, changed(x, before), t, models)
-    asked, stores = news.asked, tuple[Store, ...]()
+    news = distinct_rows(x, changed(x, before), t, models)
+    asked, stores = news.asked, tuple[CategoricalStore, ...]()
     if len(asked):
         time = t[asked] if isinstance(t, Tensor) else t
         kept = zip(models, kept_stores(before, len(models)), strict=True)
@@ -276,13 +280,13 @@ def predict_all(models: Sequence[Diffusion], x: Tensor, t: Time, before: Predict
     return updated(x, news, stores, before)
 
 
-def told_apart(x: Tensor, new: Tensor, t: Time, models: Sequence[Diffusion]) -> News:
+def distinct_rows(x: Tensor, new: Tensor, t: Time, models: Sequence[Diffusion]) -> NewRows:
     """Of the particles that are new, one of each kind that the networks tell apart."""
     clocks = isinstance(t, Tensor) and not all(model.ignores_time for model in models)
     if clocks or not len(new) or not models[0].shares:
         return each_apart(new)
     first, which = distinct(x[new])
-    return News(new, new[first], which)
+    return NewRows(new, new[first], which)
 
 
 def _describe(x: object) -> str:

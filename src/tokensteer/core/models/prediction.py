@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tokensteer.core.categorical.forms import Store
-from tokensteer.core.categorical.sites import Tokens
+from tokensteer.core.categorical.forms import CategoricalStore
+from tokensteer.core.categorical.sites import SiteDistributions
 from tokensteer.core.numerics.rows import unique
 
 
@@ -27,13 +27,13 @@ class Prediction:
 
     x: Tensor
     index: Tensor
-    stores: tuple[Store, ...]
+    stores: tuple[CategoricalStore, ...]
 
     def take(self, rows: Tensor) -> Prediction:
         return Prediction(self.x[rows], self.index[rows], self.stores)
 
-    def laws(self, model: int = 0) -> Tokens:
-        return Tokens(self.stores[model], self.index)
+    def laws(self, model: int = 0) -> SiteDistributions:
+        return SiteDistributions(self.stores[model], self.index)
 
     @property
     def nbytes(self) -> int:
@@ -45,12 +45,12 @@ def _sites(row: Tensor, length: int) -> Tensor:
     return row.unsqueeze(-1) * length + torch.arange(length, device=row.device)
 
 
-def kept_stores(before: Prediction | None, models: int) -> Sequence[Store | None]:
+def kept_stores(before: Prediction | None, models: int) -> Sequence[CategoricalStore | None]:
     """What each of so many models has said, None if that is nothing."""
     return [None] * models if before is None else before.stores
 
 
-class News(NamedTuple):
+class NewRows(NamedTuple):
     """The particles `new` (n,) of which nothing is known, one of each kind of them, `asked` (k,), and the kind of each,
     `which` (n,)."""
 
@@ -67,12 +67,12 @@ def changed(x: Tensor, *before: Prediction | None) -> Tensor:
     return reduce(torch.logical_or, ((x != prediction.x).any(-1) for prediction in known)).nonzero().squeeze(-1)
 
 
-def each_apart(new: Tensor) -> News:
+def each_apart(new: Tensor) -> NewRows:
     """Particles that have nothing in common."""
-    return News(new, new, torch.arange(len(new), device=new.device))
+    return NewRows(new, new, torch.arange(len(new), device=new.device))
 
 
-def updated(x: Tensor, news: News, stores: tuple[Store, ...], before: Prediction | None) -> Prediction:
+def updated(x: Tensor, news: NewRows, stores: tuple[CategoricalStore, ...], before: Prediction | None) -> Prediction:
     """`before` with fresh answers of the stores, whose rows are those `asked`, for what is new."""
     new, _, which = news
     if before is None or len(new) == len(x):

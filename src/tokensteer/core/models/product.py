@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.categorical.forms import Store
+from tokensteer.core.categorical.forms import CategoricalStore
 from tokensteer.core.categorical.product import Powers, product_of_powers
-from tokensteer.core.categorical.sites import Laws, Tokens
+from tokensteer.core.categorical.sites import Laws, SiteDistributions
 from tokensteer.core.kernels.kernel import NO_MASK, Kernel
 from tokensteer.core.kernels.masked import Ancestral
 from tokensteer.core.kernels.measure import Reveal, SiteMeasure, Table
@@ -30,7 +30,7 @@ from tokensteer.core.kernels.noise import Interpolating
 from tokensteer.core.kernels.ranked import LowConfidence
 from tokensteer.core.models.denoiser import Time
 from tokensteer.core.models.diffusion import Diffusion, predict_all
-from tokensteer.core.models.prediction import News, Prediction, kept_stores, updated
+from tokensteer.core.models.prediction import NewRows, Prediction, kept_stores, updated
 from tokensteer.core.numerics.domains import check_number
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.particles.path import Sites, Step
@@ -161,7 +161,9 @@ class Product:
     def ignores_time(self) -> bool:
         return all(model.ignores_time for model in self.models)
 
-    def differentiated(self, x: Tensor, t: Time, news: News, store: Store, before: Prediction | None) -> Prediction:
+    def differentiated(
+        self, x: Tensor, t: Time, news: NewRows, store: CategoricalStore, before: Prediction | None
+    ) -> Prediction:
         for model in self.models:
             model.meter.count(len(news.asked), len(x))
         time = t[news.asked] if isinstance(t, Tensor) else t
@@ -172,16 +174,16 @@ class Product:
     def relaxed(self, x: Tensor, t: Time) -> Tensor:
         return self.models[0].relaxed(x, t)
 
-    def clean(self, prediction: Prediction) -> Tokens:
+    def clean(self, prediction: Prediction) -> SiteDistributions:
         return prediction.laws()
 
-    def combined(self, prediction: Prediction) -> Tokens:
+    def combined(self, prediction: Prediction) -> SiteDistributions:
         mask_id = self.kernel.mask_id
         read = torch.ones_like(prediction.x, dtype=torch.bool) if mask_id == NO_MASK else prediction.x == mask_id
         # All models have their laws in the same places; one of power 0 has no say and is not read.
         counted = [k for k, power in enumerate(self.powers) if power]
         laws = Powers(tuple(prediction.stores[k] for k in counted), tuple(self.powers[k] for k in counted))
-        return Tokens(laws, torch.where(read, prediction.laws().index, -1))
+        return SiteDistributions(laws, torch.where(read, prediction.laws().index, -1))
 
     def log_start(self, x: Tensor) -> Tensor:
         return self.models[0].log_start(x)

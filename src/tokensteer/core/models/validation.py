@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from tokensteer.core.categorical.forms import Law
+from tokensteer.core.categorical.forms import Categorical
 from tokensteer.core.categorical.sites import tokens_of
-from tokensteer.core.kernels.kernel import NO_MASK, Kernel, Ticking
+from tokensteer.core.kernels.kernel import NO_MASK, Clocked, Kernel
 from tokensteer.core.kernels.noise import MaskNoise, noise_of
 from tokensteer.core.models.denoiser import Denoiser, FromHidden, FromLogits, Structured, Timeless
 from tokensteer.core.numerics.draws import NEVER
@@ -31,7 +31,7 @@ def check_denoiser(
     if kept:
         _check_memory(denoiser, kernel, x, half_open, likeliest, steps[0].t)
     _check_timeless(denoiser, half_open, steps)
-    if isinstance(kernel, Ticking):
+    if isinstance(kernel, Clocked):
         _check_times(denoiser, half_open, dtype)
     return vocab_size, dtype
 
@@ -61,7 +61,7 @@ def _check_mode(denoiser: Denoiser) -> None:
 def _check_memory(denoiser: Denoiser, kernel: Kernel, x: Tensor, other: Tensor, tokens: Tensor, t: float) -> None:
     """What was said of x (1, L), here of the `tokens` (1, L), stays what it was as another state is asked about."""
 
-    def laws(x: Tensor) -> Law:
+    def laws(x: Tensor) -> Categorical:
         if isinstance(denoiser, Structured) and kernel.mask_id != NO_MASK:
             return denoiser.laws(x, t)
         return tokens_of(denoiser(x, t)).store

@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.numerics.capture import recording
+from tokensteer.core.numerics.capture import capturing
 
 Answer = TypeVar("Answer")
 
@@ -100,12 +100,12 @@ class Chunks(threading.local):
         done, size = 0, self.size(row_bytes, device)
         size = -(-count // max(1, -(-count // size)))  # parts of a size: the largest is what memory is for
         while done < count or not answers:
-            drawn = None if generator is None or recording() else generator.get_state()
+            drawn = None if generator is None or capturing() else generator.get_state()
             try:
                 answers.append(network(slice(done, done + size)))
             except (RuntimeError, MemoryError) as error:
                 taken = min(size, count - done)
-                if recording() or not ran_out(error):
+                if capturing() or not ran_out(error):
                     raise
                 if taken <= 1:
                     self.most.pop(row_bytes, None)  # fewer did not help: something else is too large

@@ -5,5 +5,5 @@ from __future__ import annotations
 import torch
 
 
-def recording() -> bool:
+def capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -17,7 +17,7 @@ from tokensteer.core.particles.path import Evaluation, Measure, Proposing, Step
 
 
 @dataclass(frozen=True)
-class ResampleFirst:
+class Auxiliary:
     """A path with a locally optimal proposal (`Enumerated`, or `Optimal` for a product without a tilt) whose weights
     are counted before the move. The target and log Z are the same."""
 
@@ -58,7 +58,7 @@ class ResampleFirst:
         q = self.path.propose(x, evaluation, step)
         if q.log_mass is None:
             raise ValueError(
-                "ResampleFirst needs a proposal whose weight depends on x_t alone: Enumerated(), or Optimal() for a "
+                "Auxiliary needs a proposal whose weight depends on x_t alone: Enumerated(), or Optimal() for a "
                 "product without a tilt"
             )
         # The measure travels with its particles, so that it is not computed again after resampling.

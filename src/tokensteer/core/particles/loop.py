@@ -20,7 +20,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.numerics.batching import parse_memory
-from tokensteer.core.numerics.capture import recording
+from tokensteer.core.numerics.capture import capturing
 from tokensteer.core.numerics.domains import check_whole
 from tokensteer.core.particles.path import FeynmanKac, Record, Step
 from tokensteer.core.particles.resampling import Resampler, ess, systematic
@@ -129,7 +129,7 @@ class _Watch:
     seen: list[tuple[Tensor, Step | None, Tensor, Tensor]] = field(default_factory=list[Any])
 
     def add(self, log_w: Tensor, step: Step | None, log_twist: Tensor, log_ratio: Tensor, last: bool = False) -> None:
-        if recording():  # a recorded run is looked at when it has been replayed
+        if capturing():  # a recorded run is looked at when it has been replayed
             return
         self.seen.append((log_w, step, log_twist, log_ratio))
         if not last and len(self.seen) < self.patience:

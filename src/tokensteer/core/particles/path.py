@@ -60,10 +60,9 @@ class Rows(Protocol):
 class Evaluation:
     """All that one look at (x_t, t) taught us; it travels with its particle and is never computed again.
 
-    log_twist, reward and carry are (P,), a kernel's memory (P, ...); `proposed` is what a proposal's own network said.
-    `chance` (P,) is the part of the log-twist that no ramp scales, `ramp` (P,) the lambda chosen where a ramp adapts.
-    `pending` (B, N) is filled in by the loop for the one who evaluates the children: the log-weight of each before its
-    new twist counts.
+    log_twist, reward and carry are (P,), a kernel's memory (P, ...); `proposed` is the prediction of a proposal's own
+    network. `log_lookahead` (P,) is the part of the log-twist that no ramp scales; `ramp` (P,) is the lambda chosen by
+    an adaptive ramp. `pending` (B, N): child log-weights before the new twist; set by the loop.
     """
 
     log_twist: Tensor
@@ -73,7 +72,7 @@ class Evaluation:
     proposed: Rows | None = None
     carry: Tensor | None = None
     memory: Tensor | None = None
-    chance: Tensor | None = None
+    log_lookahead: Tensor | None = None
     ramp: Tensor | None = None
     pending: Tensor | None = None
 

@@ -24,7 +24,7 @@ def always(log_w: Tensor, step: Step) -> Tensor:
     return torch.ones(log_w.shape[:-1], dtype=torch.bool, device=log_w.device)
 
 
-def watching(log_w: Tensor, step: Step) -> Tensor:
+def observe(log_w: Tensor, step: Step) -> Tensor:
     """Never, but look at the weights at every step, so that they are known there."""
     return torch.zeros(log_w.shape[:-1], dtype=torch.bool, device=log_w.device)
 
@@ -38,7 +38,7 @@ class Scheduled:
     at: Callable[[Step], bool]
 
     def __call__(self, log_w: Tensor, step: Step) -> Tensor:
-        return (self.trigger if self.at(step) else watching)(log_w, step)
+        return (self.trigger if self.at(step) else observe)(log_w, step)
 
 
 def looks(when: Trigger, step: Step) -> bool:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from tokensteer.core.categorical.forms import Headed
-from tokensteer.core.categorical.sites import Tokens
+from tokensteer.core.categorical.forms import HiddenLogits
+from tokensteer.core.categorical.sites import SiteDistributions
 from tokensteer.core.kernels.measure import SiteMeasure
 from tokensteer.core.models.denoiser import Denoiser, check_head
 from tokensteer.core.models.diffusion import Model, clock
@@ -65,7 +65,7 @@ class OtherHead:
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
         prediction = prediction_of(evaluation)
         kept, order = prediction.stores[0], model.clean(prediction)
-        if not isinstance(kept, Headed):
+        if not isinstance(kept, HiddenLogits):
             raise ValueError(
                 "OtherHead reads hidden states, and the model keeps none: make the denoiser of a masked process by "
                 "from_hidden(trunk, head, mask_id), and do not build Gradient on it; or use Amortised(network)"
@@ -73,5 +73,5 @@ class OtherHead:
         if self.head.out_features != kept.vocab_size:
             raise ValueError(f"the other head says {self.head.out_features} tokens, the model's own {kept.vocab_size}")
         states = kept.states if self.change is None else self.change(kept.states)
-        tokens = Tokens(replace(kept, states=states, head=self.head), prediction.laws().index)
+        tokens = SiteDistributions(replace(kept, states=states, head=self.head), prediction.laws().index)
         return model.step_with(x, tokens, step, chosen(x, order, evaluation, step, model))

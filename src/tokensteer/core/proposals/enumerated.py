@@ -15,7 +15,7 @@ from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.numerics.rows import distinct, log_sum_runs, same_rows
 from tokensteer.core.particles.path import Evaluation, Step
 from tokensteer.core.proposals.proposal import chosen, prediction_of
-from tokensteer.core.twists.estimators import Look
+from tokensteer.core.twists.estimators import NoisyState
 from tokensteer.core.twists.potentials import difference
 from tokensteer.core.twists.tilt import Tilt
 
@@ -46,10 +46,10 @@ class Enumerated:
             first = row = torch.arange(len(x), device=x.device)
         owner, candidates = _at_least_one(*p.take(first).support(self.limit), x[first], model.kernel.mask_id)
         log_p = log_q = p.take(first[owner]).log_prob(candidates)
-        if twist is not None and (twist.chance is not None or not twist.idle(step.s, evaluation)):
+        if twist is not None and (twist.log_lookahead is not None or not twist.idle(step.s, evaluation)):
             once, which = distinct(candidates)
-            r, chance = reward_ahead(candidates[once], step.s, model, twist)
-            log_q = log_q + (aim[first[owner]] * r[which] + chance[which]).to(log_q)
+            r, log_lookahead = reward_ahead(candidates[once], step.s, model, twist)
+            log_q = log_q + (aim[first[owner]] * r[which] + log_lookahead[which]).to(log_q)
         lengths = torch.bincount(owner, minlength=len(first))
         mass = log_sum_runs(log_q, lengths)
         # Where nothing has a future any law will do, since the weight is zero whatever is drawn: p, which leaves no
@@ -76,14 +76,14 @@ def reward_ahead(x: Tensor, t: float, model: Model, twist: Tilt) -> tuple[Tensor
             "Enumerated needs a log-twist that x_s alone determines: use an estimator that is not random, such as "
             "Exact() or Value(...), and the difference potential"
         )
-    r, chance = torch.zeros(2, len(x), dtype=torch.float64, device=x.device)
+    r, log_lookahead = torch.zeros(2, len(x), dtype=torch.float64, device=x.device)
     clean = (x != model.kernel.mask_id).all(-1) if t == 0 else torch.zeros_like(x[:, 0], dtype=torch.bool)
     if clean.any():
         r[clean] = twist.exact(x[clean])
     if not clean.all():
         noisy = x[~clean]
-        look = Look(noisy, model.clean(model.predict(noisy, t)), t, model.kernel.mask_id)
+        look = NoisyState(noisy, model.clean(model.predict(noisy, t)), t, model.kernel.mask_id)
         r[~clean] = twist.estimate(look, None)
-        if twist.chance is not None:
-            chance[~clean] = twist.ahead(look)
-    return r, chance
+        if twist.log_lookahead is not None:
+            log_lookahead[~clean] = twist.lookahead(look)
+    return r, log_lookahead

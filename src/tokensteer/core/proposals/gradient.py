@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from tokensteer.core.categorical.gradient_tilt import bends
+from tokensteer.core.categorical.gradient_tilt import gradient_tilt
 from tokensteer.core.kernels.kernel import NO_MASK
 from tokensteer.core.kernels.measure import SiteMeasure
 from tokensteer.core.models.diffusion import Model
@@ -56,6 +56,6 @@ class Gradient:
         movable = (x == mask_id) | everywhere
         slope = evaluation.gradient.laws()
         scale = twist.aim(step.s, evaluation).unsqueeze(-1).expand_as(x)
-        h = bends(slope, movable, scale, x, self.clip, masked_only=not everywhere)
+        h = gradient_tilt(slope, movable, scale, x, self.clip, masked_only=not everywhere)
         q = self.base(x, evaluation, step, model, twist)
         return q.tilt_tokens(h) if self.tokens_only else q.tilt(h)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tokensteer.core.categorical.product import normal
 from tokensteer.core.categorical.sites import Laws
-from tokensteer.core.kernels.kernel import Remembering
+from tokensteer.core.kernels.kernel import Stateful
 from tokensteer.core.kernels.measure import SiteMeasure
 from tokensteer.core.models.diffusion import Model
 from tokensteer.core.models.prediction import Prediction
@@ -60,7 +60,7 @@ def prediction_of(evaluation: Evaluation) -> Prediction:
 
 def chosen(x: Tensor, log_x0: Laws, evaluation: Evaluation, step: Step, model: Model) -> Sites | None:
     """The sites that the kernel opens, by the order of log_x0 and what it remembers of the particles."""
-    if evaluation.memory is not None and isinstance(model.kernel, Remembering):
+    if evaluation.memory is not None and isinstance(model.kernel, Stateful):
         return model.kernel.recall(x, log_x0, step, evaluation.memory)
     return model.kernel.choose(x, log_x0, step)
 

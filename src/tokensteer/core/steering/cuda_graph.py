@@ -22,8 +22,8 @@ from tokensteer.core.steering.methods import Method
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """A run of `method` with so many particles and populations, ready to be replayed; made by `recorded`."""
+class CapturedRun:
+    """A run of `method` with so many particles and populations, ready to be replayed; made by `captured`."""
 
     method: Method
     num_particles: int
@@ -61,9 +61,9 @@ class Recorded:
         return bool((log_w.isnan() | (log_w == math.inf)).any() | (result.samples == mask_id).any())
 
 
-def recorded(
+def captured(
     method: Method, num_particles: int, populations: int = 1, *, memory: str | float | None = None
-) -> Recorded:
+) -> CapturedRun:
     """Record a run of a method on a GPU, after one run to warm up. Call what comes back for a `Result`.
 
     A run can be recorded if nothing on the way makes the host look at the device: no sharing of rows, which is the
@@ -98,7 +98,7 @@ def recorded(
             result = _captured(run, graph)
     finally:
         steering.limit(held)
-    return Recorded(method, num_particles, populations, graph, noise, with_rows(result, before, steering.spent()))
+    return CapturedRun(method, num_particles, populations, graph, noise, with_rows(result, before, steering.spent()))
 
 
 def _aside(run: Callable[[], Result]) -> None:

@@ -20,7 +20,7 @@ from tokensteer.core.proposals.gradient import Gradient
 from tokensteer.core.proposals.proposal import Guided, Optimal
 from tokensteer.core.steering.steering import Steering
 from tokensteer.core.twists.potentials import Potential, difference
-from tokensteer.core.twists.ramps import end_ramp
+from tokensteer.core.twists.ramps import end as end_ramp
 from tokensteer.core.twists.tilt import Tilt
 
 

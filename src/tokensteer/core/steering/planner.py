@@ -34,7 +34,9 @@ from tokensteer.core.particles.result import Result, pooled
 from tokensteer.core.particles.triggers import Trigger, ess_below, every
 from tokensteer.core.steering.methods import Method
 from tokensteer.core.steering.steering import Steering
-from tokensteer.core.twists.ramps import Adaptive, Ramp, constant_ramp, linear_ramp
+from tokensteer.core.twists.ramps import Adaptive, Ramp
+from tokensteer.core.twists.ramps import constant as constant_ramp
+from tokensteer.core.twists.ramps import linear as linear_ramp
 
 FEWEST = 8
 """Populations of a pilot: fewer say too little about their spread."""

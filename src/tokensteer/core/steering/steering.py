@@ -12,19 +12,19 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.kernels.kernel import Remembering
+from tokensteer.core.kernels.kernel import Stateful
 from tokensteer.core.kernels.measure import Reveal, SiteMeasure, Table, draw
 from tokensteer.core.models.denoiser import Time, Timeless
 from tokensteer.core.models.diffusion import Diffusion, Model, clock
 from tokensteer.core.models.prediction import Prediction, changed
 from tokensteer.core.models.validation import counted, halfway
-from tokensteer.core.numerics.capture import recording
+from tokensteer.core.numerics.capture import capturing
 from tokensteer.core.particles.path import Evaluation, Measure, Rows, Step
 from tokensteer.core.proposals.amortised import Amortised
 from tokensteer.core.proposals.gradient import Gradient
 from tokensteer.core.proposals.proposal import FromModel, Proposal, inmost
-from tokensteer.core.twists.estimators import Look
-from tokensteer.core.twists.gradient import Fresh, follow
+from tokensteer.core.twists.estimators import NoisyState
+from tokensteer.core.twists.gradient import Fresh, predict_with_gradient
 from tokensteer.core.twists.potentials import difference
 from tokensteer.core.twists.tilt import Tilt
 
@@ -130,10 +130,10 @@ class Steering:
             else:
                 prediction = self.model.predict(x, time, _prediction(parent))
                 gradient = None if parent is None else parent.gradient
-            look = Look(x, self.model.clean(prediction), t, self.model.kernel.mask_id)
+            look = NoisyState(x, self.model.clean(prediction), t, self.model.kernel.mask_id)
             reward = self._estimated(look, fresh, generator, parent, weighed)
             known = Evaluation(torch.zeros_like(x[:, 0], dtype=torch.float64), prediction, reward, gradient)
-            known = replace(known, chance=self._chance(x, known, t, parent, weighed))
+            known = replace(known, log_lookahead=self._chance(x, known, t, parent, weighed))
             known = self._weigh(known, t, parent, weighed)
             return replace(known, memory=memory, proposed=self._propose_tokens(x, time, parent))
 
@@ -156,7 +156,7 @@ class Steering:
 
     def _estimated(
         self,
-        look: Look,
+        look: NoisyState,
         fresh: Fresh | None,
         generator: Generator | None,
         parent: Evaluation | None,
@@ -214,40 +214,40 @@ class Steering:
         before = slopes = None
         if parent is not None and self._timeless and (own or self._lasting):
             before, slopes = _prediction(parent), _rows(parent.gradient)
-        prediction, gradient, fresh = follow(self.model, twist, x, t, time, generator, before, slopes)
+        prediction, gradient, fresh = predict_with_gradient(self.model, twist, x, t, time, generator, before, slopes)
         return prediction, gradient, None if own else fresh
 
     def _chance(
         self, x: Tensor, known: Evaluation, t: float, parent: Evaluation | None, weighed: bool
     ) -> Tensor | None:
         """The term of the log-twist that counts in full. Where nobody looks, that of the parent will do."""
-        if self.twist is None or self.twist.chance is None:
+        if self.twist is None or self.twist.log_lookahead is None:
             return None
         if parent is not None and not weighed:
-            return parent.chance
-        look = Look(x, self.model.clean(_known(known)), t, self.model.kernel.mask_id)
-        return self.twist.ahead(look)
+            return parent.log_lookahead
+        look = NoisyState(x, self.model.clean(_known(known)), t, self.model.kernel.mask_id)
+        return self.twist.lookahead(look)
 
     def _weigh(self, known: Evaluation, t: float, parent: Evaluation | None, weighed: bool) -> Evaluation:
         """What is known with its log-twist. Where no estimate is wanted, that of the parent will do: they telescope. An
         estimate that is known all the same is for later: whether there is one depends on who else has moved."""
         if self.twist is None:
             return known
-        chance = 0.0 if known.chance is None else known.chance
-        if parent is not None and parent.chance is not None:  # potentials build on what the ramp has let in
-            parent = replace(parent, log_twist=parent.log_twist - parent.chance)
+        log_lookahead = 0.0 if known.log_lookahead is None else known.log_lookahead
+        if parent is not None and parent.log_lookahead is not None:  # potentials build on what the ramp has let in
+            parent = replace(parent, log_twist=parent.log_twist - parent.log_lookahead)
         if known.reward is None or self.twist.rests(t, parent, weighed):
             ramp = None if parent is None else parent.ramp
             log_twist, carry = self.twist.rest(known.log_twist, t, parent)
         else:
-            ramp = self.twist.adapt(t, known.reward, parent, chance)
+            ramp = self.twist.adapt(t, known.reward, parent, log_lookahead)
             log_twist, carry = self.twist.potential(self.twist.scale(t, ramp), known.reward, parent)
-        return replace(known, log_twist=log_twist + chance, carry=carry, ramp=ramp, pending=None)
+        return replace(known, log_twist=log_twist + log_lookahead, carry=carry, ramp=ramp, pending=None)
 
     def _remember(self, x: Tensor, generator: Generator | None, parent: Evaluation | None) -> Tensor | None:
         """What the kernel wants kept of this state, if it has a memory."""
         kernel = self.model.kernel
-        if not isinstance(kernel, Remembering):
+        if not isinstance(kernel, Stateful):
             return None
         before = _prediction(parent)
         if parent is None or before is None or not before.stores:
@@ -256,7 +256,7 @@ class Steering:
 
     def _judge(self, x: Tensor) -> Evaluation:
         """The end: the reward itself, whatever the potentials before it."""
-        if not recording() and (x == self.model.kernel.mask_id).any():
+        if not capturing() and (x == self.model.kernel.mask_id).any():
             raise ValueError("masked sites are left at t = 0: let the kernel open all sites by its last step")
         if self.twist is None:
             return Evaluation(torch.zeros_like(x[:, 0], dtype=torch.float64))

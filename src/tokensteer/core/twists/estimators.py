@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
 from tokensteer.core.categorical.forms import laws_at_once
-from tokensteer.core.categorical.sites import Laws, Tokens, dense_of, tokens_of
+from tokensteer.core.categorical.sites import Laws, SiteDistributions, dense_of, tokens_of
 from tokensteer.core.kernels.kernel import NO_MASK
 from tokensteer.core.models.denoiser import carry_over
 from tokensteer.core.numerics.domains import check_number, check_whole
@@ -26,7 +26,7 @@ from tokensteer.core.numerics.rows import distinct, support
 Average = Callable[[Tensor, Tensor, float], Tensor]
 
 
-class Look(NamedTuple):
+class NoisyState(NamedTuple):
     """What an estimate may see: x_t as ids (P, L), or as one-hots (P, L, V) when gradients are wanted.
 
     `noise` (P, L, M), where it was drawn ahead, holds a uniform on (0, 1] for each draw of each hidden site.
@@ -43,7 +43,7 @@ class Look(NamedTuple):
         return self.x.is_floating_point()
 
     @property
-    def tokens(self) -> Tokens:
+    def tokens(self) -> SiteDistributions:
         return tokens_of(self.log_x0)
 
     @property
@@ -67,7 +67,7 @@ class Look(NamedTuple):
     def zeros(self, *shape: int) -> Tensor:
         return torch.zeros(*shape, dtype=self.log_x0.dtype, device=self.x.device)
 
-    def take(self, rows: Tensor) -> Look:
+    def take(self, rows: Tensor) -> NoisyState:
         noise = None if self.noise is None else self.noise[rows]
         return self._replace(x=self.x[rows], log_x0=self.tokens.take(rows), noise=noise)
 
@@ -136,7 +136,7 @@ def _average_draws(tilt: Rewarding, clean: Tensor, log_v: Tensor) -> Tensor:
     return tilt.average(tilt.exact(clean.flatten(0, 1)).view_as(log_v), log_v, tilt.kl)
 
 
-def _score(look: Look, x0: Tensor) -> Tensor:
+def _score(look: NoisyState, x0: Tensor) -> Tensor:
     """log p(x_0 | x_t) over the masked sites of x_t, differentiable in x_t; x0 (M, P, L), the score (M, P).
 
     Gathering from an expanded tensor keeps the gradient's sums in a fixed order, so that a seed gives the same run.
@@ -147,14 +147,14 @@ def _score(look: Look, x0: Tensor) -> Tensor:
     return torch.where(look.hidden, mu, 1.0).log().sum(-1)
 
 
-def gumbel_softmax(look: Look, noise: Tensor, temperature: float) -> Tensor:
+def gumbel_softmax(look: NoisyState, noise: Tensor, temperature: float) -> Tensor:
     """softmax((log mu + noise)/temperature) at the K hidden sites, noise (M, K, V): the softmaxes (M, K, V)."""
     mu = look.clean_law()[look.hidden]
     log_mu = torch.where(mu > 0, mu, 1.0).log().masked_fill(mu == 0, NEVER)
     return ((log_mu + noise) / temperature).softmax(-1)
 
 
-def _gumbel(look: Look, draws: int, generator: Generator | None) -> Tensor:
+def _gumbel(look: NoisyState, draws: int, generator: Generator | None) -> Tensor:
     """Gumbel noise for the K hidden sites, (draws, K, V), from one uniform for each site and draw."""
     hidden = look.hidden
     seeds = (uniforms_at(hidden, draws, generator) if look.noise is None else look.noise)[hidden].T
@@ -162,7 +162,7 @@ def _gumbel(look: Look, draws: int, generator: Generator | None) -> Tensor:
     return exponential.clamp_(min=torch.finfo(torch.float64).tiny).log_().neg_().to(look.log_x0.dtype)
 
 
-def _completed(look: Look, drawn: Tensor) -> Tensor:
+def _completed(look: NoisyState, drawn: Tensor) -> Tensor:
     """Clean sequences (M, P, L, V): what is drawn (M, K, V) at the hidden sites, carry-over elsewhere."""
     seen = look.clean_law()
     row, site = look.hidden.nonzero(as_tuple=True)
@@ -176,7 +176,7 @@ def _straight_through(soft: Tensor) -> Tensor:
     return hard + (soft - soft.detach())
 
 
-def draw_clean(look: Look, draws: int, generator: Generator | None, shared: Tensor | None = None) -> Tensor:
+def draw_clean(look: NoisyState, draws: int, generator: Generator | None, shared: Tensor | None = None) -> Tensor:
     """M clean sequences for each row from one pass over their laws, drawn at masked sites only, (M, P, L) ids; perhaps
     from uniforms that are `shared` by all rows, (L, M)."""
     hidden = look.hidden
@@ -205,7 +205,7 @@ class Sampled:
     def random(self) -> bool:
         return self.seed is None
 
-    def clean(self, tilt: Rewarding, look: Look, generator: Generator | None) -> Tensor:
+    def clean(self, tilt: Rewarding, look: NoisyState, generator: Generator | None) -> Tensor:
         """The draws, (M, P, L) ids."""
         return draw_clean(look, tilt.draws, generator, self._noise(tilt.draws, look.ids.shape[1], look.x.device))
 
@@ -218,7 +218,7 @@ class Sampled:
             self._shared[kind] = shared_uniforms(self.seed, draws, length, device).T
         return self._shared[kind]
 
-    def __call__(self, tilt: Rewarding, look: Look, generator: Generator | None) -> Tensor:
+    def __call__(self, tilt: Rewarding, look: NoisyState, generator: Generator | None) -> Tensor:
         x0, log_v = self.clean(tilt, look, generator), look.zeros(tilt.draws, len(look.x))
         if look.relaxed and tilt.differentiable:
             law = look.clean_law()
@@ -244,7 +244,7 @@ class Relaxed:
     def __post_init__(self) -> None:
         check_number("Relaxed.temperature", self.temperature, "(0, inf)")
 
-    def __call__(self, tilt: Rewarding, look: Look, generator: Generator | None) -> Tensor:
+    def __call__(self, tilt: Rewarding, look: NoisyState, generator: Generator | None) -> Tensor:
         soft = gumbel_softmax(look, _gumbel(look, tilt.draws, generator), self.temperature)
         drawn = _straight_through(soft) if self.hard else soft
         return _average_draws(tilt, _completed(look, drawn), look.zeros(tilt.draws, len(look.x)))
@@ -257,7 +257,7 @@ class SoftInput:
     random: bool = field(default=False, init=False, repr=False)
     ignores_time: bool = field(default=True, init=False, repr=False)
 
-    def __call__(self, tilt: Rewarding, look: Look, generator: Generator | None) -> Tensor:
+    def __call__(self, tilt: Rewarding, look: NoisyState, generator: Generator | None) -> Tensor:
         if look.relaxed or not len(look.x):
             return tilt.exact(look.clean_law())
         # Laws of whole rows are large: as many at once as may be spelt out.
@@ -277,13 +277,13 @@ class Exact:
     def __post_init__(self) -> None:
         check_whole("Exact.limit", self.limit)
 
-    def __call__(self, tilt: Rewarding, look: Look, generator: Generator | None) -> Tensor:
+    def __call__(self, tilt: Rewarding, look: NoisyState, generator: Generator | None) -> Tensor:
         if look.relaxed:  # with gradients each needs its own
             return self._estimate(tilt, look)
         first, row = distinct(look.tokens.index[:, :1])  # who share their laws are twins
         return self._estimate(tilt, look.take(first))[row]
 
-    def _estimate(self, tilt: Rewarding, look: Look) -> Tensor:
+    def _estimate(self, tilt: Rewarding, look: NoisyState) -> Tensor:
         row, x0 = support(look.clean_law().detach().log(), self.limit)
         rank = torch.arange(len(row), device=row.device) - torch.searchsorted(row, row)
         # The rank-th completion of each row side by side. Where a row has no more of them its first stands in, of
@@ -306,5 +306,5 @@ class Value:
     ignores_time: bool = False
     random: bool = field(default=False, init=False, repr=False)
 
-    def __call__(self, tilt: Rewarding, look: Look, generator: Generator | None) -> Tensor:
+    def __call__(self, tilt: Rewarding, look: NoisyState, generator: Generator | None) -> Tensor:
         return self.function(look.x, look.t)

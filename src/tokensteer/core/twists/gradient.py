@@ -11,14 +11,14 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
-from tokensteer.core.categorical.forms import Logs, Shelf, Store
+from tokensteer.core.categorical.forms import CategoricalStore, LogProbs, StoreBuffer
 from tokensteer.core.models.denoiser import Time
-from tokensteer.core.models.diffusion import Diffusion, Model, told_apart
+from tokensteer.core.models.diffusion import Diffusion, Model, distinct_rows
 from tokensteer.core.models.prediction import Prediction, changed, each_apart, updated
 from tokensteer.core.numerics.batching import ran_out
 from tokensteer.core.numerics.draws import uniforms_at
-from tokensteer.core.twists.estimators import Look, Relaxed, Sampled, hidden_sites
-from tokensteer.core.twists.straight_through import can_enter, straight_through
+from tokensteer.core.twists.estimators import NoisyState, Relaxed, Sampled, hidden_sites
+from tokensteer.core.twists.straight_through import straight_through, takes_embeddings
 from tokensteer.core.twists.tilt import Tilt
 
 
@@ -29,7 +29,7 @@ class Fresh(NamedTuple):
     estimates: Tensor
 
 
-def follow(
+def predict_with_gradient(
     model: Model,
     twist: Tilt,
     x: Tensor,
@@ -47,12 +47,16 @@ def follow(
             network.meter.count(0, len(x))
         return before, slopes, Fresh(new, torch.zeros(0, dtype=torch.float64, device=x.device))
     # Twins share their gradient only if it is not random: independent noise averages out, shared noise does not.
-    news = each_apart(new) if twist.estimator.random else told_apart(x, new, time, model.networks)
+    news = each_apart(new) if twist.estimator.random else distinct_rows(x, new, time, model.networks)
     # A guess: what networks keep for their way back, or all there is with one-hots.
-    entered = can_enter(model, twist)
+    entered = takes_embeddings(model, twist)
     copies = 2 if entered else 8 + 6 * twist.draws
     per_row = 4 * x.shape[1] * model.vocab_size * copies
-    asked, said, sloping = x[news.asked], Shelf(x.shape[1] * len(news.asked)), Shelf(x.shape[1] * len(news.asked))
+    asked, said, sloping = (
+        x[news.asked],
+        StoreBuffer(x.shape[1] * len(news.asked)),
+        StoreBuffer(x.shape[1] * len(news.asked)),
+    )
     asked_at = time[news.asked] if isinstance(time, Tensor) else time
 
     noise = None
@@ -77,17 +81,17 @@ def follow(
 
 def _differentiate(
     model: Model, twist: Tilt, x: Tensor, t: float, time: Time, noise: Tensor | None, generator: Generator | None
-) -> tuple[Store, Tensor, Store]:
+) -> tuple[CategoricalStore, Tensor, CategoricalStore]:
     """The prediction, the estimate of the reward and its gradient in x_t."""
-    if isinstance(model, Diffusion) and can_enter(model, twist):
+    if isinstance(model, Diffusion) and takes_embeddings(model, twist):
         movable = (x == model.kernel.mask_id) | any(model.kernel.remasks(step) for step in model.steps)
         return straight_through(model, twist, x, t, movable, generator, noise)
     with torch.inference_mode(False), torch.enable_grad():
         seen = one_hot(x, model.vocab_size).to(model.dtype).requires_grad_()
         log_x0 = _relaxed(model, seen, time)
-        estimate = twist.estimate(Look(seen, log_x0, t, model.kernel.mask_id, noise), generator)
-        slopes = Logs(_gradient(estimate, seen).flatten(0, 1).contiguous())
-        return Logs(log_x0.detach().flatten(0, 1).contiguous()), estimate.detach(), slopes
+        estimate = twist.estimate(NoisyState(seen, log_x0, t, model.kernel.mask_id, noise), generator)
+        slopes = LogProbs(_gradient(estimate, seen).flatten(0, 1).contiguous())
+        return LogProbs(log_x0.detach().flatten(0, 1).contiguous()), estimate.detach(), slopes
 
 
 def _relaxed(model: Model, x: Tensor, t: Time) -> Tensor:

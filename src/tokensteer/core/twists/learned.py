@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from torch import Generator, Tensor
 
-from tokensteer.core.twists.estimators import Look
+from tokensteer.core.twists.estimators import NoisyState
 from tokensteer.core.twists.potentials import difference
-from tokensteer.core.twists.ramps import constant_ramp
+from tokensteer.core.twists.ramps import constant as constant_ramp
 from tokensteer.core.twists.tilt import Tilt
 
 
@@ -26,7 +26,7 @@ class LearnedTwist:
     ignores_time: bool = False
     random: bool = field(default=False, init=False, repr=False)
 
-    def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
+    def __call__(self, tilt: Tilt, look: NoisyState, generator: Generator | None) -> Tensor:
         tilt.meter.count(len(look.x))
         return tilt.kl * self.value(look.x, look.t).double()
 
@@ -36,11 +36,11 @@ class LearnedTwist:
 
     def beside(self, tilt: Tilt) -> Tilt:
         """The same target, led to by the tilt's own estimates with what was learned added to them."""
-        if tilt.chance is not None:
+        if tilt.log_lookahead is not None:
             raise ValueError("LearnedTwist: this tilt looks ahead for a constraint already; use it as it is")
 
-        def lacking(tilt: Tilt, look: Look) -> Tensor:
+        def lacking(tilt: Tilt, look: NoisyState) -> Tensor:
             tilt.meter.count(len(look.x))
             return self.value(look.x, look.t)
 
-        return replace(tilt, chance=lacking)
+        return replace(tilt, log_lookahead=lacking)

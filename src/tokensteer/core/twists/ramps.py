@@ -30,31 +30,31 @@ from tokensteer.core.particles.resampling import weights
 Ramp = Callable[[float], float]
 
 
-def linear_ramp(t: float) -> float:
+def linear(t: float) -> float:
     """lambda = 1 - t."""
     return 1.0 - t
 
 
-def constant_ramp(t: float) -> float:
+def constant(t: float) -> float:
     """lambda = 1: the reward counts in full from the start."""
     return 1.0
 
 
-def end_ramp(t: float) -> float:
+def end(t: float) -> float:
     """lambda = 0 until the end: only finished samples are judged."""
     return 1.0 if t == 0 else 0.0
 
 
-def exponential_ramp(num_steps: int, base: float = 1.05) -> Ramp:
+def exponential(num_steps: int, base: float = 1.05) -> Ramp:
     """lambda = min(base^i - 1, 1) after i of `num_steps` equal steps."""
-    check_whole("exponential_ramp: num_steps", num_steps)
-    check_number("exponential_ramp: base", base, "(1, inf)")
+    check_whole("ramps.exponential: num_steps", num_steps)
+    check_number("ramps.exponential: base", base, "(1, inf)")
     return lambda t: min(base ** ((1.0 - t) * num_steps) - 1.0, 1.0)
 
 
-def clipped_ramp(k: float) -> Ramp:
+def clipped(k: float) -> Ramp:
     """lambda = min(1, (10/k)·(1 - t)): the full reward is reached after a fraction k/10 of the time."""
-    check_number("clipped_ramp: k", k, "(0, 10]", "10 reaches the full reward at the end")
+    check_number("ramps.clipped: k", k, "(0, 10]", "10 reaches the full reward at the end")
     return lambda t: min(1.0, 10.0 / k * (1.0 - t))
 
 

@@ -4,8 +4,8 @@ The gradient of an estimate in the one-hots of x_t needs no one-hot anywhere: a 
 embedding, and the gradient there times that embedding is what each token of x_0 is worth, s = g·E^T. It reaches x_t
 directly, since what is drawn at a site has the law mu(x) = x[tokens] + x[mask]·mu there, and through the denoiser,
 whose logits get mu·(s - <mu, s>). Only the sites that may move are spelt out over the vocabulary, once, whatever the
-number of draws, and a few at a time; what is kept of them are the slopes in the embeddings (`Slopes`). The numbers are
-those of `Sampled` on one-hots.
+number of draws, and a few at a time; only their gradients in the embeddings are stored (`LowRankGradient`). The numbers
+are those of `Sampled` on one-hots.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import linear
 
-from tokensteer.core.categorical.forms import Store
+from tokensteer.core.categorical.forms import CategoricalStore
 from tokensteer.core.categorical.fused import softmax_slope
-from tokensteer.core.categorical.gradient_tilt import Slopes
-from tokensteer.core.categorical.sites import Tokens
+from tokensteer.core.categorical.gradient_tilt import LowRankGradient
+from tokensteer.core.categorical.sites import SiteDistributions
 from tokensteer.core.kernels.kernel import NO_MASK
 from tokensteer.core.models.denoiser import Embedded, FromHidden, FromLogits
 from tokensteer.core.models.diffusion import Diffusion, Model
-from tokensteer.core.numerics.capture import recording
-from tokensteer.core.twists.estimators import Look, Sampled
+from tokensteer.core.numerics.capture import capturing
+from tokensteer.core.twists.estimators import NoisyState, Sampled
 from tokensteer.core.twists.tilt import Tilt
 
 SPELT = 2**29  # bytes of logits, and of what words are worth, spelt out at once
 
 
-def can_enter(model: Model, tilt: Tilt) -> bool:
+def takes_embeddings(model: Model, tilt: Tilt) -> bool:
     """Whether the denoiser and the reward can be entered, and nothing but a straight-through gradient is asked for."""
     if not isinstance(model, Diffusion) or model.kernel.mask_id == NO_MASK:
         return False
@@ -52,9 +52,9 @@ def straight_through(
     where: Tensor,
     generator: Generator | None,
     noise: Tensor | None = None,
-) -> tuple[Store, Tensor, Slopes]:
+) -> tuple[CategoricalStore, Tensor, LowRankGradient]:
     """The laws at x (P, L), the estimate of the reward (P,) and its gradient at the sites `where` (P, L); `noise` is
-    that of a `Look`."""
+    that of a `NoisyState`."""
     denoiser, network, reward = model.denoiser, _network(model), tilt.reward
     assert isinstance(denoiser, FromLogits | FromHidden)
     assert network is not None
@@ -66,7 +66,7 @@ def straight_through(
     store = denoiser.kept(answer.detach())
     index = torch.arange(x.numel(), device=x.device).view_as(x)
     assert isinstance(tilt.estimator, Sampled)
-    x0 = tilt.estimator.clean(tilt, Look(x, Tokens(store, index), t, mask_id, noise), generator)
+    x0 = tilt.estimator.clean(tilt, NoisyState(x, SiteDistributions(store, index), t, mask_id, noise), generator)
     rewarded = reward.embedding.detach()
     # A guess: what the reward keeps for its way back, eight layers or so, beside what the denoiser keeps for its own.
     per_row = 128 * x0[:, 0].numel() * rewarded.shape[-1] * rewarded.itemsize
@@ -76,8 +76,8 @@ def straight_through(
     estimate, drawn = (torch.cat(of_parts) for of_parts in zip(*parts, strict=True))
     through, expected = _through_law(denoiser, answer.detach().flatten(0, 1), drawn, rewarded, sites(), x.flatten())
     (read,) = torch.autograd.grad(answer, entered, through.view_as(answer))
-    slopes = Slopes(drawn, rewarded, read.flatten(0, 1), network.embedding.detach(), expected, mask_id)
-    return store, tilt.hopeful(estimate), slopes
+    slopes = LowRankGradient(drawn, rewarded, read.flatten(0, 1), network.embedding.detach(), expected, mask_id)
+    return store, tilt.floored(estimate), slopes
 
 
 def _slope_of_drawn(tilt: Tilt, reward: Embedded, x0: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -124,14 +124,14 @@ class _Sites:
 
     def __init__(self, where: Tensor) -> None:
         self.where = where.flatten()
-        if where.is_cuda and not recording():
+        if where.is_cuda and not capturing():
             self.count = self.where.sum().to("cpu", non_blocking=True)
             self.known = torch.cuda.current_stream(where.device).record_event()
 
     def __call__(self) -> Tensor:
         if not self.where.is_cuda:
             return self.where.nonzero().squeeze(-1)
-        if recording():  # the host will not be there to count them
+        if capturing():  # the host will not be there to count them
             return torch.arange(len(self.where), device=self.where.device)
         self.known.synchronize()
         return self.where.byte().argsort(descending=True, stable=True)[: int(self.count)]

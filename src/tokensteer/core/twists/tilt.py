@@ -18,14 +18,15 @@ from tokensteer.core.numerics.batching import Chunks, Meter
 from tokensteer.core.numerics.domains import check_number, check_whole
 from tokensteer.core.numerics.draws import instead_of_never
 from tokensteer.core.particles.path import Evaluation
-from tokensteer.core.twists.estimators import Average, Look, Relaxed, Sampled, SoftInput, log_mean_exp
+from tokensteer.core.twists.estimators import Average, NoisyState, Relaxed, Sampled, SoftInput, log_mean_exp
 from tokensteer.core.twists.potentials import Potential, difference, maximum, total
-from tokensteer.core.twists.ramps import Adaptive, Ramp, linear_ramp
+from tokensteer.core.twists.ramps import Adaptive, Ramp
+from tokensteer.core.twists.ramps import linear as linear_ramp
 
 Reward = Callable[[Tensor], Tensor]
 
 
-Chance = Callable[["Tilt", Look], Tensor]
+LogLookahead = Callable[["Tilt", NoisyState], Tensor]
 
 
 class Estimator(Protocol):
@@ -34,7 +35,7 @@ class Estimator(Protocol):
 
     @property
     def random(self) -> bool: ...
-    def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor: ...
+    def __call__(self, tilt: Tilt, look: NoisyState, generator: Generator | None) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class Tilt:
 
     `reward` takes clean ids (P, L) and gives (P,); if `differentiable`, it also takes one-hots (P, L, V). -inf is a
     hard constraint. An estimate of -inf before the end only means that no draw met it, and the sequence may still
-    recover: it counts as a log-twist of ramp(t) · `hopeless`, since a weight of zero would lose what is still possible.
-    `ramp` is a function of t, or `Adaptive(share)`. `chance` is a finite term of the log-twist before the end that
-    counts in full whatever the ramp, such as the log-probability that a constraint will be met.
+    recover: it counts as a log-twist of ramp(t) · `floor`, since a weight of zero would lose what is still possible.
+    `ramp` is a function of t, or `Adaptive(share)`. `log_lookahead` is a finite term of the log-twist before the end
+    that counts in full whatever the ramp, such as the log-probability that a constraint will be met.
     """
 
     reward: Reward
@@ -56,8 +57,8 @@ class Tilt:
     estimator: Estimator = field(default_factory=Sampled)
     potential: Potential = difference
     differentiable: bool = False
-    hopeless: float = -2.0
-    chance: Chance | None = None
+    floor: float = -2.0
+    log_lookahead: LogLookahead | None = None
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
     chunks: Chunks = field(default_factory=Chunks, init=False, repr=False, compare=False)
 
@@ -68,7 +69,7 @@ class Tilt:
             self._check(self.ramp)
         check_number("Tilt.kl", self.kl, "(0, inf)", "it divides the reward")
         check_whole("Tilt.draws", self.draws)
-        check_number("Tilt.hopeless", self.hopeless, hint="a log-twist of -inf would lose what can still recover")
+        check_number("Tilt.floor", self.floor, hint="a log-twist of -inf would lose what can still recover")
         if isinstance(self.estimator, SoftInput | Relaxed) and not self.differentiable:
             raise ValueError(
                 f"{type(self.estimator).__name__} gives the reward one-hots that are no sequence: set "
@@ -85,7 +86,7 @@ class Tilt:
 
     def _check(self, ramp: Ramp) -> None:
         if not callable(ramp):
-            raise ValueError(f"Tilt.ramp must be a function of t, got {ramp!r}; try linear_ramp")
+            raise ValueError(f"Tilt.ramp must be a function of t, got {ramp!r}; try ramps.linear")
         if not abs(ramp(0.0) - 1.0) <= 1e-9:
             raise ValueError(f"Tilt.ramp(0) must be 1, got {ramp(0.0):.6g}: the final target would not be exp(r/kl)")
 
@@ -107,7 +108,9 @@ class Tilt:
         like, scale = evaluation.log_twist, self.scale(t, evaluation.ramp)
         return scale.to(like).expand_as(like) if isinstance(scale, Tensor) else torch.full_like(like, scale)
 
-    def adapt(self, t: float, r: Tensor, parent: Evaluation | None, chance: Tensor | float = 0.0) -> Tensor | None:
+    def adapt(
+        self, t: float, r: Tensor, parent: Evaluation | None, log_lookahead: Tensor | float = 0.0
+    ) -> Tensor | None:
         """The lambda of each particle with estimate r and log-chance, (P,): 0 at the start, 1 at the end. None for a
         ramp of t."""
         if not isinstance(self.ramp, Adaptive):
@@ -120,7 +123,7 @@ class Tilt:
             return before  # there is no population to adapt to
         least = nothing if self.potential in (maximum, total) else before
         chosen = self.ramp.choose(
-            parent.pending, least, lambda ramp: self.potential(ramp / self.kl, r, parent)[0] + chance
+            parent.pending, least, lambda ramp: self.potential(ramp / self.kl, r, parent)[0] + log_lookahead
         )
         return chosen
 
@@ -169,25 +172,26 @@ class Tilt:
         # A copy, since a reward may answer in memory of its own; and r/kl is not for half precision.
         return r.to(torch.float64, copy=True)
 
-    def estimate(self, look: Look, generator: Generator | None) -> Tensor:
+    def estimate(self, look: NoisyState, generator: Generator | None) -> Tensor:
         """r_hat(x_t), (P,), never -inf."""
         r = self.estimator(self, look, generator)
         if r.shape != (len(look.x),):
             raise ValueError(
                 f"the estimate must give one number for each of {len(look.x)} sequences, got shape {tuple(r.shape)}"
             )
-        return self.hopeful(r.double())
+        return self.floored(r.double())
 
-    def ahead(self, look: Look) -> Tensor:
+    def lookahead(self, look: NoisyState) -> Tensor:
         """The term of the log-twist that counts in full, (P,)."""
-        assert self.chance is not None
-        found = self.chance(self, look)
+        assert self.log_lookahead is not None
+        found = self.log_lookahead(self, look)
         if found.shape != (len(look.x),):
             raise ValueError(
-                f"Tilt.chance must give one number for each of {len(look.x)} sequences, got shape {tuple(found.shape)}"
+                f"Tilt.log_lookahead must give one number for each of {len(look.x)} sequences, got shape "
+                f"{tuple(found.shape)}"
             )
         return found.to(torch.float64, copy=True)  # as for rewards
 
-    def hopeful(self, r: Tensor) -> Tensor:
+    def floored(self, r: Tensor) -> Tensor:
         """An estimate, never -inf."""
-        return instead_of_never(r, self.hopeless * self.kl)
+        return instead_of_never(r, self.floor * self.kl)

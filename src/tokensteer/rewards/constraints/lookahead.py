@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.categorical.sites import Tokens
+from tokensteer.core.categorical.sites import SiteDistributions
 from tokensteer.core.kernels.kernel import NO_MASK
 from tokensteer.core.kernels.measure import Reveal, SiteMeasure
 from tokensteer.core.models.denoiser import Timeless
@@ -33,8 +33,8 @@ from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.particles.path import Evaluation, Measure, Step
 from tokensteer.core.proposals.proposal import FromModel, SiteProposal
 from tokensteer.core.steering.steering import Steering
-from tokensteer.core.twists.estimators import Look
-from tokensteer.core.twists.ramps import end_ramp
+from tokensteer.core.twists.estimators import NoisyState
+from tokensteer.core.twists.ramps import end as end_ramp
 from tokensteer.core.twists.tilt import Reward, Tilt
 from tokensteer.rewards.constraints.automaton import LOW, Automaton
 
@@ -112,7 +112,7 @@ def _any_token(automaton: Automaton, like: Tensor, mask_id: int) -> Tensor:
     return automaton.log_mass(tokens)
 
 
-def _law(automaton: Automaton, log_x0: Tokens, mask_id: int, masked: Tensor, read: Tensor) -> Tensor:
+def _law(automaton: Automaton, log_x0: SiteDistributions, mask_id: int, masked: Tensor, read: Tensor) -> Tensor:
     """log mu by classes, (P, L, C), at the sites to be read (P, L). Where there is no law, as at open sites once a
     proposal has bent those of the others, any token is as likely."""
     law = torch.zeros(*read.shape, automaton.step.shape[1], dtype=torch.float64, device=read.device)
@@ -146,7 +146,7 @@ class LookAhead:
     automaton: Automaton
     kept: Kept
 
-    def __call__(self, tilt: Tilt, look: Look) -> Tensor:
+    def __call__(self, tilt: Tilt, look: NoisyState) -> Tensor:
         ids, rho = look.ids, self.kept.at(look.t, len(look.x))
         masked = ids == look.mask_id
         log_mu = _law(self.automaton, look.tokens, look.mask_id, masked, masked | (rho < 1))
@@ -176,7 +176,7 @@ class Softly:
     def with_draws(self, draws: int) -> Softly:
         return Softly(None if self.soft is None else self.soft.with_draws(draws))
 
-    def __call__(self, tilt: Tilt, look: Look, generator: Generator | None) -> Tensor:
+    def __call__(self, tilt: Tilt, look: NoisyState, generator: Generator | None) -> Tensor:
         if self.soft is None:
             return look.zeros(len(look.x))
         before = self.soft.meter.rows
@@ -303,14 +303,14 @@ def constrain(
     """
     if model.kernel.mask_id == NO_MASK:
         raise ValueError("constraints look ahead along a masked process, and this kernel has no mask: use Ancestral")
-    if tilt is not None and tilt.chance is not None:
+    if tilt is not None and tilt.log_lookahead is not None:
         raise ValueError("constrain: this tilt has a term beside its estimates already; give the tilt it was made from")
     automaton = automaton.to(model.device)
     _check_possible(model, automaton)
     rho = kept(model)
     soft = Tilt(Satisfies(automaton), ramp=end_ramp) if tilt is None else tilt
     reward = Satisfies(automaton, None if tilt is None else tilt.reward)
-    twist = replace(soft, reward=reward, estimator=Softly(tilt), chance=LookAhead(automaton, rho))
+    twist = replace(soft, reward=reward, estimator=Softly(tilt), log_lookahead=LookAhead(automaton, rho))
     return Steering(model, twist, Constrained(automaton, rho, FromModel() if base is None else base))
 
 

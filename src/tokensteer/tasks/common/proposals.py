@@ -51,7 +51,7 @@ Report = TypeVar("Report", Progress, Tuning)
 
 
 @dataclass(frozen=True)
-class Course:
+class ProposalConfig:
     """How the proposal of a task is trained: at `kl`, in `num_steps`, fewer than it is used with since no network is
     told the time. `value` is the network of the baseline, which under `Balance` is a learned twist. Otherwise one can
     be taught afterwards, by `twist`, from the paths of the finished proposal: instead of the tilt's own estimates, or
@@ -67,8 +67,8 @@ class Course:
     frozen: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_numbers("Course", "(0, inf)", kl=self.kl)
-        check_wholes("Course", 1, num_steps=self.num_steps)
+        check_numbers("ProposalConfig", "(0, inf)", kl=self.kl)
+        check_wholes("ProposalConfig", 1, num_steps=self.num_steps)
         if self.value.beside and isinstance(self.objective, Balance):
             raise ValueError("Course: what Balance learns is a whole twist, and goes beside nothing")
 
@@ -133,7 +133,7 @@ def teach(
     make: Callable[[float | None, int], Task],
     net: nn.Module,
     as_denoiser: Callable[[nn.Module], Denoiser],
-    course: Course,
+    course: ProposalConfig,
     training: Training,
     goal: int | None,
     populations: Mapping[int, int],
@@ -178,7 +178,7 @@ def _learning(net: nn.Module, frozen: Sequence[str]) -> nn.Module:
 def teach_twist(
     make: Callable[[float | None, int], Task],
     as_denoiser: Callable[[nn.Module], Denoiser],
-    course: Course,
+    course: ProposalConfig,
     training: Training,
     goal: int | None,
     populations: Mapping[int, int],
@@ -216,7 +216,7 @@ def _fit(
     learner: Task,
     net: nn.Module,
     as_denoiser: Callable[[nn.Module], Denoiser],
-    course: Course,
+    course: ProposalConfig,
     plan: ProposalPlan,
     training: Training,
     about: Mapping[str, Any],
@@ -282,7 +282,7 @@ def contents(weights: Path, name: str, *more: str) -> str:
 
 
 def _card(
-    name: str, training: Training, plan: ProposalPlan, course: Course, learned: Learned, goal: int | None
+    name: str, training: Training, plan: ProposalPlan, course: ProposalConfig, learned: Learned, goal: int | None
 ) -> dict[str, Any]:
     last = learned.history[-1]
     return {

@@ -23,7 +23,8 @@ from tokensteer.core.models.denoiser import Denoiser, from_logits
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.models.template import template
 from tokensteer.core.twists.estimators import Sampled
-from tokensteer.core.twists.ramps import Ramp, linear_ramp
+from tokensteer.core.twists.ramps import Ramp
+from tokensteer.core.twists.ramps import linear as linear_ramp
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.tasks.common.metrics import Classifier
 from tokensteer.tasks.common.task import Setup

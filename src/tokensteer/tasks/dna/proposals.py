@@ -26,7 +26,7 @@ from tokensteer.train import DrakesPlan, ProposalPlan, StepVariance, Tuned, fit_
 Make = Callable[[Setup], Task]
 MEASURED = {1: 200, 4: 60, 16: 30}
 
-COURSE = learned.Course(
+COURSE = learned.ProposalConfig(
     ProposalPlan(
         120,
         paths=128,
@@ -61,7 +61,7 @@ def train_proposal(
     goal: int | None = None,
     weights: Path = SHIPPED,
     populations: Mapping[int, int] = MEASURED,
-    course: learned.Course = COURSE,
+    course: learned.ProposalConfig = COURSE,
     twist: bool = False,
 ) -> dict[str, Any]:
     """Teach a copy of the denoiser in `weights` to draw sites of a cell type, or the proposal there its `twist`; then

@@ -30,7 +30,7 @@ from tokensteer.core.models.template import template
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.particles.result import Result
 from tokensteer.core.twists.estimators import Value
-from tokensteer.core.twists.ramps import constant_ramp
+from tokensteer.core.twists.ramps import constant as constant_ramp
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.tasks.common.metrics import Measured, measured
 from tokensteer.tasks.common.task import Setup, Task, data_folder

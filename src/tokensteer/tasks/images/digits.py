@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from tokensteer.tasks.common.proposals import Course
+from tokensteer.tasks.common.proposals import ProposalConfig
 from tokensteer.tasks.common.task import Setup, Task
 from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.images import recipe as pixels
@@ -39,7 +39,7 @@ RECIPE = Recipe(
         Plan(1200, batch_size=64, rate=3e-3, average=0.995),
         Plan(6000, batch_size=64, rate=2e-3, average=0.998),
     ),
-    course=Course(
+    course=ProposalConfig(
         ProposalPlan(200, paths=128, updates=4, times=8, replay=4, rate=1e-3, baseline_rate=3.0, average=0.97),
         StepVariance(),
         ValueConfig("unet", asdict(UNetConfig(VOCAB_SIZE, SIDE, SIDE, channels=(16, 32), blocks=1))),

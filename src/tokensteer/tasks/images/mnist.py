@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tokensteer.tasks.common import arrays as arrays_in
-from tokensteer.tasks.common.proposals import TWIST, Course
+from tokensteer.tasks.common.proposals import TWIST, ProposalConfig
 from tokensteer.tasks.common.task import Setup, Task, data_folder
 from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.images import recipe as pixels
@@ -83,7 +83,7 @@ RECIPE = Recipe(
         Plan(4000, batch_size=256, rate=3e-3),
         Plan(8000, batch_size=256, rate=1e-3),
     ),
-    course=Course(
+    course=ProposalConfig(
         ProposalPlan(
             80,
             paths=128,

@@ -22,7 +22,8 @@ from tokensteer.core.models.denoiser import Denoiser, from_logits
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.models.template import template
 from tokensteer.core.particles.result import Result
-from tokensteer.core.twists.ramps import Ramp, exponential_ramp
+from tokensteer.core.twists.ramps import Ramp
+from tokensteer.core.twists.ramps import exponential as exponential_ramp
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.tasks.common import arrays as arrays_in
 from tokensteer.tasks.common import proposals as learned
@@ -70,7 +71,7 @@ class Recipe:
     reward: ConvConfig
     judge: PatchConfig
     plans: tuple[Plan, Plan, Plan]
-    course: learned.Course
+    course: learned.ProposalConfig
     shift: int
     flips: float
     source: str

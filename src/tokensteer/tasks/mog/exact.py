@@ -24,7 +24,9 @@ from tokensteer.core.models.diffusion import Denoiser, Diffusion
 from tokensteer.core.models.template import template
 from tokensteer.core.steering.steering import Steering
 from tokensteer.core.twists.estimators import Sampled, Value
-from tokensteer.core.twists.ramps import Ramp, end_ramp, linear_ramp
+from tokensteer.core.twists.ramps import Ramp
+from tokensteer.core.twists.ramps import end as end_ramp
+from tokensteer.core.twists.ramps import linear as linear_ramp
 from tokensteer.core.twists.tilt import Estimator, Tilt
 from tokensteer.testing.exact import enumerate_steering
 

@@ -24,7 +24,7 @@ from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.models.template import template
 from tokensteer.core.particles.result import Result
 from tokensteer.core.steering.steering import Steering
-from tokensteer.core.twists.ramps import constant_ramp
+from tokensteer.core.twists.ramps import constant as constant_ramp
 from tokensteer.files import write_json
 from tokensteer.tasks.common import proposals as learned
 from tokensteer.tasks.common.metrics import Measured, in_parts, measured, nll_bound
@@ -38,7 +38,7 @@ from tokensteer.train import Balance, Plan, ProposalPlan, fit, masked_loss, show
 
 CONFIG = TransformerConfig(mog.STATES + 1, 2, width=64, depth=2, heads=2)
 PLAN = Plan(3000, batch_size=512, rate=3e-3, average=0.998, report_every=50)
-COURSE = learned.Course(
+COURSE = learned.ProposalConfig(
     ProposalPlan(1000, paths=256, on_policy=0.5, replay=4, updates=2, rate=1e-3, baseline_rate=3.0, average=0.99),
     Balance(0.9, ends=0.5),
     ValueConfig("transformer", asdict(CONFIG)),
@@ -159,7 +159,7 @@ def train_proposal(
     training: Training,
     goal: int | None = None,
     weights: Path = SHIPPED,
-    course: learned.Course = COURSE,
+    course: learned.ProposalConfig = COURSE,
     particles: int = SAMPLES,
 ) -> dict[str, Any]:
     """Teach a copy of the denoiser in `weights` the target, and a twist with it."""

@@ -24,7 +24,7 @@ from tokensteer.core.models.denoiser import Denoiser, from_hidden
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.models.template import template
 from tokensteer.core.particles.result import Result
-from tokensteer.core.twists.ramps import linear_ramp
+from tokensteer.core.twists.ramps import linear as linear_ramp
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.rewards.text import OfText, of_text
 from tokensteer.tasks.common import proposals as learned
@@ -69,7 +69,7 @@ class Recipe:
     reward: AttentiveConfig
     judge: NgramConfig
     plans: tuple[Plan, Plan, Plan]
-    course: learned.Course
+    course: learned.ProposalConfig
     dropped: float
     swapped: float
     source: str

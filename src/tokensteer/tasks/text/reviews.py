@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from tokensteer.tasks.common.proposals import TWIST, Course
+from tokensteer.tasks.common.proposals import TWIST, ProposalConfig
 from tokensteer.tasks.common.task import Setup, Task
 from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.nets import AttentiveConfig, NgramConfig, TransformerConfig, ValueConfig
@@ -31,7 +31,7 @@ RECIPE = Recipe(
         Plan(2000, batch_size=256, rate=1e-3, weight_decay=1.0, average=0.995),
         Plan(2000, batch_size=256, rate=1e-3, weight_decay=0.1, average=0.995),
     ),
-    course=Course(
+    course=ProposalConfig(
         ProposalPlan(
             80,
             paths=240,  # sixteen for each prompt
