@@ -14,6 +14,8 @@ __version__ = "0.1.0"
 # All names but the version are loaded when the first of them is asked for, since torch takes seconds to import: the
 # command line would otherwise take as long to say what it can do.
 def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return sorted(_public())
     if name.startswith("__") or name not in _public():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = _public()[name]

@@ -356,7 +356,7 @@ def test_what_was_finished_is_kept_when_it_is_stopped(tmp_path: Path, monkeypatc
         done.append(1)
         return run_one(*given)
 
-    monkeypatch.setattr(play, "perform", stopped)
+    monkeypatch.setattr(play, "run_one", stopped)
     words = ["--methods", "pretrained", "best-of-n", "smc-base", *TINY]
     assert tokensteer("compare", "digits", *words, "--out", tmp_path / "x") == 130
     run = ts.open_run(tmp_path / "x")
@@ -372,7 +372,7 @@ def test_a_run_that_fails_at_once_leaves_nothing(tmp_path: Path, monkeypatch, ca
     def broken(*given):
         raise FloatingPointError("the weight of particle 0 is NaN")
 
-    monkeypatch.setattr(play, "perform", broken)
+    monkeypatch.setattr(play, "run_one", broken)
     assert tokensteer("run", "digits", *TINY, "--out", tmp_path / "x") == 2
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().err == "tokensteer: the weight of particle 0 is NaN\n"

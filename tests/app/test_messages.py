@@ -149,7 +149,7 @@ HUGE = "1" + "0" * 12
     ],
 )
 def test_numbers_are_checked_before_anything_runs(words: list[str], says: str, tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.setattr(play, "perform", lambda *given: pytest.fail("it ran"))
+    monkeypatch.setattr(play, "run_one", lambda *given: pytest.fail("it ran"))
     assert tokensteer(*(str(tmp_path / "out") if word == "OUT" else word for word in words)) == 2
     said = capsys.readouterr()
     assert said.err.count("\n") == 1, said.err
@@ -169,7 +169,7 @@ def test_too_little_memory_is_said(error: Exception, tmp_path: Path, monkeypatch
     def full(*given):
         raise error
 
-    monkeypatch.setattr(play, "perform", full)
+    monkeypatch.setattr(play, "run_one", full)
     assert tokensteer("run", "digits", *TINY, "--out", tmp_path / "out") == 2
     said = capsys.readouterr().err
     assert said.startswith("tokensteer: there is not enough memory (")

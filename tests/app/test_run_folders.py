@@ -270,7 +270,7 @@ def test_the_report_of_an_unfinished_run_names_what_is_missing_and_no_winner(tmp
     words = ["compare", "digits", "--methods", "pretrained", "smc-base", "best-of-n", "svdd", *TINY]
     assert tokensteer(*words, "--out", tmp_path / "all") == 0
     assert "Unfinished" not in capsys.readouterr().out
-    monkeypatch.setattr(play, "perform", stopped)
+    monkeypatch.setattr(play, "run_one", stopped)
     assert tokensteer(*words, "--out", tmp_path / "some") == 130
     missing = "best-of-n, N = 2, seed 0; svdd, N = 2, seed 0"
     assert f"Unfinished: 2 of 4 rows. Missing: {missing}\n" in capsys.readouterr().out

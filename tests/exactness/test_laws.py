@@ -538,8 +538,8 @@ def test_a_reward_in_low_precision_passes_with_a_tolerance():
 
 @pytest.mark.parametrize("name", ["multinomial", "stratified", "systematic", "residual", "ssp"])
 def test_resamplers_hold(name: str) -> None:
-    assert_resampler(getattr(ts, name))
-    assert_resampler(ts.resampling.partial(getattr(ts, name), 0.5))
+    assert_resampler(getattr(ts.resampling, name))
+    assert_resampler(ts.resampling.partial(getattr(ts.resampling, name), 0.5))
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ NAN, INF = math.nan, math.inf
 DOMAINS: list[tuple[str, Callable[..., object], tuple[object, ...]]] = [
     ("kl", lambda v: ts.Tilt(total, kl=v), (NAN, INF, 0.0, -1.0, "1", True)),
     ("draws", lambda v: ts.Tilt(total, draws=v), (0, 1.5, 4.0, NAN)),
-    ("hopeless", lambda v: ts.Tilt(total, floor=v), (NAN, INF, -INF)),
+    ("floor", lambda v: ts.Tilt(total, floor=v), (NAN, INF, -INF)),
     ("ramp", lambda v: ts.Tilt(total, ramp=lambda t: v), (NAN, INF, 0.5)),
     ("share", ts.Adaptive, (NAN, 0.0, 1.0, 2.0)),
     ("eps", ts.LogLinear, (NAN, INF, -0.1, 1.0)),

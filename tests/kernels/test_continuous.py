@@ -77,19 +77,19 @@ def log_pi(x: Tensor, t: Tensor) -> Tensor:
     return log_p + log_twist(x, t)
 
 
-def weigh(paths: ct.JumpPaths) -> dict[str, Tensor]:
+def weigh(paths: ts.testing.JumpPaths) -> dict[str, Tensor]:
     return {
-        "log_w_I_detailed_balance_gamma": ct.balance_log_weight(paths, proposal_rate, log_pi),
-        "log_w_II_model_reversal_gamma": ct.tilt_log_weight(paths, model_rate, proposal_rate, log_twist),
+        "log_w_I_detailed_balance_gamma": ts.testing.balance_log_weight(paths, proposal_rate, log_pi),
+        "log_w_II_model_reversal_gamma": ts.testing.tilt_log_weight(paths, model_rate, proposal_rate, log_twist),
     }
 
 
-def golden_paths() -> ct.JumpPaths:
+def golden_paths() -> ts.testing.JumpPaths:
     """Padded to equal numbers of states."""
     most = max(len(path) for path in INPUTS["paths"])
     times = [[t for t, _ in path] + [END] * (most + 1 - len(path)) for path in INPUTS["paths"]]
     states = [[x for _, x in path] + [path[-1][1]] * (most - len(path)) for path in INPUTS["paths"]]
-    return ct.JumpPaths(numbers(times), torch.tensor(states))
+    return ts.testing.JumpPaths(numbers(times), torch.tensor(states))
 
 
 def slope(sizes: list[int], errors: list[float]) -> float:
@@ -112,7 +112,7 @@ def start_law() -> Tensor:
     return log_pi(TOY.states, t).softmax(0)
 
 
-def listed_paths(nodes: int = 16) -> tuple[ct.JumpPaths, Tensor]:
+def listed_paths(nodes: int = 16) -> tuple[ts.testing.JumpPaths, Tensor]:
     """Every order of jumps with Gauss-Legendre jump times (in log t), and the log-density of each under pi and Q."""
     z, w = np.polynomial.legendre.leggauss(nodes)
     span = math.log(START / END)
@@ -142,7 +142,7 @@ def listed_paths(nodes: int = 16) -> tuple[ct.JumpPaths, Tensor]:
     for x, p in zip(TOY.states, start_law().tolist(), strict=True):
         first = x.unsqueeze(0)
         extend(first, [], math.log(p), 1.0)
-    return ct.JumpPaths(numbers(times), torch.stack(states)), torch.tensor(log_mass, dtype=torch.float64)
+    return ts.testing.JumpPaths(numbers(times), torch.stack(states)), torch.tensor(log_mass, dtype=torch.float64)
 
 
 def test_golden_expectations_by_enumeration() -> None:
@@ -159,7 +159,7 @@ def test_golden_expectations_by_enumeration() -> None:
 def test_golden_expectations_by_simulation() -> None:
     generator, count = torch.Generator().manual_seed(17), 5_000
     first = torch.multinomial(start_law(), count, True, generator=generator)
-    paths = ct.jump_paths(TOY.states[first], tilted, ts.Linear(), START, END, generator)
+    paths = ts.testing.jump_paths(TOY.states[first], tilted, ts.Linear(), START, END, generator)
     arrived = torch.nn.functional.one_hot(cell(paths.states[:, -1]), len(TOY.states))
     for log_w in weigh(paths).values():
         w = log_w.exp().unsqueeze(-1)
@@ -175,7 +175,7 @@ def grid_log_weights(count: int) -> dict[str, Tensor]:
     x = paths.states.gather(1, seen.unsqueeze(-1).expand(-1, -1, TOY.length))
     here, there = x[:, :-1].flatten(0, 1), x[:, 1:].flatten(0, 1)
     t, s = grid[:-1].repeat(len(x)), grid[1:].repeat(len(x))
-    noise = ct.reversed_rate(proposal_rate, log_pi)
+    noise = ts.testing.reversed_rate(proposal_rate, log_pi)
     span = (START - END) / count
     log_q = ts.jumps.leap(here, proposal_rate(here, t), span).log_prob(there)
     log_p = ts.jumps.leap(here, model_rate(here, t), span).log_prob(there)
@@ -503,17 +503,17 @@ def test_opening_times(schedule: ts.Schedule) -> None:
 def test_paths_are_checked() -> None:
     x = torch.tensor([[[2, 2], [0, 2]]])
     with pytest.raises(ValueError, match="times must fall"):
-        ct.JumpPaths(torch.tensor([[0.5, 0.7, 0.1]]), x)
+        ts.testing.JumpPaths(torch.tensor([[0.5, 0.7, 0.1]]), x)
     with pytest.raises(ValueError, match="shape"):
-        ct.JumpPaths(torch.tensor([[0.5, 0.3]]), x)
+        ts.testing.JumpPaths(torch.tensor([[0.5, 0.3]]), x)
     with pytest.raises(ValueError, match="two sites"):
-        ct.JumpPaths(torch.tensor([[0.5, 0.3, 0.1]]), torch.tensor([[[2, 2], [0, 1]]]))
+        ts.testing.JumpPaths(torch.tensor([[0.5, 0.3, 0.1]]), torch.tensor([[[2, 2], [0, 1]]]))
 
 
 def test_paths_may_end_at_zero() -> None:
     """Where nothing is left to open, nothing is infinite."""
-    paths = ct.JumpPaths(numbers([[1.0, 0.6, 0.01, 0.0]]), torch.tensor([[[2, 2], [2, 0], [1, 0]]]))
-    ours = ct.tilt_log_weight(paths, model_rate, proposal_rate, log_twist)
+    paths = ts.testing.JumpPaths(numbers([[1.0, 0.6, 0.01, 0.0]]), torch.tensor([[[2, 2], [2, 0], [1, 0]]]))
+    ours = ts.testing.tilt_log_weight(paths, model_rate, proposal_rate, log_twist)
     excess = [float((TILTED - MU)[cell(x)].sum()) for x in paths.states[0]]
     held = excess[0] * math.log(1 / 0.6) + excess[1] * math.log(0.6 / 0.01)
     jumps = -INPUTS["c"] * (h(paths.states[0, -1:]) - h(paths.states[0, :1]))

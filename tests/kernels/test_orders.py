@@ -16,7 +16,7 @@ from toys import Toy, case
 import tokensteer as ts
 from tokensteer import testing
 from tokensteer.core.categorical.sites import tokens_of
-from tokensteer.core.kernels import ranked as orders
+from tokensteer.core.kernels import masked
 from tokensteer.core.kernels.blocks import Blocks
 from tokensteer.core.kernels.masked import ConfidenceRemask, remdm_loop
 from tokensteer.core.kernels.maskgit import MaskGIT, MaskGITExtended, RankedReveal
@@ -51,7 +51,7 @@ def golden() -> tuple[dict[str, Any], Tensor, Tensor, Tensor]:
 
 
 STEP = ts.uniform_steps(2)[0]
-KEEP_TWO = MaskGIT(M, count=orders.fixed(2))
+KEEP_TWO = MaskGIT(M, count=ts.ranked.fixed(2))
 
 
 def test_golden_maskgit() -> None:
@@ -132,16 +132,16 @@ def test_maskgit_law_with_ties_and_impossible_tokens(mask_id: int, dtype: torch.
 
 # ---- every order with every proposal, against enumeration
 
-COUNTS = {"evenly": ts.ranked.evenly, "fixed": orders.fixed(1), "cosine": orders.cosine_count}
-CONFIDENCES = {"max": orders.max_probability, "entropy": orders.negative_entropy, "margin": orders.margin}
+COUNTS = {"evenly": ts.ranked.evenly, "fixed": ts.ranked.fixed(1), "cosine": ts.ranked.cosine_count}
+CONFIDENCES = {"max": ts.ranked.max_probability, "entropy": ts.ranked.negative_entropy, "margin": ts.ranked.margin}
 ANCESTRAL = ts.Ancestral(M)
 REMASKING = ts.Ancestral(M, sigma=ts.Rescale(0.8))
 LOOP = remdm_loop(M, t_on=0.75, t_off=0.25, alpha_on=0.5, sigma=ts.Cap(0.4))
 ORDERS: dict[str, tuple[Any, int]] = {
-    "entropy": (Ranked(M, orders.fixed(1), orders.negative_entropy), 2),
-    "margin": (Ranked(M, orders.cosine_count, orders.margin), 2),
-    "threshold": (Ranked(M, orders.fixed(1), threshold=math.log(0.5)), 3),
-    "maskgit": (MaskGIT(M, count=orders.fixed(1)), 3),
+    "entropy": (Ranked(M, ts.ranked.fixed(1), ts.ranked.negative_entropy), 2),
+    "margin": (Ranked(M, ts.ranked.cosine_count, ts.ranked.margin), 2),
+    "threshold": (Ranked(M, ts.ranked.fixed(1), threshold=math.log(0.5)), 3),
+    "maskgit": (MaskGIT(M, count=ts.ranked.fixed(1)), 3),
     "maskgit-cosine": (MaskGIT(M), 2),
     "blocks": (Blocks(ANCESTRAL, size=1, length=3, num_steps=6), 6),
     "blocks-remasking": (Blocks(REMASKING, size=3, length=3, num_steps=3), 3),
@@ -180,7 +180,7 @@ def test_proposals_hold_their_laws(name: str) -> None:
 
 def test_product_of_maskgit_by_hand() -> None:
     """Tokens kept count with the product's mass, those dropped with its normalised law."""
-    kernel = MaskGIT(M, count=orders.fixed(1))
+    kernel = MaskGIT(M, count=ts.ranked.fixed(1))
     model = ts.Product((model_of(kernel), model_of(kernel, joint="p2")), POWERS)
     x = ts.template(B.length, M).unsqueeze(0)
     prediction = model.predict(x, 1.0)
@@ -197,7 +197,7 @@ def test_product_of_maskgit_by_hand() -> None:
 
 def test_enumerated_proposal() -> None:
     """The locally optimal proposal needs the law itself; then all weights at a state are equal."""
-    path = ts.Steering(model_of(MaskGIT(M, count=orders.fixed(1))), tilt_of(), ts.Enumerated())
+    path = ts.Steering(model_of(MaskGIT(M, count=ts.ranked.fixed(1))), tilt_of(), ts.Enumerated())
     exact = enumerate_steering(path)
     for index, moves in enumerate(exact.moves):
         weight = exact.log_increment(index)
@@ -207,10 +207,10 @@ def test_enumerated_proposal() -> None:
 
 
 LARGE = {
-    "entropy": Ranked(C.mask_id, ts.ranked.evenly, orders.negative_entropy),
+    "entropy": Ranked(C.mask_id, ts.ranked.evenly, ts.ranked.negative_entropy),
     "maskgit": MaskGIT(C.mask_id),
     "blocks": Blocks(MaskGIT(C.mask_id), size=2, length=4, num_steps=4),
-    "blocks-ranked": Blocks(Ranked(C.mask_id, orders.fixed(1)), size=2, length=4, num_steps=4),
+    "blocks-ranked": Blocks(Ranked(C.mask_id, ts.ranked.fixed(1)), size=2, length=4, num_steps=4),
 }
 
 
@@ -304,7 +304,7 @@ def test_naive_weight_is_caught() -> None:
 @pytest.mark.parametrize("proposal", PROPOSALS)
 def test_extended_state(proposal: str, blocks: bool) -> None:
     """The same target as with the marginal weight."""
-    marginal: Any = MaskGIT(M, count=orders.fixed(1))
+    marginal: Any = MaskGIT(M, count=ts.ranked.fixed(1))
     extended: Any = MaskGITExtended(marginal)
     num_steps = 3
     if blocks:
@@ -326,7 +326,7 @@ def test_marginal_weights_vary_less() -> None:
         path = ts.Steering(model_of(kernel), None, B.amortised())
         return float(ts.smc(path, 20_000, when=ts.triggers.never, generator=seeded(0)).log_w.exp().var())
 
-    kernel = MaskGIT(M, count=orders.fixed(1))
+    kernel = MaskGIT(M, count=ts.ranked.fixed(1))
     assert spread(kernel) < spread(MaskGITExtended(kernel))
 
 
@@ -347,7 +347,7 @@ def seeded(seed: int) -> Generator:
 @pytest.mark.parametrize("wrap", [lambda k: k, MaskGITExtended], ids=["marginal", "extended"])
 def test_noise_is_shared(wrap: Any) -> None:
     """With annealed noise: log Z = 0 without a tilt, and with one the proposals agree on Z and on every sequence."""
-    model = model_of(wrap(MaskGIT(M, count=orders.fixed(1), temperature=2.0)))
+    model = model_of(wrap(MaskGIT(M, count=ts.ranked.fixed(1), temperature=2.0)))
     law = ts.smc(ts.Steering(model), 100_000, when=ts.triggers.never, generator=seeded(2)).samples[0]
     place = B.tokens ** torch.arange(B.length - 1, -1, -1)
     p = torch.bincount((law * place).sum(-1), minlength=len(B.clean)).double() / len(law)
@@ -357,7 +357,7 @@ def test_noise_is_shared(wrap: Any) -> None:
     assert abs(outcome.z) < 4
     error = (outcome.masses.var(0) / len(result.log_w) + p * (1 - p) / len(law)).sqrt()
     assert ((outcome.masses.mean(0) - p) / error).abs().max() < 4.5
-    still = enumerate_steering(ts.Steering(model_of(MaskGIT(M, count=orders.fixed(1))))).model_law
+    still = enumerate_steering(ts.Steering(model_of(MaskGIT(M, count=ts.ranked.fixed(1))))).model_law
     assert (p - still).abs().sum() / 2 > 0.02  # the noise does something
 
 
@@ -377,7 +377,7 @@ def test_noise_is_part_of_the_state() -> None:
 @pytest.mark.parametrize("proposal", ["base", "gradient", "learned"])
 def test_noise_inside_blocks_and_with_a_tilt(proposal: str) -> None:
     """Two proposals that must agree on log Z, one the model itself."""
-    kernel = Blocks(MaskGIT(M, count=orders.fixed(1), temperature=1.0), 3, 3, 3)
+    kernel = Blocks(MaskGIT(M, count=ts.ranked.fixed(1), temperature=1.0), 3, 3, 3)
     log_z = [
         ts.smc(
             ts.Steering(model_of(kernel), tilt_of(), q), 16, 6000, when=ts.triggers.always, generator=seeded(9)
@@ -437,7 +437,7 @@ def test_blocks_open_from_left_to_right(inner: Any) -> None:
 
 def test_block_law_is_that_of_its_blocks() -> None:
     """Two blocks by hand: the second block's kernel runs on a canvas with the first filled in."""
-    inner = MaskGIT(4, count=orders.fixed(1))
+    inner = MaskGIT(4, count=ts.ranked.fixed(1))
     exact = enumerate_steering(ts.Steering(model_of(Blocks(inner, 2, 4, 4), 4, C)))
     grid, x = ts.uniform_steps(2), C.clean
     predict = C.model("mdm").predict
@@ -512,7 +512,7 @@ def carried_law(path: ts.Steering) -> Answer:
         p = model.step_with(x, prediction, step, model.kernel.recall(x, prediction, step, psi))
         row, y = support(p.dense().log_p, 10**6)
         mass = weight[row] * p.take(row).log_prob(y).exp()
-        after = torch.cat([y.double(), orders.remember(y, M, psi[row], prediction[row])], -1)
+        after = torch.cat([y.double(), masked.remember(y, M, psi[row], prediction[row])], -1)
         law = {}
         for key, m in zip(after.tolist(), mass.tolist(), strict=True):
             name = tuple(math.nan if math.isnan(v) else v for v in key)
@@ -537,20 +537,20 @@ def test_carried_confidence(proposal: str) -> None:
 
 def test_prompts_are_not_remembered_as_opened() -> None:
     start = torch.tensor([[1, M, M]])
-    psi = orders.remember(start, M, None, None)
+    psi = masked.remember(start, M, None, None)
     prediction = B.model("mdm").predict(start, 1.0).laws().dense()
     kernel, step = ConfidenceRemask(REMASKING), ts.uniform_steps(4)[1]
     assert (kernel.recall(start, prediction, step, psi) == -torch.inf).all()
-    psi = orders.remember(torch.tensor([[1, M, 2]]), M, psi, prediction)
+    psi = masked.remember(torch.tensor([[1, M, 2]]), M, psi, prediction)
     assert psi[0, 0] == torch.inf
     assert psi[0, 1].isnan()
     assert psi[0, 2] == prediction[0, 2, 2].exp()
     later = B.model("mdm").predict(torch.tensor([[1, 0, 2]]), 0.5).laws()
-    assert orders.remember(torch.tensor([[1, 0, 2]]), M, psi, later)[0, 2] == psi[0, 2]
+    assert masked.remember(torch.tensor([[1, 0, 2]]), M, psi, later)[0, 2] == psi[0, 2]
 
 
 def test_loop_errors() -> None:
     with pytest.raises(ValueError, match="t_off < t_on"):
         remdm_loop(M, 0.2, 0.5, 0.5, ts.Cap(0.1))
-    with pytest.raises(ValueError, match="at least one"):
-        orders.fixed(0)
+    with pytest.raises(ValueError, match="at least"):
+        ts.ranked.fixed(0)

@@ -122,7 +122,7 @@ def test_rows_are_computed_once(proposal: ts.Proposal) -> None:
 
 @pytest.mark.parametrize("estimator", [ts.Sampled(), ts.Sampled(seed=1)], ids=["fresh", "shared"])
 @pytest.mark.parametrize("every", [1, 2])
-def test_gradients_are_taken_once(every: int, estimator: ts.Estimator) -> None:
+def test_gradients_are_taken_once(every: int, estimator: ts.core.twists.tilt.Estimator) -> None:
     """Counted by hand: the pass back is for particles that have moved since theirs, and, if nothing about it is random,
     for one of each kind; in between, the pass forward is for new states."""
     net, denoiser = forms()["logits"]

@@ -25,7 +25,7 @@ from tokensteer.tasks.common.png import write_coloured_png
 from tokensteer.tasks.common.task import Setup
 from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.dna import data as dna_data
-from tokensteer.tasks.dna import dragonn
+from tokensteer.tasks.dna import dragonn, output
 from tokensteer.tasks.dna import kmers as dna_counts
 from tokensteer.tasks.dna import metrics as dna_metrics
 from tokensteer.tasks.dna import proposals as dna_taught
@@ -378,9 +378,9 @@ def test_pictures_have_a_colour_for_each_letter(tmp_path: Path):
     dna.picture(torch.tensor([[0, 1, 2, 3], [3, 3, 0, 0]]), tmp_path / "x.png", zoom=2)
     back = (imread(tmp_path / "x.png")[..., :3] * 255).round().astype(int)
     assert back.shape == (14, 8, 3)
-    assert [tuple(back[0, 2 * k]) for k in range(4)] == list(dna.COLOURS[:4])
-    assert tuple(back[6, 0]) == dna.COLOURS[4]
-    assert tuple(back[8, 7]) == dna.COLOURS[0]
+    assert [tuple(back[0, 2 * k]) for k in range(4)] == list(output.COLOURS[:4])
+    assert tuple(back[6, 0]) == output.COLOURS[4]
+    assert tuple(back[8, 7]) == output.COLOURS[0]
     write_coloured_png(tmp_path / "y.png", torch.zeros(1, 1, dtype=torch.long), [(1, 2, 3)])
     assert tuple((imread(tmp_path / "y.png")[0, 0, :3] * 255).round().astype(int)) == (1, 2, 3)
 

@@ -271,7 +271,7 @@ def test_training_makes_all_there_is(tmp_path):
         [*names, "digits-quality.json", "digits-samples.png"]
     )
     card = json.loads((tmp_path / "digits-denoiser.json").read_text())
-    assert card["command"].endswith("tasks.digits --out FOLDER --device cpu --seed 0 --scale 0.001")
+    assert card["command"].endswith("train digits --out FOLDER --device cpu --seed 0 --scale 0.001")
     digits.task(Setup(num_steps=3, weights=tmp_path))
 
 

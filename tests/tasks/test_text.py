@@ -172,7 +172,7 @@ def test_the_vocabulary_is_what_is_used_most():
 
 def test_data_that_is_not_there_or_wrong_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="text_data --reviews"):
+    with pytest.raises(FileNotFoundError, match=r"text\.data --reviews"):
         text_data.load()
     assert cli.main(["train", "text", "--out", str(tmp_path / "w")]) == 2
     assert "set TOKENSTEER_DATA" in capsys.readouterr().err
