@@ -69,7 +69,9 @@ from tokensteer.core.particles.loop import sweep as sweep
 from tokensteer.core.particles.path import Evaluation as Evaluation
 from tokensteer.core.particles.path import FeynmanKac as FeynmanKac
 from tokensteer.core.particles.path import Measure as Measure
+from tokensteer.core.particles.path import Moved as Moved
 from tokensteer.core.particles.path import Record as Record
+from tokensteer.core.particles.path import Resources as Resources
 from tokensteer.core.particles.path import Step as Step
 from tokensteer.core.particles.result import Result as Result
 from tokensteer.core.proposals.amortised import Amortised as Amortised

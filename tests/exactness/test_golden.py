@@ -14,6 +14,7 @@ from toys import CASES, FORMS, GOLDEN, Following, Toy, case, in_form, multilinea
 import tokensteer as ts
 from tokensteer.core.categorical.forms import HiddenLogits, Logits, LogProbs
 from tokensteer.core.numerics.rows import support
+from tokensteer.core.particles.path import Moved, Resources
 from tokensteer.core.twists import estimators as estimates
 from tokensteer.testing import Enumeration, TableDenoiser, enumerate_steering, score
 
@@ -386,8 +387,8 @@ class Scripted:
         return ts.uniform_steps(len(self.log_increments))
 
     @property
-    def populations(self) -> int:
-        return 1
+    def resources(self) -> Resources:
+        return Resources()
 
     def start(self, rows: int, generator: object) -> Tensor:
         return torch.zeros(rows, 1, dtype=torch.long)
@@ -397,17 +398,8 @@ class Scripted:
     ) -> ts.Evaluation:
         return ts.Evaluation(torch.zeros(len(x), dtype=torch.float64))
 
-    def move(self, x: Tensor, evaluation: ts.Evaluation, step: ts.Step, generator: object) -> tuple[Tensor, Tensor]:
-        return x, self.log_increments[step.index]
-
-    def hand_down(self, evaluation: ts.Evaluation) -> ts.Evaluation:
-        return evaluation
-
-    def limit(self, memory: int | None) -> None:
-        pass
-
-    def spent(self) -> dict[str, tuple[int, int]]:
-        return {}
+    def move(self, x: Tensor, evaluation: ts.Evaluation, step: ts.Step, generator: object) -> Moved:
+        return Moved(x, self.log_increments[step.index], evaluation)
 
 
 def test_bookkeeping(monkeypatch: pytest.MonkeyPatch) -> None:

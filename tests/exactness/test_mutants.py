@@ -306,8 +306,9 @@ class Redrawn(ts.Steering):
     """The twist in the denominator is drawn anew."""
 
     def move(self, x, evaluation, step, generator):
-        y, log_ratio = super().move(x, evaluation, step, generator)
-        return y, log_ratio + evaluation.log_twist - self.evaluate(x, step.t, generator).log_twist
+        moved = super().move(x, evaluation, step, generator)
+        again = evaluation.log_twist - self.evaluate(x, step.t, generator).log_twist
+        return moved._replace(log_ratio=moved.log_ratio + again)
 
 
 @dataclass(frozen=True)

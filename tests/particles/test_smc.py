@@ -257,3 +257,27 @@ def test_ramps() -> None:
     assert mnist(0.9) == pytest.approx(1.05**10 - 1)
     assert mnist(0.0) == 1.0
     assert [ts.ramps.clipped(5)(t) for t in (1.0, 0.75, 0.5, 0.0)] == [0.0, 0.5, 1.0, 1.0]
+
+
+def test_on_step_sees_every_record_and_changes_nothing() -> None:
+    steering = ts.Steering(Toy("B").model("mdm"), Toy("B").tilt("mdm"))
+    seen: list[ts.Record] = []
+    runs = [
+        ts.smc(steering, 4, 2, generator=torch.Generator().manual_seed(0), on_step=on_step)
+        for on_step in (None, seen.append)
+    ]
+    assert [record.step for record in seen] == [None, *steering.steps]
+    assert torch.equal(runs[0].log_w, runs[1].log_w)
+    assert torch.equal(seen[-1].log_w, runs[1].log_w)
+    assert torch.equal(torch.stack([record.ancestors for record in seen]), runs[1].ancestors)
+
+
+def test_an_error_in_on_step_restores_the_memory_limit() -> None:
+    steering = ts.Steering(Toy("B").model("mdm"), Toy("B").tilt("mdm"))
+
+    def fail(record: ts.Record) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        ts.smc(steering, 4, generator=torch.Generator().manual_seed(0), memory="1kB", on_step=fail)
+    assert {budget.memory for budget in steering.resources.budgets} == {None}

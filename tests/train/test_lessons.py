@@ -74,7 +74,7 @@ def student(objective: Any, **options: Any) -> _Student:
 
 
 def spent(learner: _Student) -> int:
-    return sum(learner.own.spent()[name][0] for name in ("denoiser", "proposal"))
+    return sum(learner.own.resources.spent()[name][0] for name in ("denoiser", "proposal"))
 
 
 def test_a_round_by_hand() -> None:

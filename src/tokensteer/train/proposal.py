@@ -238,7 +238,7 @@ class _Student:
         return replace(self.own, proposal=Late(own, steps[int(since)].t)), since
 
     def _spent(self) -> int:
-        return sum(self.own.spent()[name][0] for name in ("denoiser", "proposal"))
+        return sum(self.own.resources.spent()[name][0] for name in ("denoiser", "proposal"))
 
     def run_rounds(self, batch: Sequence[Paths], amount: float, generator: Generator) -> None:
         """Gather the gradients of one update."""

@@ -26,9 +26,8 @@ from tokensteer.app.words.environment import versions
 from tokensteer.app.words.lookup import choose, find
 from tokensteer.core.numerics.batching import parse_memory
 from tokensteer.core.particles.gibbs import particle_gibbs
-from tokensteer.core.particles.loop import summarise, sweep
 from tokensteer.core.particles.path import Record
-from tokensteer.core.particles.result import Result, with_rows
+from tokensteer.core.particles.result import Result
 from tokensteer.core.steering.methods import Method
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.metrics import Measured, measured
@@ -168,25 +167,15 @@ def put_together(job: Job, task: Task) -> PreparedJob:
 def run_one(ready: PreparedJob, place: Environment, watch: Callable[[Record], None]) -> Result:
     job, method = ready.job, ready.method
     steering, generator = method.steering, Generator(place.device).manual_seed(job.seed)
-    populations = job.populations * steering.populations  # so many for each prompt
-    before = steering.spent()
-    steering.limit(None if place.memory is None else parse_memory(place.memory))
+    populations = job.populations * steering.resources.templates  # so many for each prompt
     if ready.recipe.sweeps:
-        run = particle_gibbs(
-            steering, ready.recipe.sweeps, job.particles, populations, when=method.when, generator=generator
-        )
-        return run.result
+        with steering.resources.limited(place.memory):
+            sweeps, when = ready.recipe.sweeps, method.when
+            return particle_gibbs(steering, sweeps, job.particles, populations, when=when, generator=generator).result
     if ready.recipe.split is not None:
-        return ready.recipe.split(steering, job.particles, job.populations, generator=generator)
-
-    def watched(record: Record) -> Record:
-        watch(record)
-        return record
-
-    records = sweep(
-        steering, job.particles, populations, resample=method.resample, when=method.when, generator=generator
-    )
-    return with_rows(summarise(map(watched, records), generator, steering.populations), before, steering.spent())
+        with steering.resources.limited(place.memory):
+            return ready.recipe.split(steering, job.particles, job.populations, generator=generator)
+    return method(job.particles, populations, generator=generator, memory=place.memory, on_step=watch)
 
 
 def retry_per_prompt(

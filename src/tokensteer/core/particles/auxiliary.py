@@ -7,13 +7,13 @@ earlier, so that no particle is moved only to be dropped for where it came from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 from torch import Generator, Tensor
 
-from tokensteer.core.particles.path import Evaluation, Measure, Proposing, Step
+from tokensteer.core.particles.path import Evaluation, Measure, Moved, Proposing, Resources, Step
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,8 @@ class Auxiliary:
         return self.path.start(rows, generator)
 
     @property
-    def populations(self) -> int:
-        return self.path.populations
-
-    def hand_down(self, evaluation: Evaluation) -> Evaluation:
-        return self.path.hand_down(evaluation)
-
-    def spent(self) -> Mapping[str, tuple[int, int]]:
-        return self.path.spent()
-
-    def limit(self, memory: int | None) -> int | None:
-        return self.path.limit(memory)
+    def resources(self) -> Resources:
+        return self.path.resources
 
     def evaluate(
         self,
@@ -64,8 +55,9 @@ class Auxiliary:
         # The measure travels with its particles, so that it is not computed again after resampling.
         return replace(evaluation, log_twist=q.log_mass, proposed=q)
 
-    def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> tuple[Tensor, Tensor]:
+    def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> Moved:
         assert evaluation.proposed is not None, "particles are evaluated before they move"
         q = cast("Measure", evaluation.proposed)
         y = q.sample(generator)
-        return y, self.path.log_p(y, x, evaluation, step, q) - q.log_prob(y)
+        log_ratio = self.path.log_p(y, x, evaluation, step, q) - q.log_prob(y)
+        return Moved(y, log_ratio, self.path.parent_of(evaluation))

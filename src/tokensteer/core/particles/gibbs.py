@@ -11,7 +11,7 @@ particle in this simple form: in a systematic comb the other children's parents 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 from tokensteer.core.numerics.domains import check_whole
 from tokensteer.core.numerics.draws import inverse_cdf, uniforms
 from tokensteer.core.particles.loop import summarise, sweep
-from tokensteer.core.particles.path import Evaluation, Proposing, Record, Step
+from tokensteer.core.particles.path import Evaluation, Moved, Proposing, Record, Resources, Step
 from tokensteer.core.particles.resampling import Resampler, multinomial, weights
 from tokensteer.core.particles.result import Result, with_rows
 from tokensteer.core.particles.triggers import Trigger, always
@@ -58,17 +58,8 @@ class Pinned:
         return self.path.steps
 
     @property
-    def populations(self) -> int:
-        return self.path.populations
-
-    def hand_down(self, evaluation: Evaluation) -> Evaluation:
-        return self.path.hand_down(evaluation)
-
-    def spent(self) -> Mapping[str, tuple[int, int]]:
-        return self.path.spent()
-
-    def limit(self, memory: int | None) -> int | None:
-        return self.path.limit(memory)
+    def resources(self) -> Resources:
+        return self.path.resources
 
     def _time(self, t: float) -> int:
         return [self.steps[0].t, *(step.s for step in self.steps)].index(t)
@@ -93,10 +84,11 @@ class Pinned:
         self._latest = x, evaluation, self._time(t)
         return evaluation
 
-    def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> tuple[Tensor, Tensor]:
+    def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> Moved:
         q = self.path.propose(x, evaluation, step)
         y = q.sample(generator).index_copy(0, self._rows(len(x)), self.reference[step.index + 1])
-        return y, self.path.log_p(y, x, evaluation, step, q) - q.log_prob(y)
+        log_ratio = self.path.log_p(y, x, evaluation, step, q) - q.log_prob(y)
+        return Moved(y, log_ratio, self.path.parent_of(evaluation))
 
     def resample(self, log_w: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor]:
         """Iid multinomial for all but the pinned particle, which keeps its place or draws a new past."""
@@ -119,7 +111,7 @@ class Pinned:
 def _check_pinnable(path: Proposing, generator: Generator | None) -> None:
     """A first step of one row for each template, so that what cannot be pinned is said before anything is run."""
     trial = None if generator is None else torch.Generator(generator.device).manual_seed(0)
-    x = path.start(path.populations, trial)
+    x = path.start(path.resources.templates, trial)
     evaluation = path.evaluate(x, path.steps[0].t, trial)
     if evaluation.memory is not None:
         raise ValueError(
@@ -166,7 +158,7 @@ def particle_gibbs(
     check_whole("particle_gibbs: sweeps", sweeps)
     check_whole("particle_gibbs: num_particles", num_particles, 2, "one of them is pinned")
     _check_pinnable(path, generator)
-    before = path.spent()
+    before = path.resources.spent()
     records: Sequence[Record] = []
     if reference is None:
         records = list(sweep(path, num_particles, populations, resample=multinomial, when=when, generator=generator))
@@ -178,5 +170,5 @@ def particle_gibbs(
             sweep(pinned, num_particles, populations, resample=pinned.resample, when=when, generator=generator)
         )
         picked.append(pick(records, generator))
-    result = with_rows(summarise(records, generator, path.populations), before, path.spent())
+    result = with_rows(summarise(records, generator, path.resources.templates), before, path.resources.spent())
     return Chain(torch.stack([x[-1] for x in picked]), result)

@@ -12,17 +12,16 @@ log Z is at all times the log-mean of the weights, and there is nothing to bank 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, cast
 
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.numerics.batching import parse_memory
 from tokensteer.core.numerics.capture import capturing
 from tokensteer.core.numerics.domains import check_whole
-from tokensteer.core.particles.path import FeynmanKac, Record, Step
+from tokensteer.core.particles.path import FeynmanKac, Record, Resources, Step
 from tokensteer.core.particles.resampling import Resampler, ess, systematic
 from tokensteer.core.particles.result import Result, with_rows
 from tokensteer.core.particles.triggers import Trigger, ess_below, looks
@@ -40,10 +39,11 @@ def sweep(
     """Run `populations` independent particle systems side by side; yields the start and then every step."""
     check_whole("num_particles", num_particles)
     check_whole("populations", populations)
-    if populations % path.populations:
+    templates = path.resources.templates
+    if populations % templates:
         raise ValueError(
-            f"the model has {path.populations} templates and {populations} populations were asked for: run one "
-            f"population for each template, populations={path.populations} or a multiple of it"
+            f"the model has {templates} templates and {populations} populations were asked for: run one population for "
+            f"each template, populations={templates} or a multiple of it"
         )
     x = path.start(populations * num_particles, generator)
     check_generator(generator, x.device)
@@ -67,11 +67,11 @@ def sweep(
             rows = (ancestors + first_row).flatten()
             x, evaluation = x[rows], evaluation.take(rows)
 
-        x_s, log_ratio = path.move(x, evaluation, step, generator)
+        x_s, log_ratio, parent = path.move(x, evaluation, step, generator)
         change = log_ratio.double() - evaluation.log_twist
         # A dead particle stays dead: its own twist may be -inf, and the difference is then without meaning.
         pending = torch.where(log_w == -math.inf, log_w, log_w + change.view(shape))
-        parent = path.hand_down(replace(evaluation, pending=pending))
+        parent = replace(parent, pending=pending)
         del evaluation
         evaluation = path.evaluate(x_s, step.s, generator, parent, weighed=looked_at[step.index + 1])
         del parent
@@ -169,24 +169,32 @@ def smc(
     generator: Generator | None = None,
     memory: str | float | None = None,
     progress: bool = False,
+    on_step: Callable[[Record], None] | None = None,
 ) -> Result:
-    """Run `sweep` to its end and keep what a person needs; `progress` shows a bar with ESS and reward.
+    """Run `sweep` to its end and keep what a person needs; `progress` shows a bar with ESS and reward, and `on_step` is
+    called with every record, that of the start included.
 
     A model with several templates takes as many populations, or a multiple: the first of them are of the first
     template, and so on. Networks are given as many rows at once as fit into `memory`, such as "8GiB"; by default what
     the device has free.
     """
-    if not hasattr(path, "spent"):
+    resources = cast("Resources | None", getattr(path, "resources", None))
+    if resources is None:
         raise TypeError(f"smc runs a Steering, got {type(path).__name__}: wrap a model as Steering(model, tilt)")
-    before = path.spent()
-    held = path.limit(None if memory is None else parse_memory(memory))
+    before = resources.spent()
     records = sweep(path, num_particles, populations, resample=resample, when=when, generator=generator)
-    try:
-        shown = _bar(records, len(path.steps) + 1) if progress else records
-        result = summarise(shown, generator, path.populations)
-    finally:
-        path.limit(held)
-    return with_rows(result, before, path.spent())
+    with resources.limited(memory):
+        observed = records if on_step is None else _observed(records, on_step)
+        shown = _bar(observed, len(path.steps) + 1) if progress else observed
+        result = summarise(shown, generator, resources.templates)
+    return with_rows(result, before, resources.spent())
+
+
+def _observed(records: Iterable[Record], on_step: Callable[[Record], None]) -> Iterator[Record]:
+    for record in records:
+        on_step(record)
+        yield record
+        del record  # as in `summarise`
 
 
 def summarise(records: Iterable[Record], generator: Generator | None = None, templates: int = 1) -> Result:

@@ -6,12 +6,15 @@ it is permuted by resampling and never computed again.
 
 from __future__ import annotations
 
+from collections.abc import Generator as Context
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple, Protocol
 
 from torch import Generator, Tensor
 
+from tokensteer.core.numerics.batching import Chunks, Meter, parse_memory
 from tokensteer.core.numerics.domains import check_number, check_whole
 from tokensteer.core.particles.resampling import log_mean_weight
 
@@ -85,16 +88,51 @@ def _take(value: Tensor | Rows, index: Tensor) -> Tensor | Rows:
     return value[index] if isinstance(value, Tensor) else value.take(index)
 
 
+class Moved(NamedTuple):
+    """x_s (P, L), log p(x_s | x_t) - log q(x_s | x_t) (P,), and what `evaluate` needs of x_t when it evaluates x_s. The
+    rest of the evaluation is freed before the networks are called again."""
+
+    x: Tensor
+    log_ratio: Tensor
+    parent: Evaluation
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a path draws on. `templates` is the number of different starts; populations come in multiples of it.
+    `meters` count network rows, by the name of the network; `budgets` limit how many rows each is given at once."""
+
+    templates: int = 1
+    meters: Mapping[str, Sequence[Meter]] = field(default_factory=dict[str, Sequence[Meter]])
+    budgets: Sequence[Chunks] = ()
+
+    def spent(self) -> Mapping[str, tuple[int, int]]:
+        """Network rows computed and saved so far in this thread, by network."""
+        counted = {name: meters for name, meters in self.meters.items() if meters}
+        return {name: (sum(m.rows for m in of), sum(m.saved for m in of)) for name, of in counted.items()}
+
+    @contextmanager
+    def limited(self, memory: str | float | None) -> Context[None, None, None]:
+        """Let each network take so much memory at once, such as "8GiB"; None for what the device has free. Afterwards
+        the limits are those of before: a reward may itself run `smc` with the same networks."""
+        size = None if memory is None else parse_memory(memory)
+        held = [budget.memory for budget in self.budgets]
+        for budget in self.budgets:
+            budget.memory = size
+        try:
+            yield
+        finally:
+            for budget, before in zip(self.budgets, held, strict=True):
+                budget.memory = before
+
+
 class FeynmanKac(Protocol):
-    """All that this module knows of what it runs. Rows are particles of all populations, population by population."""
+    """All that the loop knows of what it runs. Rows are particles of all populations, population by population."""
 
     @property
     def steps(self) -> Sequence[Step]: ...
     @property
-    def populations(self) -> int:
-        """How many different starts there are, one after the other; populations come in multiples of it."""
-        ...
-
+    def resources(self) -> Resources: ...
     def start(self, rows: int, generator: Generator | None) -> Tensor: ...
     def evaluate(
         self,
@@ -108,23 +146,7 @@ class FeynmanKac(Protocol):
         log-twist will do as long as it stays with its particle."""
         ...
 
-    def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> tuple[Tensor, Tensor]:
-        """x_s and log p(x_s | x_t) - log q(x_s | x_t)."""
-        ...
-
-    def hand_down(self, evaluation: Evaluation) -> Evaluation:
-        """What is wanted of an evaluation when its children are evaluated. The rest is let go before they are, so that
-        what networks said of particles and of their parents need not be in memory at once."""
-        ...
-
-    def spent(self) -> Mapping[str, tuple[int, int]]:
-        """Network rows computed and saved so far, by network."""
-        ...
-
-    def limit(self, memory: int | None) -> int | None:
-        """Let each network take so many bytes at once from now on, None for what the device has free. Returns what held
-        before: a reward may itself run `smc` with the same networks."""
-        ...
+    def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> Moved: ...
 
 
 @dataclass(frozen=True)
@@ -148,3 +170,6 @@ class Proposing(FeynmanKac, Protocol):
 
     def propose(self, x: Tensor, evaluation: Evaluation, step: Step) -> Measure: ...
     def log_p(self, y: Tensor, x: Tensor, evaluation: Evaluation, step: Step, q: Measure) -> Tensor: ...
+    def parent_of(self, evaluation: Evaluation) -> Evaluation:
+        """`Moved.parent`, for a path that wraps this one."""
+        ...

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.numerics.batching import parse_memory
 from tokensteer.core.particles.loop import check_generator, summarise, sweep
 from tokensteer.core.particles.result import Result, with_rows
 from tokensteer.core.steering.methods import Method
@@ -87,18 +86,15 @@ def captured(
         records = sweep(
             steering, num_particles, populations, resample=method.resample, when=method.when, generator=noise
         )
-        return summarise(records, templates=steering.populations)
+        return summarise(records, templates=steering.resources.templates)
 
-    held = steering.limit(None if memory is None else parse_memory(memory))
-    try:
-        with torch.cuda.device(device):
-            _aside(run)  # kernels are made, and memory is asked for
-            before, graph = steering.spent(), torch.cuda.CUDAGraph()
-            graph.register_generator_state(noise)  # pyright: ignore[reportUnknownMemberType]
-            result = _captured(run, graph)
-    finally:
-        steering.limit(held)
-    return CapturedRun(method, num_particles, populations, graph, noise, with_rows(result, before, steering.spent()))
+    with steering.resources.limited(memory), torch.cuda.device(device):
+        _aside(run)  # kernels are made, and memory is asked for
+        before, graph = steering.resources.spent(), torch.cuda.CUDAGraph()
+        graph.register_generator_state(noise)  # pyright: ignore[reportUnknownMemberType]
+        result = _captured(run, graph)
+    result = with_rows(result, before, steering.resources.spent())
+    return CapturedRun(method, num_particles, populations, graph, noise, result)
 
 
 def _aside(run: Callable[[], Result]) -> None:

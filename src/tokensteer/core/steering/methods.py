@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Generator
@@ -12,6 +12,7 @@ from tokensteer.core.models.diffusion import Diffusion, Model
 from tokensteer.core.models.product import Product, guided
 from tokensteer.core.numerics.domains import check_whole
 from tokensteer.core.particles.loop import smc
+from tokensteer.core.particles.path import Record
 from tokensteer.core.particles.resampling import Resampler, heaviest, multinomial, nested, one_survivor, systematic
 from tokensteer.core.particles.result import Result
 from tokensteer.core.particles.triggers import Trigger, always, ess_below, every, never
@@ -40,6 +41,7 @@ class Method:
         generator: Generator | None = None,
         memory: str | float | None = None,
         progress: bool = False,
+        on_step: Callable[[Record], None] | None = None,
     ) -> Result:
         return smc(
             self.steering,
@@ -50,6 +52,7 @@ class Method:
             generator=generator,
             memory=memory,
             progress=progress,
+            on_step=on_step,
         )
 
 

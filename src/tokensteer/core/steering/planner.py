@@ -201,7 +201,7 @@ def plan(
     many, `ramps` the tilt's and another, `triggers` ESS below a half at every step, and five looks in a run. Rows are
     taken to grow in proportion to populations; on toys, where many particles are twins, they grow more slowly.
     """
-    if steering.populations > 1:
+    if steering.resources.templates > 1:
         raise ValueError("plan one template at a time: give the model a template of shape (L,)")
     check_whole("plan: budget_rows", budget_rows)
     check_number("plan: share", share, "(0, 1)", "try 0.2")

@@ -64,7 +64,7 @@ class SplitGibbs:
             raise ValueError(
                 "split Gibbs sampling needs a model of uniform noise: give Diffusion a uniform_noise kernel"
             )
-        before, reverse = steering.spent(), Steering(model)
+        before, reverse = steering.resources.spent(), Steering(model)
         z = model.start(num_particles * populations, generator)
         x = _denoised(reverse, z, self.first, self.steps, generator)
         for t in self.times():
@@ -82,7 +82,7 @@ class SplitGibbs:
             rows={},
             generator=generator,
         )
-        return with_rows(result, before, steering.spent())
+        return with_rows(result, before, steering.resources.spent())
 
 
 def _denoised(reverse: Steering, z: Tensor, t: float, count: int, generator: Generator | None) -> Tensor:
@@ -90,7 +90,7 @@ def _denoised(reverse: Steering, z: Tensor, t: float, count: int, generator: Gen
     times = [t * (1.0 - i / count) for i in range(count)] + [0.0]
     for i in range(count):
         step = Step(i, times[i], times[i + 1])
-        z, _ = reverse.move(z, reverse.evaluate(z, step.t, generator), step, generator)
+        z = reverse.move(z, reverse.evaluate(z, step.t, generator), step, generator).x
     return z
 
 

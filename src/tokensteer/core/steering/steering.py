@@ -6,7 +6,7 @@ reward and its gradient come out of that one forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,7 +19,7 @@ from tokensteer.core.models.diffusion import Diffusion, Model, clock
 from tokensteer.core.models.prediction import Prediction, changed
 from tokensteer.core.models.validation import counted, halfway
 from tokensteer.core.numerics.capture import capturing
-from tokensteer.core.particles.path import Evaluation, Measure, Rows, Step
+from tokensteer.core.particles.path import Evaluation, Measure, Moved, Resources, Rows, Step
 from tokensteer.core.proposals.amortised import Amortised
 from tokensteer.core.proposals.gradient import Gradient
 from tokensteer.core.proposals.proposal import FromModel, Proposal, inmost
@@ -105,8 +105,16 @@ class Steering:
         return self.model.steps
 
     @property
-    def populations(self) -> int:
-        return self.model.populations
+    def resources(self) -> Resources:
+        own = () if self._own is None else (self._own,)
+        twist = () if self.twist is None else (self.twist,)
+        meters = {
+            "denoiser": [model.meter for model in self.model.networks],
+            "reward": [tilt.meter for tilt in twist],
+            "proposal": [*(model.meter for model in own), *self.proposal.meters],
+        }
+        budgets = [network.chunks for network in (*self.model.networks, *own, *twist)]
+        return Resources(self.model.populations, meters, budgets)
 
     def start(self, rows: int, generator: Generator | None) -> Tensor:
         return self.model.start(rows, generator)
@@ -289,12 +297,12 @@ class Steering:
                 return -log_over
         return self.log_p(y, x, evaluation, step, q) - log_q
 
-    def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> tuple[Tensor, Tensor]:
+    def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> Moved:
         q = self.propose(x, evaluation, step)
         y, log_q = draw(q, generator)
-        return y, self.log_ratio(y, x, evaluation, step, q, log_q)
+        return Moved(y, self.log_ratio(y, x, evaluation, step, q, log_q), self.parent_of(evaluation))
 
-    def hand_down(self, evaluation: Evaluation) -> Evaluation:
+    def parent_of(self, evaluation: Evaluation) -> Evaluation:
         """Without what networks said, where they are asked anew whatever they said, or where it would not fit in beside
         what they say next: it may be large."""
         remembers, follows = evaluation.memory is not None, self.proposal.needs_gradient
@@ -305,22 +313,6 @@ class Steering:
             gradient=evaluation.gradient if self._timeless or self._pace > 1 else None,
             proposed=None if self._own is None else _handed(evaluation.proposed, self._own),
         )
-
-    def limit(self, memory: int | None) -> int | None:
-        held = self.model.base.chunks.memory
-        own = () if self._own is None else (self._own,)
-        networks = (*self.model.networks, *own, *(() if self.twist is None else (self.twist,)))
-        for network in networks:
-            network.chunks.memory = memory
-        return held
-
-    def spent(self) -> Mapping[str, tuple[int, int]]:
-        meters = {
-            "denoiser": [model.meter for model in self.model.networks],
-            "reward": () if self.twist is None else (self.twist.meter,),
-            "proposal": self.proposal.meters if self._own is None else (self._own.meter, *self.proposal.meters),
-        }
-        return {name: (sum(m.rows for m in of), sum(m.saved for m in of)) for name, of in meters.items() if of}
 
 
 def _rows(known: Rows | None) -> Prediction | None:
