@@ -159,7 +159,7 @@ def make_kernel(dice: Dice, kind: str, mask_id: int, length: int, canvas: Tensor
     made: dict[str, Callable[[], ts.Kernel]] = {
         "Ancestral": lambda: ts.Ancestral(mask_id, schedule),
         "ReMDM": lambda: ts.Ancestral(mask_id, schedule, sigma),
-        "LowConfidence": lambda: ts.LowConfidence(mask_id, count),
+        "LowConfidence": lambda: ts.Ranked(mask_id, count),
         "Ranked": lambda: ts.Ranked(
             mask_id,
             count,

@@ -143,7 +143,7 @@ def test_kernels_of_the_toys(sampler: str, dtype: torch.dtype):
         ts.Ancestral(2, ts.Geometric()),
         ts.Ancestral(MASK, ts.LogLinear(), sigma=ts.Cap(0.3)),
         ts.Ancestral(MASK, sigma=ts.Rescale(1.0)),
-        ts.LowConfidence(0),
+        ts.Ranked(0),
     ],
 )
 def test_kernels_of_the_library(kernel: ts.Kernel):
@@ -223,7 +223,7 @@ class Greedy(ts.Ancestral):
         return min(1.0, self.bound(step) + 0.05) if step.s > 0 else 0.0
 
 
-class Elsewhere(ts.LowConfidence):
+class Elsewhere(ts.Ranked):
     """Chooses a site that is open."""
 
     def choose(self, x: Tensor, log_x0: Tensor, step: ts.Step) -> Tensor | None:
@@ -231,7 +231,7 @@ class Elsewhere(ts.LowConfidence):
         return None if sites is None else sites | (x == 0)
 
 
-class Headstrong(ts.LowConfidence):
+class Headstrong(ts.Ranked):
     """Chooses anew, whatever sites it is given."""
 
     def __call__(self, x: Tensor, log_x0: Tensor, step: ts.Step, sites: Tensor | None = None) -> ts.measure.Reveal:
@@ -254,13 +254,13 @@ def without_sites(m: ts.measure.Reveal, step: ts.Step) -> ts.measure.Reveal:
             Spoilt(never_ends),
             "step 3 leaves sites masked at the end, with probability 0.001.*exactly 1 when step.s == 0",
         ),
-        (ts.LowConfidence(MASK, lambda step, masked: torch.where(masked > 1, 1, 0)), "leaves sites masked at the end"),
+        (ts.Ranked(MASK, lambda step, masked: torch.where(masked > 1, 1, 0)), "leaves sites masked at the end"),
         (Spoilt(lambda m, step: remade(Doubled, m)), "dense table differ in log_prob.*spell out"),
         (Spoilt(lambda m, step: remade(Flat, m)), "does not sample what it evaluates: z-score.*same temperature"),
         (Spoilt(lambda m, step: remade(Wild, m)), "draws states whose own log_prob is not finite"),
         (Elsewhere(MASK), "not masked sites of x.*booleans"),
         (Headstrong(MASK), "does not keep to the sites it is given.*p and q share"),
-        (Spoilt(without_sites, ts.LowConfidence(MASK)), "does not keep to the sites it is given.*in the measure"),
+        (Spoilt(without_sites, ts.Ranked(MASK)), "does not keep to the sites it is given.*in the measure"),
     ],
 )
 def test_broken_kernels_are_caught(kernel: ts.Kernel, match: str):
@@ -576,7 +576,7 @@ def test_laws_leave_the_global_generator_alone_and_repeat_themselves():
     for _ in range(2):
         assert_reward(reward, 3, 2, seed=3)
     assert_denoiser(toy.model("mdm"))
-    assert_kernel(ts.LowConfidence(2), 3, num_steps=2)
+    assert_kernel(ts.Ranked(2), 3, num_steps=2)
     assert_proposal(ts.Steering(toy.model("mdm"), toy.tilt("mdm"), ts.Gradient()), rows=2)
     assert torch.equal(before, torch.get_rng_state())
     half = len(asked) // 2

@@ -147,7 +147,7 @@ DOMAINS: list[tuple[str, Callable[..., object], tuple[object, ...]]] = [
     ("eta", ts.Cap, (NAN, -0.1, 1.1)),
     ("eta", ts.Rescale, (NAN, -0.1, 1.1)),
     ("mask_id", ts.Ancestral, (-1, 1.0, NAN)),
-    ("mask_id", ts.LowConfidence, (-1, 1.0)),
+    ("mask_id", ts.Ranked, (-1, 1.0)),
     ("mask_id", ts.Ranked, (-1, 1.0)),
     ("mask_id", ts.MaskGIT, (-1, 1.0)),
     ("mask_id", ts.TauLeap, (-1, 1.0)),

@@ -154,7 +154,7 @@ class Toy:
         return {
             "mdm": ts.Ancestral(self.mask_id, schedule),
             "remdm": ts.Ancestral(self.mask_id, schedule, sigma=lambda step, bound: self.at("sigma", step.t)),
-            "lowconf": ts.LowConfidence(
+            "lowconf": ts.Ranked(
                 self.mask_id, count=lambda step, masked: torch.full_like(masked, self.at("k_lowconf", step.t))
             ),
         }

@@ -235,7 +235,7 @@ def test_remdm_loop_keeps_the_marginals() -> None:
 
 
 def test_low_confidence_is_a_special_case() -> None:
-    laws = [enumerate_steering(ts.Steering(model_of(kernel(M), 2))).log_law for kernel in (Ranked, ts.LowConfidence)]
+    laws = [enumerate_steering(ts.Steering(model_of(kernel(M), 2))).log_law for kernel in (Ranked, ts.Ranked)]
     assert torch.equal(*laws)
 
 

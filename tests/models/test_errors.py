@@ -255,7 +255,7 @@ def test_remasking_beyond_its_bound() -> None:
 
 
 def test_masks_left_at_the_end() -> None:
-    lazy = replace(model(), kernel=ts.LowConfidence(MASK, count=lambda step, masked: torch.ones_like(masked)))
+    lazy = replace(model(), kernel=ts.Ranked(MASK, count=lambda step, masked: torch.ones_like(masked)))
     with pytest.raises(ValueError, match="masked sites are left"):
         ts.smc(ts.Steering(lazy), 2)
 

@@ -133,7 +133,7 @@ KERNELS = {
     "ancestral": Case(lambda m, n: ts.Ancestral(m)),
     "remasking": Case(lambda m, n: remasking(m)),
     "loop": Case(lambda m, n: ts.remdm_loop(m, 0.75, 0.25, 0.5, ts.Cap(0.4))),
-    "low": Case(lambda m, n: ts.LowConfidence(m)),
+    "low": Case(lambda m, n: ts.Ranked(m)),
     "entropy": Case(lambda m, n: ts.Ranked(m, ts.ranked.fixed(1), ts.ranked.negative_entropy)),
     "threshold": Case(lambda m, n: ts.Ranked(m, threshold=math.log(0.5))),
     "maskgit": Case(lambda m, n: ts.MaskGIT(m)),

@@ -255,7 +255,7 @@ def factorised(length: int, sampler: str, *, seed: int = 5, steps: int = 5, toke
     kernels = {
         "mdm": ts.Ancestral(3),
         "remdm": ts.Ancestral(3, sigma=ts.Rescale(0.5)),
-        "lowconf": ts.LowConfidence(3),
+        "lowconf": ts.Ranked(3),
     }
     return ts.Diffusion(
         lambda x, t: log_p.expand(len(x), -1, -1),

@@ -82,7 +82,7 @@ RUNS = {
     "prompts": {"canvas": torch.stack([ts.template(LENGTH, MASK, [k]) for k in (0, 1)])},
     "learned": {"proposal": "learned"},
     "remasking": {"kernel": ts.Ancestral(MASK, sigma=ts.Cap(0.2))},
-    "confident": {"kernel": ts.LowConfidence(MASK)},
+    "confident": {"kernel": ts.Ranked(MASK)},
     "ranked": {"kernel": ts.Ranked(MASK, confidence=ts.ranked.negative_entropy)},
     "first hitting": {"kernel": ts.FirstHitting(MASK), "steps": ts.uniform_steps(LENGTH - 1)},
     "leaps": {"kernel": ts.TauLeap(MASK)},

@@ -64,7 +64,7 @@ def forms() -> dict[str, tuple[Net, ts.Denoiser]]:
 KERNELS = {
     "mdm": ts.Ancestral(3),
     "remdm": ts.Ancestral(3, sigma=ts.Cap(0.2)),
-    "lowconf": ts.LowConfidence(3, count=lambda step, masked: (step.index % 2 == 0) + 0 * masked),
+    "lowconf": ts.Ranked(3, count=lambda step, masked: (step.index % 2 == 0) + 0 * masked),
     "entropy": ts.Ranked(3, confidence=ts.ranked.negative_entropy),
     "jumps": ts.FirstHitting(3),
     "maskgit": ts.MaskGIT(3),

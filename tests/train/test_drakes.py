@@ -122,7 +122,7 @@ def test_tokens_are_exact_draws_with_impossible_ones() -> None:
 
 def test_later_tokens_hear_of_earlier_ones() -> None:
     """The reward of one site reaches the law of another that was open before, through what the network made of it."""
-    kernel = ts.LowConfidence(A.mask_id, count=lambda step, masked: torch.ones_like(masked))
+    kernel = ts.Ranked(A.mask_id, count=lambda step, masked: torch.ones_like(masked))
     model = replace(A.model("mdm"), kernel=kernel, steps=ts.uniform_steps(2))
     net = SoftTable(A)
     sampler = Relaxation(model, denoiser_of(A)(net))

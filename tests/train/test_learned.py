@@ -281,7 +281,7 @@ class StateValue(nn.Module):
 def one_site() -> ts.Diffusion:
     """Toy B with one site opened at each step: then both optima are laws of one token, which a network can say."""
     model = B.model("mdm")
-    kernel = ts.LowConfidence(B.mask_id, count=lambda step, masked: torch.ones_like(masked))
+    kernel = ts.Ranked(B.mask_id, count=lambda step, masked: torch.ones_like(masked))
     return replace(model, kernel=kernel, steps=ts.uniform_steps(B.length))
 
 

@@ -21,7 +21,7 @@ from tokensteer.adapters.network import Ask, MaskDropout, Network, as_they_are, 
 from tokensteer.adapters.text import Answered, Filled, Format, Prompt, TextModel, around, chat
 from tokensteer.core.kernels.kernel import Kernel
 from tokensteer.core.kernels.masked import Ancestral
-from tokensteer.core.kernels.ranked import LowConfidence
+from tokensteer.core.kernels.ranked import Ranked
 from tokensteer.core.models.denoiser import Time
 from tokensteer.hub import Source, transformers
 
@@ -116,7 +116,7 @@ def _answering(source: Source, length: int, prompt: Prompt, ask: Ask, mask_id: i
     form = Answered(tokenizer, mask_id, length, prompt, frozenset(ends))
     net = source.network("AutoModel", config)
     layer, head = cast("Any", net).get_input_embeddings(), cast("Any", net).get_output_embeddings()
-    return _text_model(net, layer, head, ask, tokenizer, form, LowConfidence(mask_id), config, allowed=ends)
+    return _text_model(net, layer, head, ask, tokenizer, form, Ranked(mask_id), config, allowed=ends)
 
 
 # ---- how networks are asked

@@ -142,7 +142,7 @@ class Relaxation:
         if kernel.mask_id == NO_MASK or isinstance(kernel, Stateful):
             raise ValueError(
                 "the gradient goes through sites that open, one token each: use a masked process whose kernel "
-                "remembers nothing, such as Ancestral or LowConfidence"
+                "remembers nothing, such as Ancestral or Ranked"
             )
 
     def start(self, rows: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.categorical.sites import Laws, tokens_of
-from tokensteer.core.kernels.kernel import Clocked, Kernel, Stateful
+from tokensteer.core.kernels.kernel import Clocked, Kernel, PlainKernel, Stateful
 from tokensteer.core.kernels.measure import SiteMeasure
 from tokensteer.core.kernels.ranked import Ranking
 from tokensteer.core.kernels.schedule import uniform_steps
@@ -21,7 +21,7 @@ from tokensteer.core.particles.path import Sites, Step
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Blocks(PlainKernel):
     """Semi-autoregressive decoding: `kernel` inside one block of `size` sites after the other, from left to right.
 
     Each block takes an equal share of num_steps and sees its own time, from 1 to 0 along `grid`; sites outside stay as
@@ -104,9 +104,6 @@ class Blocks:
 
     def remasks(self, step: Step) -> bool:
         return self.kernel.remasks(self.within(step)[1])
-
-    def survival(self, step: Step) -> float:
-        return 1.0
 
     def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None = None) -> SiteMeasure:
         if x.shape[-1] != self.length:

@@ -17,6 +17,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.categorical.sites import Laws, row_by_row, tokens_of
+from tokensteer.core.kernels.kernel import PlainKernel
 from tokensteer.core.kernels.measure import Reveal, Table
 from tokensteer.core.kernels.noise import Interpolating
 from tokensteer.core.kernels.rates import hazard, next_opening, uniform_rate
@@ -35,7 +36,7 @@ def leap(x: Tensor, rates: Tensor, span: float) -> Table:
 
 
 @dataclass(frozen=True)
-class TauLeap:
+class TauLeap(PlainKernel):
     """Tau-leaping of the masked process: the rate at t is kept over the step, and what is left opens at the end.
 
     A masked site opens with probability 1 - exp(-(t - s)·hazard(t)). Marginals hold to first order in t - s, where
@@ -47,12 +48,6 @@ class TauLeap:
 
     def __post_init__(self) -> None:
         check_whole("TauLeap.mask_id", self.mask_id, 0)
-
-    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
-        return None
-
-    def remasks(self, step: Step) -> bool:
-        return False
 
     def survival(self, step: Step) -> float:
         return self.schedule.alpha(step.t) / (1.0 if step.s == 0 else self.schedule.alpha(step.s))
@@ -91,7 +86,7 @@ def event_steps(canvas: Tensor, mask_id: int) -> tuple[Step, ...]:
 
 
 @dataclass(frozen=True)
-class FirstHitting:
+class FirstHitting(PlainKernel):
     """The masked process in continuous time, jump by jump: one masked site, any with equal probability, opens.
 
     Use it with `event_steps(template, mask_id)`: as many denoiser calls as free sites, and no discretisation error for
@@ -104,15 +99,6 @@ class FirstHitting:
     def __post_init__(self) -> None:
         check_whole("FirstHitting.mask_id", self.mask_id, 0)
 
-    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
-        return None
-
-    def remasks(self, step: Step) -> bool:
-        return False
-
-    def survival(self, step: Step) -> float:
-        return 1.0
-
     def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> OneSite:
         masked, zeros = x == self.mask_id, torch.zeros(x.shape, dtype=log_x0.dtype, device=x.device)
         log_each = -masked.sum(-1, keepdim=True).to(log_x0.dtype).log()
@@ -120,7 +106,7 @@ class FirstHitting:
 
 
 @dataclass(frozen=True)
-class TimedFirstHitting:
+class TimedFirstHitting(PlainKernel):
     """`FirstHitting` for any denoiser, exactly: each particle has a clock, and the denoiser is asked when a site opens.
 
     Use it with `event_steps` too: the same number of calls, each with t a tensor (P,) of times that differ. Ramps see
@@ -146,15 +132,6 @@ class TimedFirstHitting:
 
     def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Tensor | None:
         return None
-
-    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
-        return None
-
-    def remasks(self, step: Step) -> bool:
-        return False
-
-    def survival(self, step: Step) -> float:
-        return 1.0
 
     def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> OneSite:
         return FirstHitting(self.mask_id)(x, log_x0, step)

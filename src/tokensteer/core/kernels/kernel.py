@@ -46,6 +46,19 @@ class Kernel(Protocol):
         ...
 
 
+class PlainKernel:
+    """Defaults for kernels that choose no sites, never mask an open site again, and have no forward process to name."""
+
+    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Sites | None:
+        return None
+
+    def remasks(self, step: Step) -> bool:
+        return False
+
+    def survival(self, step: Step) -> float:
+        return 1.0
+
+
 @runtime_checkable
 class Stateful(Protocol):
     """A kernel whose choice of sites depends on more than x_t: on noise drawn for the step, or on what went before.

@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.categorical.sites import Laws, tokens_of
-from tokensteer.core.kernels.kernel import Sigma, choice_of, log_or_never
+from tokensteer.core.kernels.kernel import PlainKernel, Sigma, choice_of, log_or_never
 from tokensteer.core.kernels.measure import Reveal
 from tokensteer.core.kernels.schedule import Linear, LoopSchedule, Schedule
 from tokensteer.core.numerics.domains import check_number, check_whole
@@ -58,7 +58,7 @@ class Rescale:
 
 
 @dataclass(frozen=True)
-class Ancestral:
+class Ancestral(PlainKernel):
     """Ancestral sampling (MDM) and, with a remasking schedule `sigma`, ReMDM: `Ancestral(mask_id, sigma=Cap(0.1))`.
 
     `sigma(step, bound)` gets the largest value that keeps the marginals and must not exceed it.
@@ -97,9 +97,6 @@ class Ancestral:
     def survival(self, step: Step) -> float:
         alpha_t, alpha_s = self._alphas(step)
         return alpha_t / alpha_s
-
-    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
-        return None
 
     def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> Reveal:
         alpha_t, alpha_s = self._alphas(step)

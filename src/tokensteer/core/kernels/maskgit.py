@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 
 from tokensteer.core.categorical.product import normal, tilted
 from tokensteer.core.categorical.sites import Laws, SiteDistributions, few_rows, tokens_of
-from tokensteer.core.kernels.kernel import Count
+from tokensteer.core.kernels.kernel import Count, PlainKernel
 from tokensteer.core.kernels.measure import SiteMeasure, Table
 from tokensteer.core.kernels.ranked import Ranking, best_sites, cosine_count, entry_at
 from tokensteer.core.numerics.domains import check_number, check_whole
@@ -210,7 +210,7 @@ class ExtendedReveal:
 
 
 @dataclass(frozen=True)
-class MaskGIT:
+class MaskGIT(PlainKernel):
     """Keep the `count` tokens of highest log mu^l(token) + temperature·s · Gumbel noise of the site, all else redrawn.
 
     The exact weight of what is kept, with the tokens dropped summed out: see the top of this module. p and q share the
@@ -242,19 +242,13 @@ class MaskGIT:
     def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Ranking:
         return self.recall(x, log_x0, step, torch.zeros_like(x, dtype=log_x0.dtype))
 
-    def remasks(self, step: Step) -> bool:
-        return False
-
-    def survival(self, step: Step) -> float:
-        return 1.0
-
     def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None = None) -> RankedReveal:
         ranking = self.choose(x, log_x0, step) if sites is None else Ranking.of(sites)
         return RankedReveal(x, tokens_of(log_x0), ranking, self.count(step, ranking.candidates.sum(-1)), self.mask_id)
 
 
 @dataclass(frozen=True)
-class MaskGITExtended:
+class MaskGITExtended(PlainKernel):
     """`MaskGIT` on the extended state: all sampled tokens are part of the move, the ratio runs over all masked sites.
 
     Before a draw `sites` is the ranking, after it the tokens drawn (P, L), x where none was.
@@ -281,12 +275,6 @@ class MaskGITExtended:
 
     def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Ranking:
         return self.marginal.choose(x, log_x0, step)
-
-    def remasks(self, step: Step) -> bool:
-        return False
-
-    def survival(self, step: Step) -> float:
-        return 1.0
 
     def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None = None) -> ExtendedReveal:
         if sites is None or isinstance(sites, Ranking) or sites.is_floating_point():

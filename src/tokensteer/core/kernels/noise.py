@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.categorical.sites import Laws, row_by_row
-from tokensteer.core.kernels.kernel import NO_MASK, Kernel, choice_of
+from tokensteer.core.kernels.kernel import NO_MASK, Kernel, PlainKernel, choice_of
 from tokensteer.core.kernels.measure import Table
 from tokensteer.core.kernels.schedule import Linear, Schedule
 from tokensteer.core.numerics.domains import check_number, check_whole
@@ -58,7 +58,7 @@ def noise_of(kernel: Kernel) -> Noise:
 
 
 @dataclass(frozen=True)
-class Interpolating:
+class Interpolating(PlainKernel):
     """Noise of any law v, (V,): x_t is x_0 with probability alpha_t and a draw from v otherwise, site by site.
 
     p(x_s = w | x_t = z) = q(z | w) · sum_v mu(v) q(w | v) / q(z | v), with q the forward process. Uniform noise is
@@ -93,12 +93,6 @@ class Interpolating:
     def log_begin(self, x: Tensor, canvas: Tensor, like: Tensor) -> Tensor:
         fixed = choice_of(x == canvas, 0.0, NEVER, like)
         return torch.where(canvas == NO_MASK, self.law(like).log()[x], fixed).sum(-1)
-
-    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
-        return None
-
-    def remasks(self, step: Step) -> bool:
-        return False
 
     def survival(self, step: Step) -> float:
         return self.schedule.alpha(step.t) / self._alpha_s(step)

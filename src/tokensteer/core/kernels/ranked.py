@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tokensteer.core.categorical.sites import Laws, SiteDistributions, tokens_of
-from tokensteer.core.kernels.kernel import Count, choice_of
+from tokensteer.core.kernels.kernel import Count, PlainKernel, choice_of
 from tokensteer.core.kernels.measure import Reveal
 from tokensteer.core.numerics.domains import check_number, check_whole
 from tokensteer.core.numerics.draws import NEVER
@@ -95,43 +95,6 @@ def evenly(step: Step, masked: Tensor) -> Tensor:
     return (masked * ((step.t - step.s) / step.t)).round().long().clamp(min=1)
 
 
-@dataclass(frozen=True)
-class LowConfidence:
-    """Open the masked sites with the largest max_v mu^l(v); ties go to the lowest index.
-
-    `count(step, masked)` says how many, from the number of masked sites of each row, (P,). The order depends on x_t
-    alone, so the ratio p/q runs over the newly opened sites only.
-    """
-
-    mask_id: int
-    count: Count = evenly
-
-    def __post_init__(self) -> None:
-        check_whole("LowConfidence.mask_id", self.mask_id, 0)
-
-    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
-        masked = x == self.mask_id
-        confidence = tokens_of(log_x0).each(lambda law: law.amax(-1), masked)
-        order = confidence.sort(dim=-1, descending=True, stable=True).indices
-        places = torch.arange(x.shape[-1], device=x.device).expand(x.shape)
-        rank = torch.empty_like(order).scatter_(-1, order, places)
-        return masked & (rank < self.count(step, masked.sum(-1)).unsqueeze(-1))
-
-    def remasks(self, step: Step) -> bool:
-        return False
-
-    def survival(self, step: Step) -> float:
-        return 1.0
-
-    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> Reveal:
-        if sites is None:
-            sites = self.choose(x, log_x0, step)
-        assert sites is not None
-        log_stay = choice_of(sites, NEVER, 0.0, log_x0)
-        log_move = choice_of(sites, 0.0, NEVER, log_x0)
-        return Reveal(x, log_stay, log_move, tokens_of(log_x0), self.mask_id, sites)
-
-
 Confidence = Callable[[Tensor], Tensor]
 
 
@@ -154,7 +117,7 @@ def cosine_count(step: Step, masked: Tensor) -> Tensor:
 
 
 def max_probability(log_x0: Tensor) -> Tensor:
-    """max_v log mu^l(v), the order of `LowConfidence`."""
+    """max_v log mu^l(v), the default of `Ranked`."""
     return log_x0.amax(-1)
 
 
@@ -170,8 +133,13 @@ def margin(log_x0: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Ranked:
-    """Open the `count` masked sites of highest confidence, and every one whose confidence reaches `threshold`."""
+class Ranked(PlainKernel):
+    """Open the `count` masked sites of highest confidence, and every one whose confidence reaches `threshold`.
+
+    By default the confidence is max_v mu^l(v), the low-confidence order of LLaDA; ties go to the lowest index.
+    `count(step, masked)` returns how many sites open, from the number of masked sites of each row, (P,). The order
+    depends on x_t alone, so the ratio p/q runs over the newly opened sites only.
+    """
 
     mask_id: int
     count: Count = evenly
@@ -182,18 +150,14 @@ class Ranked:
         check_whole("Ranked.mask_id", self.mask_id, 0)
         check_number("Ranked.threshold", self.threshold, "[-inf, inf]")
 
-    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor | None:
+    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor:
         masked = x == self.mask_id
         scores = tokens_of(log_x0).each(self.confidence, masked)
         best = best_sites(scores, masked, self.count(step, masked.sum(-1)))
         return best | (masked & (scores >= self.threshold))
 
-    def remasks(self, step: Step) -> bool:
-        return False
-
-    def survival(self, step: Step) -> float:
-        return 1.0
-
     def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> Reveal:
         sites = self.choose(x, log_x0, step) if sites is None else sites
-        return LowConfidence(self.mask_id)(x, log_x0, step, sites)
+        log_stay = choice_of(sites, NEVER, 0.0, log_x0)
+        log_move = choice_of(sites, 0.0, NEVER, log_x0)
+        return Reveal(x, log_stay, log_move, tokens_of(log_x0), self.mask_id, sites)

@@ -27,7 +27,7 @@ from tokensteer.core.kernels.kernel import NO_MASK, Kernel
 from tokensteer.core.kernels.masked import Ancestral
 from tokensteer.core.kernels.measure import Reveal, SiteMeasure, Table
 from tokensteer.core.kernels.noise import Interpolating
-from tokensteer.core.kernels.ranked import LowConfidence
+from tokensteer.core.kernels.ranked import Ranked
 from tokensteer.core.models.denoiser import Time
 from tokensteer.core.models.diffusion import Diffusion, predict_all
 from tokensteer.core.models.prediction import NewRows, Prediction, kept_stores, updated
@@ -104,9 +104,7 @@ class Product:
         for k, power in enumerate(self.powers):
             check_number(f"Product: powers[{k}]", power)
         check_number("Product: the first power", self.powers[0], "(0, inf)", "put a model of positive power first")
-        raised = (
-            (Ancestral, LowConfidence) if self.convention is paper_powers else (Ancestral, LowConfidence, Interpolating)
-        )
+        raised = (Ancestral, Ranked) if self.convention is paper_powers else (Ancestral, Ranked, Interpolating)
         if self.convention is not denoiser_powers and not isinstance(self.kernel, raised):
             raise ValueError(
                 "Product: kernel_powers is for Ancestral and Interpolating kernels, paper_powers for Ancestral ones, "

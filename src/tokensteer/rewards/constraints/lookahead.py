@@ -89,7 +89,7 @@ def _reveal(measure: SiteMeasure) -> Reveal:
     if not isinstance(measure, Reveal):
         raise ValueError(
             f"constraints need a masked process whose sites move whatever their tokens, and {type(measure).__name__} "
-            "is none: use a kernel such as Ancestral or LowConfidence"
+            "is none: use a kernel such as Ancestral or Ranked"
         )
     return measure
 
