@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -36,3 +37,22 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_the_picture_of_the_rooms_is_that_of_the_imports() -> None:
+    spec = importlib.util.spec_from_file_location("draw_rooms", ROOT / "tools" / "draw_rooms.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.FILE.read_text("utf-8") == module.draw(), "run python tools/draw_rooms.py"
+
+
+def test_every_file_that_contributing_names_is_there() -> None:
+    table = re.findall(r"^\| Where .* \| (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    named = [
+        name for row in table for name in re.findall(r"`([\w/]+(?:\.py|/))`", row) if "/" in name or name == "files.py"
+    ]
+    assert len(named) >= 10
+    for name in named:
+        assert (ROOT / "src" / "tokensteer" / name).exists(), name
