@@ -27,9 +27,9 @@ bench: $(READY) ## measure the cost of steering against a dense baseline (minute
 		$(BIN)/python -m benchmarks.kernels; \
 		$(BIN)/python -m benchmarks.gpu --grad; \
 		for size in "" "--particles 16 --length 1024"; do \
-			$(BIN)/python -m benchmarks.gpu --compiled --recorded $$size; \
+			$(BIN)/python -m benchmarks.gpu --compiled --captured $$size; \
 			for memory in 4GiB 2GiB; do \
-				$(BIN)/python -m benchmarks.gpu --no-base --grad --recorded --memory $$memory $$size; \
+				$(BIN)/python -m benchmarks.gpu --no-base --grad --captured --memory $$memory $$size; \
 			done; \
 		done; \
 	fi
