@@ -299,6 +299,25 @@ def test_samples_do_not_depend_on_the_memory(estimator: ts.core.twists.tilt.Esti
         same(run, runs[0])
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("estimator", [ts.Relaxed(), ts.Sampled()])
+def test_samples_do_not_depend_on_the_memory_of_a_gpu(estimator: ts.core.twists.tilt.Estimator) -> None:
+    denoiser = TableDenoiser(joint(3, 4).cuda())
+    model = ts.Diffusion(denoiser, ts.Ancestral(3), ts.uniform_steps(4), ts.template(4, 3).cuda())
+
+    def reward(x: Tensor) -> Tensor:
+        return (x[..., 1] if x.is_floating_point() else (x == 1).double()).sum(-1)
+
+    tilt = ts.Tilt(reward, kl=0.5, draws=3, estimator=estimator, differentiable=True)
+    steering = ts.Steering(model, tilt, ts.Gradient())
+    first, *others = (
+        ts.smc(steering, 8, 4, generator=torch.Generator("cuda").manual_seed(0), memory=memory)
+        for memory in (None, "64kB", "1B")
+    )
+    for run in others:
+        same(run, first)
+
+
 def test_uniforms_from_a_seed_are_uniform_and_independent() -> None:
     u = spread_uniforms(torch.rand(2000, generator=seeded(), dtype=torch.float64), 50)
     assert u.dtype == torch.float64
