@@ -234,6 +234,26 @@ def test_remdm_loop_keeps_the_marginals() -> None:
     assert [LOOP.remasks(step) for step in ts.uniform_steps(4)] == [False, True, True, False]
 
 
+def test_a_window_holds_only_steps_that_lie_within() -> None:
+    """Steps of a tenth: those that cross an edge are plain, on either side."""
+    steps = ts.uniform_steps(10)
+    window = masked.Window(lambda step, bound: 0.1, t_on=0.75, t_off=0.25)
+    assert [step.index for step in steps if window(step, 1.0) > 0] == [3, 4, 5, 6]  # from 0.7 to 0.3
+    whole = masked.Window(lambda step, bound: 0.1, t_on=1.0, t_off=0.0)
+    assert all(whole(step, 1.0) == 0.1 for step in steps)
+
+
+def test_the_cosine_pace_by_hand() -> None:
+    """Of 100 sites a share sin(pi/2 · t) is masked at t: 0.924, 0.707, 0.383, 0 of all, and no site is half open."""
+    left, opened = torch.tensor([100, 1, 0]), []
+    for step in ts.uniform_steps(4):
+        count = ts.ranked.cosine_count(step, left)
+        opened.append(int(count[0]))
+        assert count[1] == 1  # at least one
+        left = torch.cat([left[:1] - count[:1], left[1:]])
+    assert opened == [8, 22, 33, 37]
+
+
 def test_low_confidence_is_a_special_case() -> None:
     laws = [enumerate_steering(ts.Steering(model_of(kernel(M), 2))).log_law for kernel in (Ranked, ts.LowConfidence)]
     assert torch.equal(*laws)
@@ -372,6 +392,16 @@ def test_noise_is_part_of_the_state() -> None:
         enumerate_steering(path)
     with pytest.raises(ValueError, match="cannot pin a kernel with a memory"):
         ts.particle_gibbs(path, 1, 4, generator=seeded(0))
+
+
+def test_noise_is_annealed_by_the_time_that_a_step_leads_to() -> None:
+    """temperature · s · noise at masked sites: none at the last step, which keeps the likeliest tokens."""
+    _, _, log_p, _ = golden()
+    kernel, x = MaskGIT(M, temperature=2.0), torch.tensor([[M, 1, M]])
+    noise = torch.tensor([[0.3, 5.0, -0.7]], dtype=torch.float64)
+    for step, scale in zip(ts.uniform_steps(4), (1.5, 1.0, 0.5, 0.0), strict=True):
+        lift = kernel.recall(x, log_p, step, noise).lift
+        assert lift.tolist() == [[pytest.approx(0.3 * scale), -math.inf, pytest.approx(-0.7 * scale)]]
 
 
 @pytest.mark.parametrize("proposal", ["base", "gradient", "learned"])

@@ -147,6 +147,32 @@ def test_balance_is_zero_at_the_global_optimum_alone(decay: float, ends: float) 
     assert float(Balance(decay, ends).backward(wrong, 1.0)) > 1e-3
 
 
+@pytest.mark.parametrize(("decay", "ends"), [(0.0, 0.0), (0.5, 0.0), (0.5, 0.3), (0.5, 1.0), (math.inf, 0.3)])
+def test_balance_by_hand(decay: float, ends: float) -> None:
+    """Of three steps there are six stretches: they weigh 1, decay or decay² by their length, and the three that reach
+    the end share `ends` of the weight among them besides."""
+    moves, _ = known("learned")
+    paths, level = moves.paths, torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64)
+    gap = (paths.log_p - moves.log_q([0, 1, 2])).detach()
+    v = torch.cat([level.unsqueeze(-1).expand(3, paths.log_p.shape[1]), paths.log_twist[-1:]])
+    loss = {
+        (i, j): float(paths.mean((v[j] - v[i] + gap[i:j].sum(0)).square()))
+        for i, j in [(0, 1), (1, 2), (2, 3), (0, 2), (1, 3), (0, 3)]
+    }
+    if decay == math.inf:
+        expected = loss[0, 3]
+    else:
+        share = {pair: decay ** (pair[1] - pair[0] - 1) for pair in loss}
+        inner = sum(share[pair] * loss[pair] for pair in loss) / sum(share.values())
+        expected = (1 - ends) * inner + ends * (loss[0, 3] + loss[1, 3] + loss[2, 3]) / 3
+
+    def value(x: Tensor, t: float) -> Tensor:
+        return level[round(3 - 3 * t)].expand(len(x)).clone().requires_grad_()
+
+    found = float(Balance(decay, ends).backward(Batch(moves, value, range(3)), 1.0))
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
 def test_returns_learn_the_value_of_the_best_proposal() -> None:
     """Where all weights are equal, what is still to come is the value itself; otherwise its mean, which is less."""
     for name in PROPOSALS:
