@@ -21,8 +21,7 @@ from tokensteer.core.kernels.blocks import Blocks
 from tokensteer.core.kernels.masked import ConfidenceRemask, remdm_loop
 from tokensteer.core.kernels.maskgit import MaskGIT, MaskGITExtended, RankedReveal
 from tokensteer.core.kernels.ranked import Ranked, Ranking
-from tokensteer.core.numerics.rows import support
-from tokensteer.testing import enumerate_steering
+from tokensteer.testing import TableDenoiser, enumerate_steering
 
 A, B, C = Toy("A"), Toy("B"), Toy("C")
 M = B.mask_id
@@ -364,18 +363,33 @@ def seeded(seed: int) -> Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("wrap", [lambda k: k, MaskGITExtended], ids=["marginal", "extended"])
-def test_noise_is_shared(wrap: Any) -> None:
-    """With annealed noise: log Z = 0 without a tilt, and with one the proposals agree on Z and on every sequence."""
-    model = model_of(wrap(MaskGIT(M, count=ts.ranked.fixed(1), temperature=2.0)))
-    law = ts.smc(ts.Steering(model), 100_000, when=ts.triggers.never, generator=seeded(2)).samples[0]
+def maskgit_by_hand(temperature: float, num_steps: int, rows: int) -> Tensor:
+    """The shares of clean sequences when MaskGIT is written out: a token for every masked site, and the one of highest
+    log-probability + temperature · s · Gumbel noise is kept in each step."""
+    generator, denoiser, here = seeded(2), TableDenoiser(B.joint("p1")), torch.arange(rows)
+    x = torch.full((rows, B.length), M)
+    for k in range(num_steps):
+        s = 1 - (k + 1) / num_steps
+        p = denoiser(x, 0.0).exp()
+        tokens = torch.multinomial(p.flatten(0, 1), 1, generator=generator).view(x.shape)
+        noise = -torch.empty(x.shape, dtype=p.dtype).exponential_(generator=generator).log()
+        score = p.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).log() + temperature * s * noise
+        best = score.masked_fill(x != M, -torch.inf).argmax(-1)
+        x[here, best] = tokens[here, best]
     place = B.tokens ** torch.arange(B.length - 1, -1, -1)
-    p = torch.bincount((law * place).sum(-1), minlength=len(B.clean)).double() / len(law)
-    truth = Answer(0.0, p, B.clean)
-    result = ts.smc(ts.Steering(model, None, B.amortised()), 8, 8192, when=ts.triggers.always, generator=seeded(4))
-    outcome = judge(result.samples, result.log_w, truth)
+    return torch.bincount((x * place).sum(-1), minlength=len(B.clean)).double() / rows
+
+
+@pytest.mark.parametrize("proposal", [ts.FromModel(), B.amortised()], ids=["base", "learned"])
+@pytest.mark.parametrize("wrap", [lambda k: k, MaskGITExtended], ids=["marginal", "extended"])
+def test_noise_is_shared(wrap: Any, proposal: ts.Proposal) -> None:
+    """With annealed noise: log Z = 0 without a tilt, and any proposal has the law of MaskGIT as it is written."""
+    rows, p = 100_000, maskgit_by_hand(2.0, 3, 100_000)
+    model = model_of(wrap(MaskGIT(M, count=ts.ranked.fixed(1), temperature=2.0)))
+    result = ts.smc(ts.Steering(model, None, proposal), 8, 8192, when=ts.triggers.always, generator=seeded(4))
+    outcome = judge(result.samples, result.log_w, Answer(0.0, p, B.clean))
     assert abs(outcome.z) < 4
-    error = (outcome.masses.var(0) / len(result.log_w) + p * (1 - p) / len(law)).sqrt()
+    error = (outcome.masses.var(0) / len(result.log_w) + p * (1 - p) / rows).sqrt()
     assert ((outcome.masses.mean(0) - p) / error).abs().max() < 4.5
     still = enumerate_steering(ts.Steering(model_of(MaskGIT(M, count=ts.ranked.fixed(1))))).model_law
     assert (p - still).abs().sum() / 2 > 0.02  # the noise does something
@@ -530,27 +544,37 @@ def test_confidence_remasking_by_hand() -> None:
     assert torch.allclose(table.sum(-1), torch.ones(3).double())
 
 
-def carried_law(path: ts.Steering) -> Answer:
-    """By enumeration of pairs (x, psi), which together are Markov."""
-    model, twist = path.model, path.twist
-    law: dict[tuple[float, ...], float] = {(M,) * 3 + (math.nan,) * 3: 1.0}
-    for step in model.steps:
-        rows = torch.tensor(list(law), dtype=torch.float64)
-        weight = torch.tensor(list(law.values()), dtype=torch.float64)
-        x, psi = rows[:, :3].long(), rows[:, 3:]
-        prediction = model.predict(x, step.t).laws().dense()
-        p = model.step_with(x, prediction, step, model.kernel.recall(x, prediction, step, psi))
-        row, y = support(p.dense().log_p, 10**6)
-        mass = weight[row] * p.take(row).log_prob(y).exp()
-        after = torch.cat([y.double(), masked.remember(y, M, psi[row], prediction[row])], -1)
-        law = {}
-        for key, m in zip(after.tolist(), mass.tolist(), strict=True):
-            name = tuple(math.nan if math.isnan(v) else v for v in key)
-            law[name] = law.get(name, 0.0) + m
+def carried_law(num_steps: int, eta: float, sharpness: float, tilt: ts.Tilt) -> Answer:
+    """By hand, with the prediction alone from elsewhere: every site of a state (x, psi), which is Markov, opens, stays
+    or is masked again on its own. alpha = 1 - t and sigma = eta · min(1, (1 - alpha_s)/alpha_t)."""
+    denoiser = TableDenoiser(B.joint("p1"))
+    mu = dict(zip(map(tuple, B.states.tolist()), denoiser(B.states, 0.0).exp().tolist(), strict=True))
+    law: dict[tuple[Any, ...], float] = {((M, None),) * 3: 1.0}  # sites as (token, psi)
+    for k in range(num_steps):
+        alpha_t, alpha_s = k / num_steps, (k + 1) / num_steps
+        sigma = eta * min(1.0, (1 - alpha_s) / alpha_t) if k else 0.0
+        opens, after = (alpha_s - alpha_t) / (1 - alpha_t), {}
+        for state, mass in law.items():
+            said = mu[tuple(token for token, _ in state)]
+            total = sum(math.exp(-sharpness * psi) for _, psi in state if psi is not None)
+            ways = []
+            for (token, psi), likely in zip(state, said, strict=True):
+                if psi is None:
+                    new = [((v, likely[v]), opens * likely[v]) for v in range(M)]
+                    ways.append([((M, None), 1 - opens), *new])
+                else:
+                    masks = sigma * math.exp(-sharpness * psi) / total
+                    ways.append([((token, psi), 1 - masks), ((M, None), masks)])
+            for sites in itertools.product(*ways):
+                share = mass * math.prod(p for _, p in sites)
+                if share > 0:
+                    name = tuple(site for site, _ in sites)
+                    after[name] = after.get(name, 0.0) + share
+        law = after
     clean = torch.zeros(len(B.clean)).double()
-    for key, m in law.items():
-        clean[int(sum(v * 3 ** (2 - i) for i, v in enumerate(key[:3])))] += m
-    clean = clean * (twist.scale(0.0) * B.reward(B.clean)).exp()
+    for state, mass in law.items():
+        clean[sum(token * B.tokens ** (2 - l) for l, (token, _) in enumerate(state))] += mass
+    clean = clean * (B.reward(B.clean) / tilt.kl).exp()
     return Answer(float(clean.sum().log()), clean / clean.sum(), B.clean)
 
 
@@ -558,7 +582,7 @@ def carried_law(path: ts.Steering) -> Answer:
 def test_carried_confidence(proposal: str) -> None:
     kernel = ConfidenceRemask(REMASKING, sharpness=20.0)
     path = ts.Steering(model_of(kernel, 4), tilt_of(), PROPOSALS[proposal])
-    truth = carried_law(path)
+    truth = carried_law(4, 0.8, 20.0, tilt_of())
     outcome = trial(path, truth, populations=4096)
     assert outcome.unbiased, str(outcome)
     now = answer(model_of(replace(kernel, carried=False), 4), path.twist)
