@@ -21,6 +21,7 @@ from tokensteer.core.kernels.blocks import Blocks
 from tokensteer.core.kernels.masked import ConfidenceRemask, remdm_loop
 from tokensteer.core.kernels.maskgit import MaskGIT, MaskGITExtended, RankedReveal
 from tokensteer.core.kernels.ranked import Ranked, Ranking
+from tokensteer.core.numerics.rows import support
 from tokensteer.testing import TableDenoiser, enumerate_steering
 
 A, B, C = Toy("A"), Toy("B"), Toy("C")
@@ -544,7 +545,7 @@ def test_confidence_remasking_by_hand() -> None:
     assert torch.allclose(table.sum(-1), torch.ones(3).double())
 
 
-def carried_law(num_steps: int, eta: float, sharpness: float, tilt: ts.Tilt) -> Answer:
+def carried_law(num_steps: int, eta: float, sharpness: float, kl: float) -> Answer:
     """By hand, with the prediction alone from elsewhere: every site of a state (x, psi), which is Markov, opens, stays
     or is masked again on its own. alpha = 1 - t and sigma = eta · min(1, (1 - alpha_s)/alpha_t)."""
     denoiser = TableDenoiser(B.joint("p1"))
@@ -574,15 +575,37 @@ def carried_law(num_steps: int, eta: float, sharpness: float, tilt: ts.Tilt) -> 
     clean = torch.zeros(len(B.clean)).double()
     for state, mass in law.items():
         clean[sum(token * B.tokens ** (2 - l) for l, (token, _) in enumerate(state))] += mass
-    clean = clean * (B.reward(B.clean) / tilt.kl).exp()
+    clean = clean * (B.reward(B.clean) / kl).exp()
     return Answer(float(clean.sum().log()), clean / clean.sum(), B.clean)
+
+
+def test_the_law_of_carried_confidence() -> None:
+    """The kernel's own steps, state by state, lead to the law by hand; the memory of a state is what it says it is."""
+    kernel = ConfidenceRemask(REMASKING, sharpness=20.0)
+    model = model_of(kernel, 4)
+    law: dict[tuple[float, ...], float] = {(M,) * 3 + (math.nan,) * 3: 1.0}
+    for step in model.steps:
+        rows, weight = torch.tensor(list(law), dtype=torch.float64), torch.tensor(list(law.values())).double()
+        x, psi = rows[:, :3].long(), rows[:, 3:]
+        prediction = model.predict(x, step.t).laws().dense()
+        p = model.step_with(x, prediction, step, kernel.recall(x, prediction, step, psi))
+        row, y = support(p.dense().log_p, 10**6)
+        after = torch.cat([y.double(), masked.remember(y, M, psi[row], prediction[row])], -1)
+        law = {}
+        for key, m in zip(after.tolist(), (weight[row] * p.take(row).log_prob(y).exp()).tolist(), strict=True):
+            name = tuple(math.nan if math.isnan(v) else v for v in key)
+            law[name] = law.get(name, 0.0) + m
+    found = torch.zeros(len(B.clean)).double()
+    for key, m in law.items():
+        found[int(sum(v * B.tokens ** (2 - l) for l, v in enumerate(key[:3])))] += m
+    assert torch.allclose(found, carried_law(4, 0.8, 20.0, math.inf).target, atol=1e-12)
 
 
 @pytest.mark.parametrize("proposal", ["base", "learned"])
 def test_carried_confidence(proposal: str) -> None:
     kernel = ConfidenceRemask(REMASKING, sharpness=20.0)
     path = ts.Steering(model_of(kernel, 4), tilt_of(), PROPOSALS[proposal])
-    truth = carried_law(4, 0.8, 20.0, tilt_of())
+    truth = carried_law(4, 0.8, 20.0, B.kl)
     outcome = trial(path, truth, populations=4096)
     assert outcome.unbiased, str(outcome)
     now = answer(model_of(replace(kernel, carried=False), 4), path.twist)
