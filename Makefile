@@ -6,7 +6,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow bench lint format clean
+.PHONY: help demo test slow mutants bench lint format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -19,6 +19,9 @@ test: lint ## lint, then run the tests
 
 slow: $(READY) ## run the long statistical tests
 	$(BIN)/pytest -m slow -n 2
+
+mutants: $(READY) ## see that the tests notice known mistakes (minutes)
+	@$(BIN)/python tools/mutants.py
 
 bench: $(READY) ## measure the cost of steering against a dense baseline (minutes)
 	@$(BIN)/python -m benchmarks.run

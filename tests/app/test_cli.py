@@ -233,9 +233,26 @@ def test_mog_is_held_to_the_target_of_its_own_kl():
     assert abs(log_z - exact) < 4 * error < 0.1
 
 
-@pytest.mark.parametrize("name", ["linear", "constant", "end", "exponential", "clipped:3", "adaptive:0.9"])
-def test_ramps_have_names(name: str):
-    ts.Tilt(lambda x: x.sum(-1).float(), ramp=methods.ramp(name))
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("linear", (0.0, 0.25, 0.5, 1.0)),
+        ("constant", (1.0, 1.0, 1.0, 1.0)),
+        ("end", (0.0, 0.0, 0.0, 1.0)),
+        ("exponential", (0.0, 1.0, 1.0, 1.0)),
+        ("clipped:5", (0.0, 0.5, 1.0, 1.0)),
+    ],
+)
+def test_ramps_have_names(name: str, values: tuple[float, ...]):
+    ramp = methods.ramp(name)
+    assert callable(ramp)
+    assert tuple(ramp(t) for t in (1.0, 0.75, 0.5, 0.0)) == values
+
+
+def test_every_ramp_of_the_table_is_known_here_and_one_adapts():
+    assert set(methods.RAMPS) == {"linear", "constant", "end", "exponential"}
+    assert methods.ramp("adaptive:0.8") == ts.Adaptive(0.8)
+    assert methods.ramp("exponential")(0.95) == pytest.approx(1.05**5 - 1)  # 100 steps of 5 %
 
 
 def test_triggers_have_names():

@@ -407,9 +407,15 @@ def test_who_asks_for_nothing_may_name_no_token() -> None:
     assert torch.allclose(found, torch.stack([dense(law(2, 5, 0))[0, 1].float(), torch.tensor(0.0)]))
 
 
-def test_a_head_is_multiplied_out_in_single_precision_under_autocast_too() -> None:
-    states, weight, bias = law(4, 8, 0), law(6, 8, 1), 50 * law(1, 6, 2)[0]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_head_is_multiplied_out_in_single_precision_under_autocast_too(dtype: torch.dtype, biased: bool) -> None:
+    """Autocast rounds every product to half precision, to one part in 256, unless it is told not to."""
+    states, weight = law(4, 8, 0, dtype), law(6, 8, 1, dtype)
+    bias = 50 * law(1, 6, 2, dtype)[0] if biased else None
     with torch.autocast("cpu", torch.bfloat16):
         found = fused.head_logits(states, weight, bias)
+        assert torch.is_autocast_enabled("cpu")  # as it was
     assert found.dtype == torch.float32
-    assert (found - (states @ weight.T + bias)).abs().max() < 0.5  # bias and all in half precision it is off by more
+    exact = states.double() @ weight.double().T + (0.0 if bias is None else bias.double())
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-4)

@@ -9,6 +9,7 @@ import torch
 from checks import Answer, answer, judge
 from test_fast import KERNELS, Entered, Logit, Valued
 from torch import Tensor, nn
+from toys import Toy
 
 import tokensteer as ts
 from tokensteer.core.categorical.forms import HiddenLogits, Logits, LogProbs
@@ -74,6 +75,25 @@ def spelt(law: GradientTilted) -> Tensor:
         logits = law.law.states.double() @ law.law.head.weight.double().T + law.law.head.bias.double()
     logits[:, MASK] = -math.inf
     return (logits.log_softmax(-1)[law.site] + h.clamp(-law.gradient_tilt.clip, law.gradient_tilt.clip)).cpu()
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.2])
+def test_a_tilt_is_kept_within_its_clip(clip: float) -> None:
+    """At a masked site log q - log p of each token, less that of the mask, is the tilt, and no more than the clip."""
+    toy = Toy("B")
+    x, step = ts.template(toy.length, toy.mask_id).unsqueeze(0), toy.model("mdm").steps[1]
+
+    def tilt(most: float | None) -> Tensor:
+        steering = ts.Steering(toy.model("mdm"), toy.tilt("mdm"), ts.Gradient(clip=most))
+        evaluation = steering.evaluate(x, step.t, None)
+        q = steering.propose(x, evaluation, step).dense().log_p
+        h = q - ts.FromModel()(x, evaluation, step, steering.model, None).dense().log_p
+        return h[..., : toy.mask_id] - h[..., toy.mask_id :]
+
+    straight = tilt(None)
+    assert (straight > 0.2).any()
+    assert (straight < -0.2).any()
+    torch.testing.assert_close(tilt(clip), straight.clamp(-clip, clip), rtol=0, atol=1e-9)
 
 
 @BOTH

@@ -22,7 +22,7 @@ from tokensteer.core.kernels.masked import ConfidenceRemask, remdm_loop
 from tokensteer.core.kernels.maskgit import MaskGIT, MaskGITExtended, RankedReveal
 from tokensteer.core.kernels.ranked import Ranked, Ranking
 from tokensteer.core.numerics.rows import support
-from tokensteer.testing import enumerate_steering
+from tokensteer.testing import TableDenoiser, enumerate_steering
 
 A, B, C = Toy("A"), Toy("B"), Toy("C")
 M = B.mask_id
@@ -234,6 +234,26 @@ def test_remdm_loop_keeps_the_marginals() -> None:
     assert [LOOP.remasks(step) for step in ts.uniform_steps(4)] == [False, True, True, False]
 
 
+def test_a_window_holds_only_steps_that_lie_within() -> None:
+    """Steps of a tenth: those that cross an edge are plain, on either side."""
+    steps = ts.uniform_steps(10)
+    window = masked.Window(lambda step, bound: 0.1, t_on=0.75, t_off=0.25)
+    assert [step.index for step in steps if window(step, 1.0) > 0] == [3, 4, 5, 6]  # from 0.7 to 0.3
+    whole = masked.Window(lambda step, bound: 0.1, t_on=1.0, t_off=0.0)
+    assert all(whole(step, 1.0) == 0.1 for step in steps)
+
+
+def test_the_cosine_pace_by_hand() -> None:
+    """Of 100 sites a share sin(pi/2 · t) is masked at t: 0.924, 0.707, 0.383, 0 of all, and no site is half open."""
+    left, opened = torch.tensor([100, 1, 0]), []
+    for step in ts.uniform_steps(4):
+        count = ts.ranked.cosine_count(step, left)
+        opened.append(int(count[0]))
+        assert count[1] == 1  # at least one
+        left = torch.cat([left[:1] - count[:1], left[1:]])
+    assert opened == [8, 22, 33, 37]
+
+
 def test_low_confidence_is_a_special_case() -> None:
     laws = [enumerate_steering(ts.Steering(model_of(kernel(M), 2))).log_law for kernel in (Ranked, ts.Ranked)]
     assert torch.equal(*laws)
@@ -344,18 +364,33 @@ def seeded(seed: int) -> Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("wrap", [lambda k: k, MaskGITExtended], ids=["marginal", "extended"])
-def test_noise_is_shared(wrap: Any) -> None:
-    """With annealed noise: log Z = 0 without a tilt, and with one the proposals agree on Z and on every sequence."""
-    model = model_of(wrap(MaskGIT(M, count=ts.ranked.fixed(1), temperature=2.0)))
-    law = ts.smc(ts.Steering(model), 100_000, when=ts.triggers.never, generator=seeded(2)).samples[0]
+def maskgit_by_hand(temperature: float, num_steps: int, rows: int) -> Tensor:
+    """The shares of clean sequences when MaskGIT is written out: a token for every masked site, and the one of highest
+    log-probability + temperature · s · Gumbel noise is kept in each step."""
+    generator, denoiser, here = seeded(2), TableDenoiser(B.joint("p1")), torch.arange(rows)
+    x = torch.full((rows, B.length), M)
+    for k in range(num_steps):
+        s = 1 - (k + 1) / num_steps
+        p = denoiser(x, 0.0).exp()
+        tokens = torch.multinomial(p.flatten(0, 1), 1, generator=generator).view(x.shape)
+        noise = -torch.empty(x.shape, dtype=p.dtype).exponential_(generator=generator).log()
+        score = p.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).log() + temperature * s * noise
+        best = score.masked_fill(x != M, -torch.inf).argmax(-1)
+        x[here, best] = tokens[here, best]
     place = B.tokens ** torch.arange(B.length - 1, -1, -1)
-    p = torch.bincount((law * place).sum(-1), minlength=len(B.clean)).double() / len(law)
-    truth = Answer(0.0, p, B.clean)
-    result = ts.smc(ts.Steering(model, None, B.amortised()), 8, 8192, when=ts.triggers.always, generator=seeded(4))
-    outcome = judge(result.samples, result.log_w, truth)
+    return torch.bincount((x * place).sum(-1), minlength=len(B.clean)).double() / rows
+
+
+@pytest.mark.parametrize("proposal", [ts.FromModel(), B.amortised()], ids=["base", "learned"])
+@pytest.mark.parametrize("wrap", [lambda k: k, MaskGITExtended], ids=["marginal", "extended"])
+def test_noise_is_shared(wrap: Any, proposal: ts.Proposal) -> None:
+    """With annealed noise: log Z = 0 without a tilt, and any proposal has the law of MaskGIT as it is written."""
+    rows, p = 100_000, maskgit_by_hand(2.0, 3, 100_000)
+    model = model_of(wrap(MaskGIT(M, count=ts.ranked.fixed(1), temperature=2.0)))
+    result = ts.smc(ts.Steering(model, None, proposal), 8, 8192, when=ts.triggers.always, generator=seeded(4))
+    outcome = judge(result.samples, result.log_w, Answer(0.0, p, B.clean))
     assert abs(outcome.z) < 4
-    error = (outcome.masses.var(0) / len(result.log_w) + p * (1 - p) / len(law)).sqrt()
+    error = (outcome.masses.var(0) / len(result.log_w) + p * (1 - p) / rows).sqrt()
     assert ((outcome.masses.mean(0) - p) / error).abs().max() < 4.5
     still = enumerate_steering(ts.Steering(model_of(MaskGIT(M, count=ts.ranked.fixed(1))))).model_law
     assert (p - still).abs().sum() / 2 > 0.02  # the noise does something
@@ -372,6 +407,16 @@ def test_noise_is_part_of_the_state() -> None:
         enumerate_steering(path)
     with pytest.raises(ValueError, match="cannot pin a kernel with a memory"):
         ts.particle_gibbs(path, 1, 4, generator=seeded(0))
+
+
+def test_noise_is_annealed_by_the_time_that_a_step_leads_to() -> None:
+    """temperature · s · noise at masked sites: none at the last step, which keeps the likeliest tokens."""
+    _, _, log_p, _ = golden()
+    kernel, x = MaskGIT(M, temperature=2.0), torch.tensor([[M, 1, M]])
+    noise = torch.tensor([[0.3, 5.0, -0.7]], dtype=torch.float64)
+    for step, scale in zip(ts.uniform_steps(4), (1.5, 1.0, 0.5, 0.0), strict=True):
+        lift = kernel.recall(x, log_p, step, noise).lift
+        assert lift.tolist() == [[pytest.approx(0.3 * scale), -math.inf, pytest.approx(-0.7 * scale)]]
 
 
 @pytest.mark.parametrize("proposal", ["base", "gradient", "learned"])
@@ -500,35 +545,67 @@ def test_confidence_remasking_by_hand() -> None:
     assert torch.allclose(table.sum(-1), torch.ones(3).double())
 
 
-def carried_law(path: ts.Steering) -> Answer:
-    """By enumeration of pairs (x, psi), which together are Markov."""
-    model, twist = path.model, path.twist
+def carried_law(num_steps: int, eta: float, sharpness: float, kl: float) -> Answer:
+    """By hand, with the prediction alone from elsewhere: every site of a state (x, psi), which is Markov, opens, stays
+    or is masked again on its own. alpha = 1 - t and sigma = eta · min(1, (1 - alpha_s)/alpha_t)."""
+    denoiser = TableDenoiser(B.joint("p1"))
+    mu = dict(zip(map(tuple, B.states.tolist()), denoiser(B.states, 0.0).exp().tolist(), strict=True))
+    law: dict[tuple[Any, ...], float] = {((M, None),) * 3: 1.0}  # sites as (token, psi)
+    for k in range(num_steps):
+        alpha_t, alpha_s = k / num_steps, (k + 1) / num_steps
+        sigma = eta * min(1.0, (1 - alpha_s) / alpha_t) if k else 0.0
+        opens, after = (alpha_s - alpha_t) / (1 - alpha_t), {}
+        for state, mass in law.items():
+            said = mu[tuple(token for token, _ in state)]
+            total = sum(math.exp(-sharpness * psi) for _, psi in state if psi is not None)
+            ways = []
+            for (token, psi), likely in zip(state, said, strict=True):
+                if psi is None:
+                    new = [((v, likely[v]), opens * likely[v]) for v in range(M)]
+                    ways.append([((M, None), 1 - opens), *new])
+                else:
+                    masks = sigma * math.exp(-sharpness * psi) / total
+                    ways.append([((token, psi), 1 - masks), ((M, None), masks)])
+            for sites in itertools.product(*ways):
+                share = mass * math.prod(p for _, p in sites)
+                if share > 0:
+                    name = tuple(site for site, _ in sites)
+                    after[name] = after.get(name, 0.0) + share
+        law = after
+    clean = torch.zeros(len(B.clean)).double()
+    for state, mass in law.items():
+        clean[sum(token * B.tokens ** (2 - l) for l, (token, _) in enumerate(state))] += mass
+    clean = clean * (B.reward(B.clean) / kl).exp()
+    return Answer(float(clean.sum().log()), clean / clean.sum(), B.clean)
+
+
+def test_the_law_of_carried_confidence() -> None:
+    """The kernel's own steps, state by state, lead to the law by hand; the memory of a state is what it says it is."""
+    kernel = ConfidenceRemask(REMASKING, sharpness=20.0)
+    model = model_of(kernel, 4)
     law: dict[tuple[float, ...], float] = {(M,) * 3 + (math.nan,) * 3: 1.0}
     for step in model.steps:
-        rows = torch.tensor(list(law), dtype=torch.float64)
-        weight = torch.tensor(list(law.values()), dtype=torch.float64)
+        rows, weight = torch.tensor(list(law), dtype=torch.float64), torch.tensor(list(law.values())).double()
         x, psi = rows[:, :3].long(), rows[:, 3:]
         prediction = model.predict(x, step.t).laws().dense()
-        p = model.step_with(x, prediction, step, model.kernel.recall(x, prediction, step, psi))
+        p = model.step_with(x, prediction, step, kernel.recall(x, prediction, step, psi))
         row, y = support(p.dense().log_p, 10**6)
-        mass = weight[row] * p.take(row).log_prob(y).exp()
         after = torch.cat([y.double(), masked.remember(y, M, psi[row], prediction[row])], -1)
         law = {}
-        for key, m in zip(after.tolist(), mass.tolist(), strict=True):
+        for key, m in zip(after.tolist(), (weight[row] * p.take(row).log_prob(y).exp()).tolist(), strict=True):
             name = tuple(math.nan if math.isnan(v) else v for v in key)
             law[name] = law.get(name, 0.0) + m
-    clean = torch.zeros(len(B.clean)).double()
+    found = torch.zeros(len(B.clean)).double()
     for key, m in law.items():
-        clean[int(sum(v * 3 ** (2 - i) for i, v in enumerate(key[:3])))] += m
-    clean = clean * (twist.scale(0.0) * B.reward(B.clean)).exp()
-    return Answer(float(clean.sum().log()), clean / clean.sum(), B.clean)
+        found[int(sum(v * B.tokens ** (2 - l) for l, v in enumerate(key[:3])))] += m
+    assert torch.allclose(found, carried_law(4, 0.8, 20.0, math.inf).target, atol=1e-12)
 
 
 @pytest.mark.parametrize("proposal", ["base", "learned"])
 def test_carried_confidence(proposal: str) -> None:
     kernel = ConfidenceRemask(REMASKING, sharpness=20.0)
     path = ts.Steering(model_of(kernel, 4), tilt_of(), PROPOSALS[proposal])
-    truth = carried_law(path)
+    truth = carried_law(4, 0.8, 20.0, B.kl)
     outcome = trial(path, truth, populations=4096)
     assert outcome.unbiased, str(outcome)
     now = answer(model_of(replace(kernel, carried=False), 4), path.twist)

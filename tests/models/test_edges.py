@@ -131,6 +131,20 @@ def test_fk_counts_only_where_it_resamples(potential) -> None:
     assert abs(outcome.z) < 4
 
 
+@pytest.mark.parametrize("interval", [1, 2, 3])
+def test_fk_resamples_by_the_reward_of_that_very_step(interval: int) -> None:
+    """A reward that is let in one step beside the resampling is unbiased too, and steers nothing."""
+    toy = Toy("C")
+    method = ts.fk_steering(toy.model("mdm"), ts.Tilt(toy.reward, kl=2.0, draws=2), interval=interval)
+    result = method(16, generator=seeded())
+    counts = [k for k in range(1, 8) if k % interval == 0]
+    moved = (result.ancestors[:, 0] != torch.arange(16)).any(-1)
+    assert result.mean_reward is not None
+    assert result.mean_reward[1:, 0].isfinite().nonzero().flatten().add(1).tolist() == [*counts, 8]
+    assert [k for k in range(8) if moved[k + 1]] == counts  # those that move on from there are not all
+    assert (result.ess[counts] < 15.9).all()
+
+
 def test_particle_gibbs_refines_a_run() -> None:
     steering = ts.Steering(B.model("mdm"), replace(B.tilt("mdm"), kl=2.0))
     run = list(ts.sweep(steering, 4, 6, generator=seeded(1)))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checks import answer, judge
 from toys import Toy
 
 import tokensteer as ts
@@ -189,29 +190,60 @@ def test_prompts_stay(sampler: str) -> None:
             assert (record.x[1][:, [0, 3]] == torch.tensor([0, 3])).all()
 
 
-def test_named_methods_all_run() -> None:
+def named_methods() -> dict[str, ts.Method]:
     toy = Toy("B")
     p1, p2 = toy.model("mdm"), toy.model("mdm", "p2")
-    tilt = ts.Tilt(toy.reward, toy.kl, draws=2)
-    methods = [
-        ts.pretrained(p1),
-        ts.best_of_n(p1, tilt),
-        ts.svdd(p1, tilt),
-        ts.nested_svdd(p1, tilt),
-        ts.fk_steering(p1, tilt, ts.potentials.maximum, interval=2),
-        ts.fk_steering(p1, tilt, ts.potentials.total),
-        ts.smc_base(p1, tilt),
-        ts.smc_grad(p1, tilt),
-        ts.prop_grad(p1, tilt),
-        ts.product((p1, p2), (1.5, -0.5)),
-        ts.product((p1, p2), (0.5, 0.5), tilt),
-        ts.cfg(p1, p2, 1.5),
-        ts.cfg(p1, p2, 1.5, tilt),
-    ]
-    for method in methods:
-        result = method(8, 2, generator=seeded())
-        assert (result.samples != toy.mask_id).all()
-        assert result.log_z.isfinite().all()
+    tilt = ts.Tilt(toy.reward, 2.0, draws=2)
+    gentle = replace(tilt, kl=10.0)  # a sum of many rewards is steep
+    return {
+        "pretrained": ts.pretrained(p1),
+        "best of n": ts.best_of_n(p1, tilt),
+        "svdd": ts.svdd(p1, tilt),
+        "nested svdd": ts.nested_svdd(p1, tilt),
+        "fk max": ts.fk_steering(p1, tilt, ts.potentials.maximum, interval=2),
+        "fk sum": ts.fk_steering(p1, gentle, ts.potentials.total),
+        "smc base": ts.smc_base(p1, tilt),
+        "smc grad": ts.smc_grad(p1, tilt),
+        "prop grad": ts.prop_grad(p1, tilt),
+        "smc amot": ts.smc_amot(p1, tilt, toy.amortised()),
+        "prop amot": ts.prop_amot(p1, tilt, toy.amortised()),
+        "product": ts.product((p1, p2), (1.5, -0.5)),
+        "product and tilt": ts.product((p1, p2), (0.5, 0.5), tilt),
+        "cfg": ts.cfg(p1, p2, 1.5),
+        "cfg and tilt": ts.cfg(p1, p2, 1.5, tilt),
+    }
+
+
+@pytest.mark.parametrize("name", named_methods())
+def test_named_methods_have_their_target(name: str) -> None:
+    """log Z and the law of sequences, against enumeration of the target by the base proposal; and who resamples."""
+    method = named_methods()[name]
+    result = method(8, 2000, generator=seeded(3))
+    outcome = judge(result.samples, result.log_w, answer(method.steering.model, method.steering.twist))
+    assert outcome.unbiased, str(outcome)
+    stays = (result.ancestors == torch.arange(8)).all()
+    if name in ("pretrained", "best of n", "prop grad", "prop amot"):
+        assert stays
+    if name in ("svdd", "nested svdd", "fk max", "fk sum"):
+        assert not stays
+    one = (result.ancestors[1:, :, :4] == result.ancestors[1:, :, :1]).all()  # parent of four
+    assert one == (name in ("svdd", "nested svdd"))
+
+
+def test_pretrained_is_the_model_and_weighs_nothing() -> None:
+    assert (named_methods()["pretrained"](8, generator=seeded()).log_w == 0).all()
+
+
+def test_guidance_is_a_product_of_two() -> None:
+    """p(x | c)^scale · p(x)^(1 - scale), the conditional model first."""
+    cfg, product = (named_methods()[name].steering.model for name in ("cfg", "product"))
+    for model in (cfg, product):
+        assert isinstance(model, ts.Product)
+        assert list(model.powers) == [1.5, -0.5]
+        joints = [one.denoiser.joint for one in model.models]
+        assert [torch.equal(joint, Toy("B").joint(name)) for joint, name in zip(joints, ("p1", "p2"), strict=True)] == [
+            True
+        ] * 2
 
 
 SCHEDULES = [ts.Linear(), ts.Cosine(), ts.LogLinear(), ts.Geometric(), ts.Polynomial(3.0)]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import time
 from dataclasses import replace
 
 import pytest
 import torch
-from checks import POWERS, answer, trial
+from checks import POWERS, Largest, answer, trial
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 from toys import Toy, multilinear
 
 import tokensteer as ts
@@ -462,11 +462,15 @@ def test_ramps_scale_the_soft_reward_only():
     exact, hard = enumerate_steering(steering), enumerate_steering(constrain(model, automaton))
     soft = enumerate_steering(ts.Steering(model, B.tilt("mdm")))
     hope = hard.log_twist[1] > -100
+    assert hope.any()
     for k in (1, 2, 3):
         expected = (hard.log_twist + soft.log_twist)[k][hope]
         torch.testing.assert_close(exact.log_twist[k][hope], expected, rtol=0, atol=1e-9)
     assert float(exact.log_twist[:-1].min()) > -math.inf
-    assert hard.log_twist[0].exp()[-1] == pytest.approx(float(hard.log_value[0].exp()[-1]), rel=0.3)
+    # At the start each site is drawn on its own, from what the model says of an empty canvas.
+    marginals = [B.joint("p1").sum([k for k in range(B.length) if k != l]) for l in range(B.length)]
+    alone = torch.stack([marginals[l][B.clean[:, l]] for l in range(B.length)]).prod(0)
+    assert float(hard.log_twist[0][-1].exp()) == pytest.approx(float(alone[automaton.accepts(B.clean)].sum()), abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -603,7 +607,8 @@ def test_single_precision():
 
 
 def test_look_ahead_costs_less_than_a_denoiser_call():
-    """L = 200, 30 states, V = 1000, 64 particles, against a transformer of width 128 and 2 layers; CPU time."""
+    """L = 200, 30 states, V = 1000, 64 particles, against a transformer of width 128 and 2 layers: what is multiplied,
+    of the network that of the head alone, and the largest table beside the laws, which are read."""
     vocab_size, length, rows = 1000, 200, 64
     automaton = contains(list(range(29)), vocab_size)
     assert tuple(automaton.step.shape) == (30, 30)
@@ -616,15 +621,13 @@ def test_look_ahead_costs_less_than_a_denoiser_call():
     x = canvas.repeat(rows, 1)
     lookahead, tilt = LookAhead(automaton, kept(model)), ts.Tilt(Satisfies(automaton))
 
-    def cpu_time(work) -> float:
-        times = []
-        for _ in range(3):
-            start = time.process_time()
-            work()
-            times.append(time.process_time() - start)
-        return min(times)
-
     with torch.no_grad():
         look = ts.NoisyState(x, denoiser(x, 0.5), 0.5, vocab_size - 1)
-        ratio = cpu_time(lambda: lookahead(tilt, look)) / cpu_time(lambda: denoiser(x, 0.5))
-    assert ratio < 1, ratio
+        with FlopCounterMode(display=False) as spent, Largest() as largest:
+            lookahead(tilt, look)
+        with FlopCounterMode(display=False) as network:
+            denoiser(x, 0.5)
+    assert 0 < spent.get_total_flops() <= 2 * rows * length * vocab_size * 31
+    assert spent.get_total_flops() < network.get_total_flops() / 4
+    made = {name: size for name, size in largest.numel.items() if name not in ("index", "view", "detach")}
+    assert max(made.values()) <= rows * length * 31, made

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -565,16 +566,25 @@ def test_bert_from_a_graph(tokenizer):
         bert_from_graph([], {}, LABELS)
 
 
-def test_bert_from_an_onnx_file(tmp_path, tokenizer):
-    onnx = pytest.importorskip("onnx")
+def test_bert_from_an_onnx_file(tmp_path, tokenizer, monkeypatch):
+    """The library is in no extra, so that a stand-in says what it would of the file."""
     network, file = bert(), tmp_path / "bert.onnx"
     nodes, stored = quantised(network)
-    made = [onnx.helper.make_node(n.op_type, n.input, n.output) for n in nodes]
-    initial = [onnx.numpy_helper.from_array(value.numpy(), name) for name, value in stored.items()]
-    onnx.save(onnx.helper.make_model(onnx.helper.make_graph(made, "bert", [], [], initial)), str(file))
+    initial = [SimpleNamespace(name=name, value=value.numpy()) for name, value in stored.items()]
+    onnx = SimpleNamespace(
+        load=lambda path: {str(file): SimpleNamespace(graph=SimpleNamespace(node=nodes, initializer=initial))}[path],
+        numpy_helper=SimpleNamespace(to_array=lambda stored: stored.value),
+    )
+    monkeypatch.setitem(sys.modules, "onnx", onnx)
+    file.touch()
     assert_same_network(bert_from_onnx(file, LABELS, heads=2), network, tokenizer)
-    with pytest.raises(FileNotFoundError, match="no ONNX file"):
+    with pytest.raises(ValueError, match=r"bert\.onnx: the classifier has 3 outputs, and 2 labels"):
+        bert_from_onnx(file, LABELS[:2])
+    with pytest.raises(FileNotFoundError, match=r"no ONNX file at .*none\.onnx"):
         bert_from_onnx(tmp_path / "none.onnx", LABELS)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(ImportError, match="pip install onnx"):
+        bert_from_onnx(file, LABELS)
 
 
 REAL = os.environ.get("TOKENSTEER_TOXICITY", "")  # a folder with the ONNX file and its vocab.txt

@@ -147,6 +147,32 @@ def test_balance_is_zero_at_the_global_optimum_alone(decay: float, ends: float) 
     assert float(Balance(decay, ends).backward(wrong, 1.0)) > 1e-3
 
 
+@pytest.mark.parametrize(("decay", "ends"), [(0.0, 0.0), (0.5, 0.0), (0.5, 0.3), (0.5, 1.0), (math.inf, 0.3)])
+def test_balance_by_hand(decay: float, ends: float) -> None:
+    """Of three steps there are six stretches: they weigh 1, decay or decay² by their length, and the three that reach
+    the end share `ends` of the weight among them besides."""
+    moves, _ = known("learned")
+    paths, level = moves.paths, torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64)
+    gap = (paths.log_p - moves.log_q([0, 1, 2])).detach()
+    v = torch.cat([level.unsqueeze(-1).expand(3, paths.log_p.shape[1]), paths.log_twist[-1:]])
+    loss = {
+        (i, j): float(paths.mean((v[j] - v[i] + gap[i:j].sum(0)).square()))
+        for i, j in [(0, 1), (1, 2), (2, 3), (0, 2), (1, 3), (0, 3)]
+    }
+    if decay == math.inf:
+        expected = loss[0, 3]
+    else:
+        share = {pair: decay ** (pair[1] - pair[0] - 1) for pair in loss}
+        inner = sum(share[pair] * loss[pair] for pair in loss) / sum(share.values())
+        expected = (1 - ends) * inner + ends * (loss[0, 3] + loss[1, 3] + loss[2, 3]) / 3
+
+    def value(x: Tensor, t: float) -> Tensor:
+        return level[round(3 - 3 * t)].expand(len(x)).clone().requires_grad_()
+
+    found = float(Balance(decay, ends).backward(Batch(moves, value, range(3)), 1.0))
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
 def test_returns_learn_the_value_of_the_best_proposal() -> None:
     """Where all weights are equal, what is still to come is the value itself; otherwise its mean, which is less."""
     for name in PROPOSALS:
@@ -197,16 +223,19 @@ def test_a_twist_is_taught_to_a_frozen_proposal() -> None:
         objective=Returns(),
     )
     assert torch.equal(learned.net.state_dict()["logits"], before)
-    for since in range(len(model.steps)):
-        q = Late(ts.Amortised(learned.denoiser), model.steps[since].t)
-        paths = walk(ts.Steering(model, B.tilt("mdm"), q), 5000, seeded(3), twists=False)
-        to_come = paths.log_twist[-1] + paths.log_ratio.flip(0).cumsum(0).flip(0)
-        here = place(paths.x[since], 4)
-        for state in here.unique():
-            found = to_come[since][here == state]
-            error = float(found.std()) / len(found) ** 0.5 if len(found) > 1 else math.inf
-            off = float(learned.baseline(paths.x[since][here == state][:1], 0.5)) - float(found.mean())
-            assert abs(off) < 4 * error + 0.15 * float(to_come[since].std())
+    exact = enumerate_steering(ts.Steering(model, B.tilt("mdm"), ts.Amortised(learned.denoiser)))
+    to_come, avoided = exact.log_twist[-1], 0
+    found = learned.baseline(exact.states, 0.5)
+    for k, moves in reversed(list(enumerate(exact.moves))):
+        rise = moves.log_q.exp() * (moves.log_p - moves.log_q + to_come[moves.column])
+        to_come = torch.zeros_like(to_come).index_add(0, moves.row, rise)
+        reached = exact.log_law[k] > math.log(1e-3)  # by the model, which walks up to there
+        avoided += int((reached & (exact.log_proposed()[k] < math.log(1e-3))).sum())
+        spread = float(to_come[reached].std()) if k else 1.0
+        off, often = (found - to_come)[reached].square(), exact.log_law[k][reached].softmax(-1)
+        assert (off * often).sum().sqrt() < 0.15 * spread, k
+        assert off.max().sqrt() < 0.4 * spread, k
+    assert avoided > 0
 
 
 def test_regularisers_are_exact() -> None:

@@ -218,8 +218,11 @@ def _invert(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 def head_logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """states (k, H) @ weight (V, H)^T + bias, in single precision at least, without a copy of the whole weight."""
+    if torch.is_autocast_enabled(states.device.type):  # which would round whatever is multiplied
+        with torch.autocast(states.device.type, enabled=False):
+            return head_logits(states, weight, bias)
     exact = _exact(states.dtype)
-    if states.dtype == exact and not torch.is_autocast_enabled(states.device.type):  # which would round the answer
+    if states.dtype == exact:
         return linear(states, weight, bias)
     if states.is_cuda and states.dtype in HALF and torch.__version__ >= "2.8":
         logits = torch.mm(states, weight.T, out_dtype=exact)  # tensor cores add in float32 anyway
