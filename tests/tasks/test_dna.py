@@ -32,6 +32,7 @@ from tokensteer.tasks.dna import proposals as dna_taught
 from tokensteer.tasks.dna import reference as dna_reference
 from tokensteer.tasks.dna import task as dna
 from tokensteer.tasks.dna import train as dna_train
+from tokensteer.tasks.dna.__main__ import main as dna_main
 from tokensteer.tasks.dna.data import CELLS, LENGTH, MASK, Sites
 from tokensteer.tasks.dna.output import read_fasta, write_fasta
 from tokensteer.tasks.nets import DilatedConfig, MotifConfig, ValueConfig, WordsConfig, load, save
@@ -506,12 +507,12 @@ def test_data_that_is_missing_or_strange_says_so(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match="TOKENSTEER_DATA"):
         dna_data.data()
-    with pytest.raises(SystemExit) as stopped:
-        dna.main(["--out", str(tmp_path / "out")])
-    assert stopped.value.code == 2
-    with pytest.raises(SystemExit) as stopped:
-        dna.main(["--out", str(tmp_path / "out"), "--goal", "7"])
-    assert stopped.value.code == 2
+    assert tokensteer("train", "dna", "--out", tmp_path / "out") == 2
+    for words in (["--reference"], ["--drakes", "--goal", "7"]):
+        with pytest.raises(SystemExit) as stopped:
+            dna_main(["--out", str(tmp_path / "out"), *words])
+        assert stopped.value.code == 2
+    assert not (tmp_path / "out").exists()
     np.savez(tmp_path / dna_data.FILE, seq_ACGT=np.zeros((2, 200), np.uint8))
     with pytest.raises(ValueError, match="lacks cell, cells, split"):
         dna_data.data()
@@ -643,7 +644,7 @@ def test_what_is_taught_is_found_again(weights: Path, tmp_path: Path, capsys):
     for method in ("drakes", "smc-amot"):
         assert tokensteer("run", "dna", "--method", method, *words, "--weights", weights, "--out", tmp_path / "no") == 2
     error = capsys.readouterr().err
-    assert "python -m tokensteer.tasks.dna.task --drakes --goal 0" in error
+    assert "python -m tokensteer.tasks.dna --drakes --goal 0" in error
     assert "tokensteer train dna --proposal --goal 0" in error
     out = Training(tmp_path / "w")
     quick = lambda setup: dna.task(replace(setup, num_steps=3))  # noqa: E731 (what is measured would take 100)

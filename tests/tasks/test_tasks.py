@@ -76,9 +76,7 @@ def test_missing_mnist_says_where_to_put_it_and_how_to_make_it(monkeypatch, tmp_
     with pytest.raises(FileNotFoundError, match=r"TOKENSTEER_DATA.*binarise") as caught:
         mnist.data()
     assert "\n" not in str(caught.value)
-    with pytest.raises(SystemExit) as stopped:
-        pixels_train.main(mnist.RECIPE, ["--out", str(tmp_path / "out")])
-    assert stopped.value.code == 2
+    assert main(["train", "mnist", "--out", str(tmp_path / "out")]) == 2
     assert not (tmp_path / "out").exists()
 
 
@@ -264,8 +262,8 @@ def test_bad_choices_say_so(make, error, match):
 
 
 def test_training_makes_all_there_is(tmp_path):
-    arguments = ["--scale", "0.001", "--samples", "4", "--populations", "2", "--images", "20", "--num-steps", "3"]
-    pixels_train.main(digits.RECIPE, ["--out", str(tmp_path), *arguments])
+    trial = pixels_train.Trial(samples=4, populations=2, images=20, num_steps=3)
+    pixels_train.train(digits.RECIPE, Training(tmp_path, scale=0.001), trial)
     names = [f"digits-{role}.{kind}" for role in pixels.ROLES for kind in ("json", "safetensors")]
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted(
         [*names, "digits-quality.json", "digits-samples.png"]
@@ -277,7 +275,7 @@ def test_training_makes_all_there_is(tmp_path):
 
 def test_mog_is_trained(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ot", None)  # without POT one number is missing, and that is all
-    mog_trained.main(["--out", str(tmp_path), "--scale", "0.002"])
+    assert main(["train", "mog", "--out", str(tmp_path), "--scale", "0.002"]) == 0
     assert sorted(file.name for file in tmp_path.iterdir()) == ["mog-denoiser.json", "mog-denoiser.safetensors"]
     assert (
         json.loads((tmp_path / "mog-denoiser.json").read_text())["quality"][
@@ -285,6 +283,4 @@ def test_mog_is_trained(tmp_path, monkeypatch):
         ]
         is None
     )
-    with pytest.raises(SystemExit) as stopped:
-        mog_trained.main(["--out", str(tmp_path), "--minutes", "-1"])
-    assert stopped.value.code == 2
+    assert main(["train", "mog", "--out", str(tmp_path), "--minutes", "-1"]) == 2

@@ -266,8 +266,7 @@ def recipe(data) -> texts.Recipe:
 @pytest.fixture(scope="module")
 def weights(recipe, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("weights")
-    arguments = ["--samples", "8", "--windows", "40", "--num-steps", "8"]
-    texts_train.main(recipe, ["--out", str(out), *arguments])
+    texts_train.train(recipe, Training(out), texts_train.Trial(samples=8, windows=40, num_steps=8))
     return out
 
 

@@ -103,7 +103,7 @@ def find_tuned(folder: Path, name: str, cell: int, device: str) -> Trained:
     file = learned.file_of(folder, NAME, name, cell)
     if not file.is_file():
         raise FileNotFoundError(
-            f"there is no {file.name} in the weights: make it by python -m tokensteer.tasks.{NAME}.task --drakes "
+            f"there is no {file.name} in the weights: make it by python -m tokensteer.tasks.{NAME} --drakes "
             f"--goal {cell} --out FOLDER, and give --weights FOLDER"
         )
     return Trained(as_denoiser(load(file, device)), None, read_card(file.with_suffix(".json")))
@@ -158,7 +158,7 @@ def _card(name: str, training: Training, plan: DrakesPlan, how: Drakes, done: Tu
     last = done.history[-1]
     return {
         "what": f"denoiser of the task {NAME}, tuned by the gradient of the reward through the sampler ({name})",
-        "command": f"python -m tokensteer.tasks.{NAME}.task --drakes --goal {cell} {training.choices()}",
+        "command": f"python -m tokensteer.tasks.{NAME} --drakes --goal {cell} {training.choices()}",
         "data": "no data: paths of the task's own denoiser, judged by its reward",
         **training.made(),
         "goal": cell,

@@ -1,6 +1,6 @@
 """The mixture of Gaussians with a denoiser that was learned from draws.
 
-    python -m tokensteer.tasks.mog.trained --out FOLDER
+    tokensteer train mog --out FOLDER
 
 trains it. Its samplers are held to the law of the *model*, by enumeration; how far that is from the data is another
 question, which the card of the weights answers.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -30,7 +30,7 @@ from tokensteer.tasks.common import proposals as learned
 from tokensteer.tasks.common.metrics import Measured, in_parts, measured, nll_bound
 from tokensteer.tasks.common.png import write_png
 from tokensteer.tasks.common.task import SHIPPED, Setup, Task
-from tokensteer.tasks.common.training import Training, chosen, parser, say
+from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.mog import exact as mog
 from tokensteer.tasks.nets import Transformer, TransformerConfig, ValueConfig, load, save
 from tokensteer.testing.exact import all_sequences
@@ -190,21 +190,3 @@ def _quality(training: Training) -> dict[str, Any]:
         "divergence of the model from the data, nats": float((data * (data / law).log()).sum()),
         "distance of the model from the data, cells": distance,
     }
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    words = parser("tokensteer.tasks.mog.trained", "Train and measure the denoiser of the task mog.")
-    words.add_argument("--proposal", action="store_true", help="train a proposal and a twist instead")
-    try:
-        given = words.parse_args(arguments)
-        if given.proposal:
-            train_proposal(chosen(given))
-        else:
-            train(chosen(given))
-    except ValueError as error:
-        say(f"mog: {error}")
-        raise SystemExit(2) from error
-
-
-if __name__ == "__main__":
-    main()
