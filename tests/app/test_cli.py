@@ -215,7 +215,7 @@ def test_choices_reach_the_steering(tmp_path: Path):
 
 
 def test_draws_replace_a_value_in_closed_form():
-    task = TASKS["mog"](Setup(num_steps=2))
+    task = TASKS["mog"].make(Setup(num_steps=2))
     assert isinstance(task.tilt.estimator, ts.Value)
     assert isinstance(methods.tilted(task, 5, None).estimator, ts.Sampled)
     assert "smc-enumerated" in methods.usual(task, task.tilt)
@@ -226,7 +226,7 @@ def test_draws_replace_a_value_in_closed_form():
 
 
 def test_mog_is_held_to_the_target_of_its_own_kl():
-    task = TASKS["mog"](Setup(num_steps=2, kl=3.0))
+    task = TASKS["mog"].make(Setup(num_steps=2, kl=3.0))
     method = ts.smc_base(task.model, task.tilt)
     log_z, error = method(500, 20, generator=torch.Generator().manual_seed(0)).pooled_log_z
     exact = task.metrics(method(2, generator=torch.Generator().manual_seed(0)))["exact log_z"].mean
@@ -321,7 +321,7 @@ def test_populations_that_died_are_left_out_of_what_is_measured():
     def task(prompts: list[str]) -> Task:
         asked = [Prompt(name, name) for name in prompts]
         prompted = Prompted(asked, (), lambda places, failed: task([prompts[k] for k in places]))
-        return replace(TASKS["mog"](Setup(1)), metrics=metrics, prompted=prompted)
+        return replace(TASKS["mog"].make(Setup(1)), metrics=metrics, prompted=prompted)
 
     def found(*lives: bool) -> dict[str, Measured]:
         alive = torch.tensor(lives)

@@ -16,7 +16,7 @@ from tokensteer.app.runs.runner import Environment, config, make_task, prepare, 
 from tokensteer.app.terminal.progress import shown
 from tokensteer.app.terminal.tables import deaths, failures, say, tables, terminal
 from tokensteer.app.words.lookup import choose
-from tokensteer.tasks.catalogue import STEPS, TASKS
+from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.task import SHIPPED
 
 
@@ -67,7 +67,7 @@ def unfinished(rows: Sequence[Mapping[str, Any]], jobs: Sequence[Job]) -> list[s
 def _common(task: str, setting: Setting) -> dict[str, Any]:
     names = ("goal", "kl", "draws", "noise", "ramp", "trigger", "remask", "reward")
     given: dict[str, Any] = {name: getattr(setting, name) for name in names}
-    steps = STEPS.get(task, 100) if setting.steps is None else setting.steps
+    steps = choose(task, TASKS, "task").steps if setting.steps is None else setting.steps
     return given | {"task": task, "steps": steps, "prompts": None if setting.prompts is None else str(setting.prompts)}
 
 

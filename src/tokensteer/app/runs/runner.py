@@ -101,7 +101,7 @@ def _prepared(job: Job, task: Task) -> PreparedJob:
 
 
 def make_task(setup: Setup, name: str) -> Task:
-    task = choose(name, TASKS, "task")(setup)
+    task = choose(name, TASKS, "task").make(setup)
     if task.prompted is None and setup.prompts is not None:
         raise ValueError(f"{name} reads no prompts: leave out --prompts {setup.prompts}")
     if task.prompted is None and setup.reward is not None:

@@ -86,6 +86,11 @@ def model(setup: Setup) -> Diffusion:
     )
 
 
+def exact_pmf(setup: Setup) -> Tensor:
+    """What a run with this setup is steered to, (64, 64), by enumeration."""
+    return mog.target(Steering(model(setup), mog.tilt(1.0 if setup.kl is None else setup.kl))).pmf
+
+
 def task(setup: Setup | None = None) -> Task:
     """Towards y near 0. The value on the way is known in closed form, and with it the reward counts from the start."""
     setup = Setup() if setup is None else setup
