@@ -7,7 +7,7 @@ import math
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ from tokensteer.app.terminal import tables as table
 from tokensteer.app.words.environment import EXTRAS
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.metrics import Measured, measured
+from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.common.task import SHIPPED, Prompt, Prompted, Setup, Task
 
 TINY = ["--particles", "2", "--populations", "2", "--steps", "3"]
@@ -123,7 +124,7 @@ def test_recipes_vary_what_they_say(recipe: str, labels: list[str], tmp_path: Pa
 
 
 def test_recipes_have_sizes_of_their_own():
-    planned = jobs.plan("traces", (), (), None, (0,), (), {"task": "digits"})
+    planned = jobs.plan("traces", (), (), None, (0,), (), "digits", Settings())
     assert [(job.method, job.particles, job.populations) for job in planned] == [
         ("smc-base", 16, 30),
         ("smc-grad", 16, 30),
@@ -205,7 +206,9 @@ def test_choices_reach_the_steering(tmp_path: Path):
     words += ["every:2", "--noise", "shared", "--seed", "6"]
     assert tokensteer("run", "digits", *TINY, *words, "--memory", "1GiB", "--out", tmp_path / "x") == 0
     row = ts.open_run(tmp_path / "x").rows[0]
-    (ready,) = play.prepare([jobs.Job(**{**row["job"], "extra": ()})], play.Environment())
+    stored = row["job"] | {"extra": ()}
+    settings = Settings(**{field.name: stored.pop(field.name) for field in fields(Settings)})
+    (ready,) = play.prepare([jobs.Job(**stored, settings=settings)], play.Environment())
     tilt, model = ready.method.steering.twist, ready.task.model
     assert tilt is not None
     assert (tilt.kl, tilt.draws, tilt.estimator) == (0.5, 3, ts.Sampled(seed=6))
@@ -215,18 +218,18 @@ def test_choices_reach_the_steering(tmp_path: Path):
 
 
 def test_draws_replace_a_value_in_closed_form():
-    task = TASKS["mog"].make(Setup(num_steps=2))
+    task = TASKS["mog"].make(Setup(steps=2))
     assert isinstance(task.tilt.estimator, ts.Value)
-    assert isinstance(methods.tilted(task, 5, None).estimator, ts.Sampled)
+    assert isinstance(methods.tilted(task, Settings(draws=5)).estimator, ts.Sampled)
     assert "smc-enumerated" in methods.usual(task, task.tilt)
     for noise in methods.NOISES:
-        tilt = methods.tilted(task, 5, None, noise, seed=4)
+        tilt = methods.tilted(task, Settings(draws=5, noise=noise), seed=4)
         assert tilt.estimator == ts.Sampled(4 if noise == "shared" else None)
         assert "smc-enumerated" not in methods.usual(task, tilt)  # that of draws would have to be asked for
 
 
 def test_mog_is_held_to_the_target_of_its_own_kl():
-    task = TASKS["mog"].make(Setup(num_steps=2, kl=3.0))
+    task = TASKS["mog"].make(Setup(steps=2, kl=3.0))
     method = ts.smc_base(task.model, task.tilt)
     log_z, error = method(500, 20, generator=torch.Generator().manual_seed(0)).pooled_log_z
     exact = task.metrics(method(2, generator=torch.Generator().manual_seed(0)))["exact log_z"].mean

@@ -22,6 +22,7 @@ from tokensteer.app.runs import runner as play
 from tokensteer.app.runs.recipes import METHODS
 from tokensteer.rewards import motifs
 from tokensteer.tasks.common.png import write_coloured_png
+from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.common.task import Setup
 from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.dna import data as dna_data
@@ -601,12 +602,13 @@ def test_guidance_asks_two_models_and_the_plain_sampler_one(weights: Path):
 
 def test_a_run_shares_the_noise_of_its_seed_unless_it_is_asked_not_to(weights: Path):
     made = dna.task(Setup(2, weights=weights))
-    assert methods.tilted(made, None, None, seed=3).estimator == ts.Sampled(seed=3)
-    assert methods.tilted(made, 8, None, seed=3).estimator == ts.Sampled(seed=3)
-    assert methods.tilted(made, None, None, "fresh", seed=3).estimator == ts.Sampled()
-    common = {"task": "dna", "particles": 2, "populations": 1, "seed": 3, "steps": 2}
+    assert methods.tilted(made, Settings(), seed=3).estimator == ts.Sampled(seed=3)
+    assert methods.tilted(made, Settings(draws=8), seed=3).estimator == ts.Sampled(seed=3)
+    assert methods.tilted(made, Settings(noise="fresh"), seed=3).estimator == ts.Sampled()
+    common = {"task": "dna", "particles": 2, "populations": 1, "seed": 3}
     for name, noise, seed in (("smc-base", None, 3), ("fk-sum", None, None), ("fk-sum", "shared", 3)):
-        (ready,) = play.prepare([jobs.Job(method=name, noise=noise, **common)], play.Environment(weights))
+        job = jobs.Job(method=name, settings=Settings(2, noise=noise), **common)
+        (ready,) = play.prepare([job], play.Environment(weights))
         assert ready.method.steering.twist is not None
         assert ready.method.steering.twist.estimator == ts.Sampled(seed)
 
@@ -647,7 +649,7 @@ def test_what_is_taught_is_found_again(weights: Path, tmp_path: Path, capsys):
     assert "python -m tokensteer.tasks.dna --drakes --goal 0" in error
     assert "tokensteer train dna --proposal --goal 0" in error
     out = Training(tmp_path / "w")
-    quick = lambda setup: dna.task(replace(setup, num_steps=3))  # noqa: E731 (what is measured would take 100)
+    quick = lambda setup: dna.task(replace(setup, steps=3))  # noqa: E731 (what is measured would take 100)
     plan = DrakesPlan(2, paths=2, last=2, report_every=1)
     tuned = {name: dna_taught.Drakes(replace(plan, kl=kl), 3) for name, kl in (("drakes", 0.0), ("drakes-kl", 0.1))}
     dna_taught.train_drakes(quick, out, 0, weights, 2, tuned)

@@ -171,7 +171,7 @@ def test_tables_cannot_be_trained(tmp_path: Path, capsys):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_task_can_be_run_and_looked_at(name: str, tmp_path: Path):
-    task = TASKS[name].make(Setup(num_steps=20))
+    task = TASKS[name].make(Setup(steps=20))
     assert isinstance(task, Task)
     result = ts.smc_grad(task.model, task.tilt)(4, 3, generator=seeded())
     found = task.metrics(result)
@@ -206,7 +206,7 @@ def test_digits_denoiser_is_as_good_as_its_card_says():
 
 def test_digits_are_steered():
     """The judge finds more sevens than in plain samples, by more than four standard errors."""
-    task = digits.task(Setup(num_steps=30, goal=7))
+    task = digits.task(Setup(steps=30, goal=7))
     assert task.judge is not None
     plain = metrics.measured(task.judge(ts.pretrained(task.model)(1, 40, generator=seeded()).samples[:, 0]))
     steered = task.metrics(ts.smc_base(task.model, task.tilt)(8, 16, generator=seeded()))["accuracy"]
@@ -216,7 +216,7 @@ def test_digits_are_steered():
 def test_trained_mog_is_near_the_data_and_steered_to_its_own_target():
     said = quality("mog", "denoiser")["quality"]
     assert said["divergence of the model from the data, nats"] < 0.05
-    task = mog_trained.task(Setup(num_steps=20))
+    task = mog_trained.task(Setup(steps=20))
     x = torch.tensor([[64, 64], [3, 64], [64, 10], [5, 6]])
     one_hots = torch.nn.functional.one_hot(x, 65).double()
     torch.testing.assert_close(task.model.denoiser(x, 0.5), task.model.denoiser(one_hots, 0.5), atol=1e-5, rtol=1e-5)
@@ -229,7 +229,7 @@ def test_trained_mog_is_near_the_data_and_steered_to_its_own_target():
 def test_small_populations_of_mog_are_measured_together():
     sizes = [(10, 2000), (4, 1000), (4000, 5), (3, 1000), (8, 16), (300, 1), (5000, 1), (1, 9000)]
     assert [mog_trained.sets(*size) for size in sizes] == [10, 2, 10, 1, 8, 1, 2, 1]
-    task = mog_trained.task(Setup(num_steps=5))
+    task = mog_trained.task(Setup(steps=5))
     small, large = (
         ts.prop_grad(task.model, task.tilt, clip=None)(*n, generator=seeded()) for n in ((2, 2000), (2000, 2))
     )
@@ -249,7 +249,7 @@ def test_small_populations_of_mog_are_measured_together():
         (lambda: Training(Path("x"), scale=-1.0), ValueError, "positive"),
         (lambda: pixels_train.Trial(goal=12), ValueError, "digit"),
         (lambda: pixels_train.Trial(samples=1), ValueError, "at least 2"),
-        (lambda: Setup(num_steps=0), ValueError, "at least 1"),
+        (lambda: Setup(steps=0), ValueError, "at least 1"),
     ],
 )
 def test_bad_choices_say_so(make, error, match):
@@ -269,7 +269,7 @@ def test_training_makes_all_there_is(tmp_path):
     )
     card = json.loads((tmp_path / "digits-denoiser.json").read_text())
     assert card["command"].endswith("train digits --out FOLDER --device cpu --seed 0 --scale 0.001")
-    digits.task(Setup(num_steps=3, weights=tmp_path))
+    digits.task(Setup(steps=3, weights=tmp_path))
 
 
 def test_mog_is_trained(tmp_path, monkeypatch):

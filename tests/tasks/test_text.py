@@ -645,7 +645,7 @@ def test_some_networks_are_trained_again(recipe, weights, tmp_path):
 
 @pytest.fixture(scope="module")
 def shipped() -> tuple[Task, WordPiece]:
-    return text.task(Setup(num_steps=32)), WordPiece.read(SHIPPED / "text-vocab.txt")
+    return text.task(Setup(steps=32)), WordPiece.read(SHIPPED / "text-vocab.txt")
 
 
 def test_the_shipped_classifiers_know_praise_from_blame(shipped):

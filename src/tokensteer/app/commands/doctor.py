@@ -52,7 +52,7 @@ def _weights() -> list[tuple[str, str]]:
 def _weight(name: str) -> str:
     """Whether the task can be run, found out by making it."""
     try:
-        TASKS[name].make(Setup(num_steps=1))
+        TASKS[name].make(Setup(steps=1))
     except (OSError, ValueError) as error:
         return f"cannot be run: {error}"
     size = sum(file.stat().st_size for file in SHIPPED.glob(f"{name}-*.safetensors"))

@@ -56,6 +56,7 @@ from tokensteer.core.twists.ramps import (
 )
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.tasks.common.proposals import with_twist
+from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.common.task import Task, Trained
 
 STAGES = 5
@@ -377,15 +378,15 @@ def trigger(text: str) -> Trigger:
 NOISES = ("fresh", "shared")
 
 
-def tilted(
-    task: Task, draws: int | None, by: str | None, noise: str | None = None, seed: int = 0, shares: bool = True
-) -> Tilt:
+def tilted(task: Task, settings: Settings, seed: int = 0, shares: bool = True) -> Tilt:
     """The task's tilt with another ramp, number of draws or noise behind them. Shared noise is that of the run's seed;
     where the task shares it, so does a method that `shares`, unless told otherwise. Who asks for draws wants the reward
     estimated from them, even where the task knows it in closed form."""
-    tilt = task.tilt if by is None else replace(task.tilt, ramp=ramp(by))
-    if draws is not None:
-        tilt = replace(tilt, draws=draws, estimator=tilt.estimator if tilt.drawn else Sampled())
+    noise, tilt = settings.noise, task.tilt
+    if settings.ramp is not None:
+        tilt = replace(tilt, ramp=ramp(settings.ramp))
+    if settings.draws is not None:
+        tilt = replace(tilt, draws=settings.draws, estimator=tilt.estimator if tilt.drawn else Sampled())
     if noise not in (None, *NOISES):
         raise ValueError(unknown(noise, NOISES, "noise"))
     if isinstance(tilt.estimator, Sampled):

@@ -7,7 +7,7 @@ import platform
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial, wraps
 from itertools import chain
@@ -145,18 +145,16 @@ def _raised(error: BaseException, function: Any) -> str:
 
 def setup_of(job: Job, place: Environment) -> Setup:
     choose(job.task, TASKS, "task")
-    prompts = None if job.prompts is None else Path(job.prompts)
-    reward = None if job.reward is None else reward_of(job.reward)
-    return Setup(job.steps, job.goal, job.kl, job.remask, place.device, place.weights, prompts, reward)
+    asked = job.settings.of_task()
+    reward = None if asked.reward is None else reward_of(asked.reward)
+    return Setup(**vars(asked), device=place.device, weights=place.weights, reward_function=reward)
 
 
 def put_together(job: Job, task: Task) -> PreparedJob:
     recipe = methods.recipe_of(job.method)
-    method = recipe.make(
-        task, methods.tilted(task, job.draws, job.ramp, job.noise, job.seed, recipe.shares), job.particles
-    )
-    if job.trigger is not None:
-        method = replace(method, when=methods.trigger(job.trigger))
+    method = recipe.make(task, methods.tilted(task, job.settings, job.seed, recipe.shares), job.particles)
+    if job.settings.trigger is not None:
+        method = replace(method, when=methods.trigger(job.settings.trigger))
     if recipe.sweeps and job.particles < 2:
         raise ValueError(f"{job.method} needs at least two particles, one of them pinned: got {job.particles}")
     return PreparedJob(job, task, recipe, method)
@@ -294,7 +292,7 @@ def row_of(ready: PreparedJob, result: Result, answer: Result, kept: Tensor, sec
         "rows": dict(result.rows),
         "saved": dict(result.saved),
         "seconds": round(seconds, 3),
-        "job": asdict(job),
+        "job": job.stored(),
         **({"training": _training(recipe.trained(ready.task))} if recipe.trained is not None else {}),
         **_failures(ready.task),
         **_dead(ready, kept),
@@ -378,5 +376,5 @@ def config(command: str, jobs: Sequence[Job], place: Environment) -> dict[str, A
         "memory": place.memory,
         "machine": torch.cuda.get_device_name(place.device) if place.device.startswith("cuda") else platform.machine(),
         "versions": versions(),
-        "jobs": [asdict(job) for job in jobs],
+        "jobs": [job.stored() for job in jobs],
     }
