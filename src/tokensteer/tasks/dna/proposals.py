@@ -14,7 +14,8 @@ from torch import Generator
 from tokensteer.core.numerics.domains import check_wholes
 from tokensteer.core.steering.methods import pretrained
 from tokensteer.files import write_json
-from tokensteer.tasks.common import proposals as learned
+from tokensteer.tasks.common import learned
+from tokensteer.tasks.common.proposals import TWIST, ProposalConfig, rounded, teach, teach_twist, thinned
 from tokensteer.tasks.common.task import SHIPPED, Setup, Task, Trained, read_card
 from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.dna.data import LENGTH, VOCAB_SIZE
@@ -26,7 +27,7 @@ from tokensteer.train import DrakesPlan, ProposalPlan, StepVariance, Tuned, fit_
 Make = Callable[[Setup], Task]
 MEASURED = {1: 200, 4: 60, 16: 30}
 
-COURSE = learned.ProposalConfig(
+COURSE = ProposalConfig(
     ProposalPlan(
         120,
         paths=128,
@@ -43,7 +44,7 @@ COURSE = learned.ProposalConfig(
     StepVariance(),
     ValueConfig("dilated", asdict(DilatedConfig(VOCAB_SIZE, LENGTH, 64, 5, (1, 2, 4, 8, 16))), beside=True),
     kl=KL,
-    twist=learned.TWIST,
+    twist=TWIST,
 )
 
 
@@ -61,7 +62,7 @@ def train_proposal(
     goal: int | None = None,
     weights: Path = SHIPPED,
     populations: Mapping[int, int] = MEASURED,
-    course: learned.ProposalConfig = COURSE,
+    course: ProposalConfig = COURSE,
     twist: bool = False,
 ) -> dict[str, Any]:
     """Teach a copy of the denoiser in `weights` to draw sites of a cell type, or the proposal there its `twist`; then
@@ -72,9 +73,9 @@ def train_proposal(
         return make(Setup(num_steps, cell, kl, device=training.device, weights=weights))
 
     if twist:
-        return learned.teach_twist(made, as_denoiser, course, training, cell, populations, weights)
+        return teach_twist(made, as_denoiser, course, training, cell, populations, weights)
     net = student(weights, training.device)
-    return learned.teach(made, net, as_denoiser, course, training, cell, populations, weights)
+    return teach(made, net, as_denoiser, course, training, cell, populations, weights)
 
 
 # ---- DRAKES
@@ -167,5 +168,5 @@ def _card(name: str, training: Training, plan: DrakesPlan, how: Drakes, done: Tu
         "seconds": round(last.seconds, 1),
         "denoiser rows": done.rows,
         "plan": asdict(plan),
-        "history": [learned.rounded(entry) for entry in learned.thinned(done.history)],
+        "history": [rounded(entry) for entry in thinned(done.history)],
     }

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from tokensteer.core.models.diffusion import Diffusion
-from tokensteer.tasks.common import proposals as learned
+from tokensteer.tasks.common import learned
 from tokensteer.tasks.common.task import Setup, Task
 from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.dna import reference as dna_reference

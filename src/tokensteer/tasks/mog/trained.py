@@ -26,9 +26,10 @@ from tokensteer.core.particles.result import Result
 from tokensteer.core.steering.steering import Steering
 from tokensteer.core.twists.ramps import constant as constant_ramp
 from tokensteer.files import write_json
-from tokensteer.tasks.common import proposals as learned
+from tokensteer.tasks.common import learned
 from tokensteer.tasks.common.metrics import Measured, in_parts, measured, nll_bound
 from tokensteer.tasks.common.png import write_png
+from tokensteer.tasks.common.proposals import ProposalConfig, teach
 from tokensteer.tasks.common.task import SHIPPED, Setup, Task
 from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.mog import exact as mog
@@ -38,7 +39,7 @@ from tokensteer.train import Balance, Plan, ProposalPlan, fit, masked_loss, show
 
 CONFIG = TransformerConfig(mog.STATES + 1, 2, width=64, depth=2, heads=2)
 PLAN = Plan(3000, batch_size=512, rate=3e-3, average=0.998, report_every=50)
-COURSE = learned.ProposalConfig(
+COURSE = ProposalConfig(
     ProposalPlan(1000, paths=256, on_policy=0.5, replay=4, updates=2, rate=1e-3, baseline_rate=3.0, average=0.99),
     Balance(0.9, ends=0.5),
     ValueConfig("transformer", asdict(CONFIG)),
@@ -164,7 +165,7 @@ def train_proposal(
     training: Training,
     goal: int | None = None,
     weights: Path = SHIPPED,
-    course: learned.ProposalConfig = COURSE,
+    course: ProposalConfig = COURSE,
     particles: int = SAMPLES,
 ) -> dict[str, Any]:
     """Teach a copy of the denoiser in `weights` the target, and a twist with it."""
@@ -175,7 +176,7 @@ def train_proposal(
         return task(Setup(num_steps, kl=kl, weights=weights))
 
     net = load(weights / FILE)
-    return learned.teach(make, net, computed, course, training, None, {particles: 4}, weights, looked_up)
+    return teach(make, net, computed, course, training, None, {particles: 4}, weights, looked_up)
 
 
 def _quality(training: Training) -> dict[str, Any]:

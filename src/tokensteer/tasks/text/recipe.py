@@ -27,8 +27,9 @@ from tokensteer.core.particles.result import Result
 from tokensteer.core.twists.ramps import linear as linear_ramp
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.rewards.text import OfText, of_text
-from tokensteer.tasks.common import proposals as learned
+from tokensteer.tasks.common import learned
 from tokensteer.tasks.common.metrics import Measured, in_parts, measured
+from tokensteer.tasks.common.proposals import ProposalConfig
 from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task
 from tokensteer.tasks.nets import (
     AttentiveConfig,
@@ -69,7 +70,7 @@ class Recipe:
     reward: AttentiveConfig
     judge: NgramConfig
     plans: tuple[Plan, Plan, Plan]
-    course: learned.ProposalConfig
+    course: ProposalConfig
     dropped: float
     swapped: float
     source: str
