@@ -16,9 +16,7 @@ from torch import nn
 
 import tokensteer as ts
 from tokensteer.app.cli import main
-from tokensteer.app.runs import jobs
-from tokensteer.app.runs import recipes as methods
-from tokensteer.app.runs import runner as play
+from tokensteer.app.runs import choices, jobs, prepare
 from tokensteer.app.runs.recipes import METHODS
 from tokensteer.rewards import motifs
 from tokensteer.tasks.common.png import write_coloured_png
@@ -602,13 +600,13 @@ def test_guidance_asks_two_models_and_the_plain_sampler_one(weights: Path):
 
 def test_a_run_shares_the_noise_of_its_seed_unless_it_is_asked_not_to(weights: Path):
     made = dna.task(Setup(2, weights=weights))
-    assert methods.tilted(made, Settings(), seed=3).estimator == ts.Sampled(seed=3)
-    assert methods.tilted(made, Settings(draws=8), seed=3).estimator == ts.Sampled(seed=3)
-    assert methods.tilted(made, Settings(noise="fresh"), seed=3).estimator == ts.Sampled()
+    assert choices.tilted(made, Settings(), seed=3).estimator == ts.Sampled(seed=3)
+    assert choices.tilted(made, Settings(draws=8), seed=3).estimator == ts.Sampled(seed=3)
+    assert choices.tilted(made, Settings(noise="fresh"), seed=3).estimator == ts.Sampled()
     common = {"task": "dna", "particles": 2, "populations": 1, "seed": 3}
     for name, noise, seed in (("smc-base", None, 3), ("fk-sum", None, None), ("fk-sum", "shared", 3)):
         job = jobs.Job(method=name, settings=Settings(2, noise=noise), **common)
-        (ready,) = play.prepare([job], play.Environment(weights))
+        (ready,) = prepare.prepare([job], prepare.Environment(weights))
         assert ready.method.steering.twist is not None
         assert ready.method.steering.twist.estimator == ts.Sampled(seed)
 

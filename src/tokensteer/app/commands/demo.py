@@ -9,7 +9,7 @@ from tokensteer.app.commands.run import run_jobs
 from tokensteer.app.options import Demo
 from tokensteer.app.runs import recipes as methods
 from tokensteer.app.runs.jobs import Job
-from tokensteer.app.runs.runner import Environment, make_task
+from tokensteer.app.runs.prepare import Environment, make_task
 from tokensteer.app.terminal.tables import say
 from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.common.task import Setup

@@ -9,10 +9,12 @@ from typing import Any
 
 from tokensteer.app.options import Compare, Run
 from tokensteer.app.runs import recipes as methods
+from tokensteer.app.runs.choices import tilted
 from tokensteer.app.runs.folder import Writer
 from tokensteer.app.runs.jobs import Job, plan
 from tokensteer.app.runs.match_rows import matched
-from tokensteer.app.runs.runner import Environment, config, make_task, prepare, run_all, setup_of
+from tokensteer.app.runs.prepare import Environment, make_task, prepare, setup_of
+from tokensteer.app.runs.runner import config, run_all
 from tokensteer.app.terminal.progress import shown
 from tokensteer.app.terminal.tables import deaths, failures, say, tables, terminal
 from tokensteer.app.words.lookup import choose
@@ -69,7 +71,7 @@ def _compared(command: Compare, settings: Settings, place: Environment) -> list[
         # Which methods suit a task is known once it is there.
         job = Job(command.task, "pretrained", 1, 1, settings=replace(settings, steps=1))
         task = make_task(setup_of(job, place), command.task)
-        tilt = methods.tilted(task, settings)
+        tilt = tilted(task, settings)
         usual, lacking = methods.usual(task, tilt), methods.lacking(task, tilt)
         for reason in dict.fromkeys(lacking.values()):
             say(f"Left out: {', '.join(name for name in lacking if lacking[name] == reason)} ({reason})")

@@ -18,7 +18,7 @@ from tokensteer.app.report.folder import Row
 from tokensteer.app.report.lists import floats, ints
 from tokensteer.app.report.markup import element, text
 from tokensteer.app.report.words import plural
-from tokensteer.app.runs import recipes as methods
+from tokensteer.app.runs.answers import some
 from tokensteer.app.words.numbers import number, spread
 from tokensteer.core.particles.result import Result
 from tokensteer.tasks.common.looks import HeatMap, Image, Letters, Look
@@ -44,7 +44,7 @@ def draws(answer: Result, count: int = SHOWN) -> Tensor:
 def best(result: Result, count: int = SHOWN) -> tuple[Tensor, list[float]]:
     """The best by reward of up to `count` living populations (K, L), and its reward, or NaN."""
     alive = result.alive.nonzero().squeeze(-1)[:count]
-    kept = methods.some(result, alive)
+    kept = some(result, alive)
     if kept.reward is None:
         return kept.best(), [math.nan] * len(alive)
     counted = torch.where(kept.log_w == -math.inf, -math.inf, kept.reward)
