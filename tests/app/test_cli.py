@@ -7,7 +7,7 @@ import math
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -17,13 +17,15 @@ import tokensteer as ts
 from tokensteer import files
 from tokensteer.app import cli, options
 from tokensteer.app.commands import demo
-from tokensteer.app.runs import jobs, seeds
+from tokensteer.app.runs import answers, choices, jobs, prepare, seeds
 from tokensteer.app.runs import recipes as methods
+from tokensteer.app.runs import rows as rows_of
 from tokensteer.app.runs import runner as play
 from tokensteer.app.terminal import tables as table
 from tokensteer.app.words.environment import EXTRAS
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.metrics import Measured, measured
+from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.common.task import SHIPPED, Prompt, Prompted, Setup, Task
 
 TINY = ["--particles", "2", "--populations", "2", "--steps", "3"]
@@ -123,7 +125,7 @@ def test_recipes_vary_what_they_say(recipe: str, labels: list[str], tmp_path: Pa
 
 
 def test_recipes_have_sizes_of_their_own():
-    planned = jobs.plan("traces", (), (), None, (0,), (), {"task": "digits"})
+    planned = jobs.plan("traces", (), (), None, (0,), (), "digits", Settings())
     assert [(job.method, job.particles, job.populations) for job in planned] == [
         ("smc-base", 16, 30),
         ("smc-grad", 16, 30),
@@ -205,7 +207,9 @@ def test_choices_reach_the_steering(tmp_path: Path):
     words += ["every:2", "--noise", "shared", "--seed", "6"]
     assert tokensteer("run", "digits", *TINY, *words, "--memory", "1GiB", "--out", tmp_path / "x") == 0
     row = ts.open_run(tmp_path / "x").rows[0]
-    (ready,) = play.prepare([jobs.Job(**{**row["job"], "extra": ()})], play.Environment())
+    stored = row["job"] | {"extra": ()}
+    settings = Settings(**{field.name: stored.pop(field.name) for field in fields(Settings)})
+    (ready,) = prepare.prepare([jobs.Job(**stored, settings=settings)], prepare.Environment())
     tilt, model = ready.method.steering.twist, ready.task.model
     assert tilt is not None
     assert (tilt.kl, tilt.draws, tilt.estimator) == (0.5, 3, ts.Sampled(seed=6))
@@ -215,18 +219,18 @@ def test_choices_reach_the_steering(tmp_path: Path):
 
 
 def test_draws_replace_a_value_in_closed_form():
-    task = TASKS["mog"](Setup(num_steps=2))
+    task = TASKS["mog"].make(Setup(steps=2))
     assert isinstance(task.tilt.estimator, ts.Value)
-    assert isinstance(methods.tilted(task, 5, None).estimator, ts.Sampled)
+    assert isinstance(choices.tilted(task, Settings(draws=5)).estimator, ts.Sampled)
     assert "smc-enumerated" in methods.usual(task, task.tilt)
-    for noise in methods.NOISES:
-        tilt = methods.tilted(task, 5, None, noise, seed=4)
+    for noise in choices.NOISES:
+        tilt = choices.tilted(task, Settings(draws=5, noise=noise), seed=4)
         assert tilt.estimator == ts.Sampled(4 if noise == "shared" else None)
         assert "smc-enumerated" not in methods.usual(task, tilt)  # that of draws would have to be asked for
 
 
 def test_mog_is_held_to_the_target_of_its_own_kl():
-    task = TASKS["mog"](Setup(num_steps=2, kl=3.0))
+    task = TASKS["mog"].make(Setup(steps=2, kl=3.0))
     method = ts.smc_base(task.model, task.tilt)
     log_z, error = method(500, 20, generator=torch.Generator().manual_seed(0)).pooled_log_z
     exact = task.metrics(method(2, generator=torch.Generator().manual_seed(0)))["exact log_z"].mean
@@ -244,24 +248,24 @@ def test_mog_is_held_to_the_target_of_its_own_kl():
     ],
 )
 def test_ramps_have_names(name: str, values: tuple[float, ...]):
-    ramp = methods.ramp(name)
+    ramp = choices.ramp(name)
     assert callable(ramp)
     assert tuple(ramp(t) for t in (1.0, 0.75, 0.5, 0.0)) == values
 
 
 def test_every_ramp_of_the_table_is_known_here_and_one_adapts():
-    assert set(methods.RAMPS) == {"linear", "constant", "end", "exponential"}
-    assert methods.ramp("adaptive:0.8") == ts.Adaptive(0.8)
-    assert methods.ramp("exponential")(0.95) == pytest.approx(1.05**5 - 1)  # 100 steps of 5 %
+    assert set(choices.RAMPS) == {"linear", "constant", "end", "exponential"}
+    assert choices.ramp("adaptive:0.8") == ts.Adaptive(0.8)
+    assert choices.ramp("exponential")(0.95) == pytest.approx(1.05**5 - 1)  # 100 steps of 5 %
 
 
 def test_triggers_have_names():
     log_w = torch.tensor([[0.0, 0.0, 0.0, 0.0], [9.0, 0.0, 0.0, 0.0]])
     step = ts.uniform_steps(4)[2]
-    fires = {name: methods.trigger(name)(log_w, step).tolist() for name in ("ess:0.5", "every:2", "every:3", "always")}
+    fires = {name: choices.trigger(name)(log_w, step).tolist() for name in ("ess:0.5", "every:2", "every:3", "always")}
     assert fires == {"ess:0.5": [False, True], "every:2": [True, True], "every:3": [False, False], "always": [True] * 2}
-    assert methods.trigger("observe") is ts.triggers.observe
-    assert methods.trigger("never") is ts.triggers.never
+    assert choices.trigger("observe") is ts.triggers.observe
+    assert choices.trigger("never") is ts.triggers.never
 
 
 def test_the_best_and_a_draw_are_populations_of_one():
@@ -269,13 +273,13 @@ def test_the_best_and_a_draw_are_populations_of_one():
     log_w = torch.tensor([[0.0, -50.0], [-50.0, 0.0]])
     reward = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     result = ts.Result(samples, log_w, reward, torch.full((3, 2), 1.0), None, torch.zeros(3, 2, 2).long(), {})
-    top, drawn = methods.best(result), methods.one_draw(result)
+    top, drawn = answers.best(result), answers.one_draw(result)
     assert top.samples.tolist() == [[[1, 1]], [[0, 0]]]
     assert top.reward is not None
     assert top.reward.tolist() == [[2.0], [4.0]]
     assert drawn.samples.tolist() == [[[0, 1]], [[0, 0]]]
     assert drawn.ess[-1].tolist() == [0.5, 0.5]
-    assert methods.unweighted(result).weights.tolist() == [[0.5, 0.5], [0.5, 0.5]]
+    assert answers.unweighted(result).weights.tolist() == [[0.5, 0.5], [0.5, 0.5]]
 
 
 # ---- populations that die
@@ -338,7 +342,7 @@ def test_populations_that_died_are_left_out_of_what_is_measured():
     def task(prompts: list[str]) -> Task:
         asked = [Prompt(name, name) for name in prompts]
         prompted = Prompted(asked, (), lambda places, failed: task([prompts[k] for k in places]))
-        return replace(TASKS["mog"](Setup(1)), metrics=metrics, prompted=prompted)
+        return replace(TASKS["mog"].make(Setup(1)), metrics=metrics, prompted=prompted)
 
     def found(*lives: bool) -> dict[str, Measured]:
         alive = torch.tensor(lives)
@@ -347,9 +351,9 @@ def test_populations_that_died_are_left_out_of_what_is_measured():
         samples = torch.arange(float(len(lives)))[:, None, None].expand(-1, 2, 1)
         result = ts.Result(samples, log_w, reward, torch.ones(2, len(lives)), None, torch.zeros(2, len(lives), 2), {})
         recipe = methods.recipe_of("smc-base")
-        answer, kept = play.answer_of(recipe, result)
+        answer, kept = rows_of.answer_of(recipe, result)
         assert kept.tolist() == list(lives)
-        return play.measure(task(["a", "b"]), answer, kept)
+        return rows_of.measure(task(["a", "b"]), answer, kept)
 
     assert found(True, True, True, True)["reward"].mean == 1.0  # 0 · -inf is no number
     assert found(True, False, False, True)["mean"].mean == 1.5

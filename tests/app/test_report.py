@@ -72,7 +72,7 @@ def run(task: Task, methods: Mapping[str, ts.Method], particles: int, population
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    task = TASKS["digits"](Setup(num_steps=12))
+    task = TASKS["digits"].make(Setup(steps=12))
     methods = {
         "pretrained": ts.pretrained(task.model),
         "smc-base": ts.smc_base(task.model, task.tilt),
@@ -84,7 +84,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mog(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    task = TASKS["mog"](Setup(num_steps=8))
+    task = TASKS["mog"].make(Setup(steps=8))
     methods = {
         "smc-base": ts.smc_base(task.model, task.tilt),
         "smc-grad": ts.smc_grad(task.model, task.tilt, clip=None),

@@ -16,12 +16,11 @@ from torch import nn
 
 import tokensteer as ts
 from tokensteer.app.cli import main
-from tokensteer.app.runs import jobs
-from tokensteer.app.runs import recipes as methods
-from tokensteer.app.runs import runner as play
+from tokensteer.app.runs import choices, jobs, prepare
 from tokensteer.app.runs.recipes import METHODS
 from tokensteer.rewards import motifs
 from tokensteer.tasks.common.png import write_coloured_png
+from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.common.task import Setup
 from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.dna import data as dna_data
@@ -32,6 +31,7 @@ from tokensteer.tasks.dna import proposals as dna_taught
 from tokensteer.tasks.dna import reference as dna_reference
 from tokensteer.tasks.dna import task as dna
 from tokensteer.tasks.dna import train as dna_train
+from tokensteer.tasks.dna.__main__ import main as dna_main
 from tokensteer.tasks.dna.data import CELLS, LENGTH, MASK, Sites
 from tokensteer.tasks.dna.output import read_fasta, write_fasta
 from tokensteer.tasks.nets import DilatedConfig, MotifConfig, ValueConfig, WordsConfig, load, save
@@ -506,12 +506,12 @@ def test_data_that_is_missing_or_strange_says_so(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match="TOKENSTEER_DATA"):
         dna_data.data()
-    with pytest.raises(SystemExit) as stopped:
-        dna.main(["--out", str(tmp_path / "out")])
-    assert stopped.value.code == 2
-    with pytest.raises(SystemExit) as stopped:
-        dna.main(["--out", str(tmp_path / "out"), "--goal", "7"])
-    assert stopped.value.code == 2
+    assert tokensteer("train", "dna", "--out", tmp_path / "out") == 2
+    for words in (["--reference"], ["--drakes", "--goal", "7"]):
+        with pytest.raises(SystemExit) as stopped:
+            dna_main(["--out", str(tmp_path / "out"), *words])
+        assert stopped.value.code == 2
+    assert not (tmp_path / "out").exists()
     np.savez(tmp_path / dna_data.FILE, seq_ACGT=np.zeros((2, 200), np.uint8))
     with pytest.raises(ValueError, match="lacks cell, cells, split"):
         dna_data.data()
@@ -600,12 +600,13 @@ def test_guidance_asks_two_models_and_the_plain_sampler_one(weights: Path):
 
 def test_a_run_shares_the_noise_of_its_seed_unless_it_is_asked_not_to(weights: Path):
     made = dna.task(Setup(2, weights=weights))
-    assert methods.tilted(made, None, None, seed=3).estimator == ts.Sampled(seed=3)
-    assert methods.tilted(made, 8, None, seed=3).estimator == ts.Sampled(seed=3)
-    assert methods.tilted(made, None, None, "fresh", seed=3).estimator == ts.Sampled()
-    common = {"task": "dna", "particles": 2, "populations": 1, "seed": 3, "steps": 2}
+    assert choices.tilted(made, Settings(), seed=3).estimator == ts.Sampled(seed=3)
+    assert choices.tilted(made, Settings(draws=8), seed=3).estimator == ts.Sampled(seed=3)
+    assert choices.tilted(made, Settings(noise="fresh"), seed=3).estimator == ts.Sampled()
+    common = {"task": "dna", "particles": 2, "populations": 1, "seed": 3}
     for name, noise, seed in (("smc-base", None, 3), ("fk-sum", None, None), ("fk-sum", "shared", 3)):
-        (ready,) = play.prepare([jobs.Job(method=name, noise=noise, **common)], play.Environment(weights))
+        job = jobs.Job(method=name, settings=Settings(2, noise=noise), **common)
+        (ready,) = prepare.prepare([job], prepare.Environment(weights))
         assert ready.method.steering.twist is not None
         assert ready.method.steering.twist.estimator == ts.Sampled(seed)
 
@@ -643,10 +644,10 @@ def test_what_is_taught_is_found_again(weights: Path, tmp_path: Path, capsys):
     for method in ("drakes", "smc-amot"):
         assert tokensteer("run", "dna", "--method", method, *words, "--weights", weights, "--out", tmp_path / "no") == 2
     error = capsys.readouterr().err
-    assert "python -m tokensteer.tasks.dna.task --drakes --goal 0" in error
+    assert "python -m tokensteer.tasks.dna --drakes --goal 0" in error
     assert "tokensteer train dna --proposal --goal 0" in error
     out = Training(tmp_path / "w")
-    quick = lambda setup: dna.task(replace(setup, num_steps=3))  # noqa: E731 (what is measured would take 100)
+    quick = lambda setup: dna.task(replace(setup, steps=3))  # noqa: E731 (what is measured would take 100)
     plan = DrakesPlan(2, paths=2, last=2, report_every=1)
     tuned = {name: dna_taught.Drakes(replace(plan, kl=kl), 3) for name, kl in (("drakes", 0.0), ("drakes-kl", 0.1))}
     dna_taught.train_drakes(quick, out, 0, weights, 2, tuned)

@@ -14,7 +14,7 @@ import torch
 
 import tokensteer as ts
 from tokensteer.app.cli import main
-from tokensteer.tasks.catalogue import TASKS, TRAINERS
+from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common import metrics, png
 from tokensteer.tasks.common.task import SHIPPED, Setup, Task, data_folder
 from tokensteer.tasks.common.training import Training
@@ -76,9 +76,7 @@ def test_missing_mnist_says_where_to_put_it_and_how_to_make_it(monkeypatch, tmp_
     with pytest.raises(FileNotFoundError, match=r"TOKENSTEER_DATA.*binarise") as caught:
         mnist.data()
     assert "\n" not in str(caught.value)
-    with pytest.raises(SystemExit) as stopped:
-        pixels_train.main(mnist.RECIPE, ["--out", str(tmp_path / "out")])
-    assert stopped.value.code == 2
+    assert main(["train", "mnist", "--out", str(tmp_path / "out")]) == 2
     assert not (tmp_path / "out").exists()
 
 
@@ -162,8 +160,7 @@ def test_every_shipped_weight_is_small_and_has_a_card():
 
 def test_every_task_can_be_trained():
     """But those that are tables and have no networks, and these say so."""
-    assert TASKS.keys() - TRAINERS.keys() == {"tfbind", "tfbind-fitted"}
-    assert TRAINERS.keys() <= TASKS.keys()
+    assert {name for name, task in TASKS.items() if task.train is None} == {"tfbind", "tfbind-fitted"}
 
 
 def test_tables_cannot_be_trained(tmp_path: Path, capsys):
@@ -174,7 +171,7 @@ def test_tables_cannot_be_trained(tmp_path: Path, capsys):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_task_can_be_run_and_looked_at(name: str, tmp_path: Path):
-    task = TASKS[name](Setup(num_steps=20))
+    task = TASKS[name].make(Setup(steps=20))
     assert isinstance(task, Task)
     result = ts.smc_grad(task.model, task.tilt)(4, 3, generator=seeded())
     found = task.metrics(result)
@@ -209,7 +206,7 @@ def test_digits_denoiser_is_as_good_as_its_card_says():
 
 def test_digits_are_steered():
     """The judge finds more sevens than in plain samples, by more than four standard errors."""
-    task = digits.task(Setup(num_steps=30, goal=7))
+    task = digits.task(Setup(steps=30, goal=7))
     assert task.judge is not None
     plain = metrics.measured(task.judge(ts.pretrained(task.model)(1, 40, generator=seeded()).samples[:, 0]))
     steered = task.metrics(ts.smc_base(task.model, task.tilt)(8, 16, generator=seeded()))["accuracy"]
@@ -219,7 +216,7 @@ def test_digits_are_steered():
 def test_trained_mog_is_near_the_data_and_steered_to_its_own_target():
     said = quality("mog", "denoiser")["quality"]
     assert said["divergence of the model from the data, nats"] < 0.05
-    task = mog_trained.task(Setup(num_steps=20))
+    task = mog_trained.task(Setup(steps=20))
     x = torch.tensor([[64, 64], [3, 64], [64, 10], [5, 6]])
     one_hots = torch.nn.functional.one_hot(x, 65).double()
     torch.testing.assert_close(task.model.denoiser(x, 0.5), task.model.denoiser(one_hots, 0.5), atol=1e-5, rtol=1e-5)
@@ -232,7 +229,7 @@ def test_trained_mog_is_near_the_data_and_steered_to_its_own_target():
 def test_small_populations_of_mog_are_measured_together():
     sizes = [(10, 2000), (4, 1000), (4000, 5), (3, 1000), (8, 16), (300, 1), (5000, 1), (1, 9000)]
     assert [mog_trained.sets(*size) for size in sizes] == [10, 2, 10, 1, 8, 1, 2, 1]
-    task = mog_trained.task(Setup(num_steps=5))
+    task = mog_trained.task(Setup(steps=5))
     small, large = (
         ts.prop_grad(task.model, task.tilt, clip=None)(*n, generator=seeded()) for n in ((2, 2000), (2000, 2))
     )
@@ -252,7 +249,7 @@ def test_small_populations_of_mog_are_measured_together():
         (lambda: Training(Path("x"), scale=-1.0), ValueError, "positive"),
         (lambda: pixels_train.Trial(goal=12), ValueError, "digit"),
         (lambda: pixels_train.Trial(samples=1), ValueError, "at least 2"),
-        (lambda: Setup(num_steps=0), ValueError, "at least 1"),
+        (lambda: Setup(steps=0), ValueError, "at least 1"),
     ],
 )
 def test_bad_choices_say_so(make, error, match):
@@ -264,20 +261,20 @@ def test_bad_choices_say_so(make, error, match):
 
 
 def test_training_makes_all_there_is(tmp_path):
-    arguments = ["--scale", "0.001", "--samples", "4", "--populations", "2", "--images", "20", "--num-steps", "3"]
-    pixels_train.main(digits.RECIPE, ["--out", str(tmp_path), *arguments])
+    trial = pixels_train.Trial(samples=4, populations=2, images=20, num_steps=3)
+    pixels_train.train(digits.RECIPE, Training(tmp_path, scale=0.001), trial)
     names = [f"digits-{role}.{kind}" for role in pixels.ROLES for kind in ("json", "safetensors")]
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted(
         [*names, "digits-quality.json", "digits-samples.png"]
     )
     card = json.loads((tmp_path / "digits-denoiser.json").read_text())
     assert card["command"].endswith("train digits --out FOLDER --device cpu --seed 0 --scale 0.001")
-    digits.task(Setup(num_steps=3, weights=tmp_path))
+    digits.task(Setup(steps=3, weights=tmp_path))
 
 
 def test_mog_is_trained(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ot", None)  # without POT one number is missing, and that is all
-    mog_trained.main(["--out", str(tmp_path), "--scale", "0.002"])
+    assert main(["train", "mog", "--out", str(tmp_path), "--scale", "0.002"]) == 0
     assert sorted(file.name for file in tmp_path.iterdir()) == ["mog-denoiser.json", "mog-denoiser.safetensors"]
     assert (
         json.loads((tmp_path / "mog-denoiser.json").read_text())["quality"][
@@ -285,6 +282,4 @@ def test_mog_is_trained(tmp_path, monkeypatch):
         ]
         is None
     )
-    with pytest.raises(SystemExit) as stopped:
-        mog_trained.main(["--out", str(tmp_path), "--minutes", "-1"])
-    assert stopped.value.code == 2
+    assert main(["train", "mog", "--out", str(tmp_path), "--minutes", "-1"]) == 2

@@ -266,8 +266,7 @@ def recipe(data) -> texts.Recipe:
 @pytest.fixture(scope="module")
 def weights(recipe, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("weights")
-    arguments = ["--samples", "8", "--windows", "40", "--num-steps", "8"]
-    texts_train.main(recipe, ["--out", str(out), *arguments])
+    texts_train.train(recipe, Training(out), texts_train.Trial(samples=8, windows=40, num_steps=8))
     return out
 
 
@@ -646,7 +645,7 @@ def test_some_networks_are_trained_again(recipe, weights, tmp_path):
 
 @pytest.fixture(scope="module")
 def shipped() -> tuple[Task, WordPiece]:
-    return text.task(Setup(num_steps=32)), WordPiece.read(SHIPPED / "text-vocab.txt")
+    return text.task(Setup(steps=32)), WordPiece.read(SHIPPED / "text-vocab.txt")
 
 
 def test_the_shipped_classifiers_know_praise_from_blame(shipped):

@@ -154,7 +154,7 @@ def test_tuning_in_two_ways_keeps_the_first_until_the_second_is_measured(tmp_pat
     from tokensteer.tasks.dna import task as dna
     from tokensteer.train import DrakesPlan
 
-    quick = lambda setup: dna.task(replace(setup, num_steps=2))  # noqa: E731
+    quick = lambda setup: dna.task(replace(setup, steps=2))  # noqa: E731
     plan = DrakesPlan(1, paths=2, last=1)
     tuned = {"drakes": dna_taught.Drakes(plan, 2), "drakes-kl": dna_taught.Drakes(replace(plan, kl=0.1), 2)}
     say, made = dna_taught.say, count_steps(monkeypatch)

@@ -8,6 +8,8 @@ from typing import Annotated
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
+from tokensteer.tasks.common.settings import Settings, left
+
 METHODS = (
     "pretrained, best-of-n, svdd, svdd-argmax, nested-svdd, fk-difference, fk-max, fk-sum, prop-grad, cfg, smc-cfg, "
     "drakes, drakes-kl, sgdd, smc-base, smc-grad, smc-enumerated, prop-amot, smc-amot, smc-learned, particle-gibbs"
@@ -75,49 +77,24 @@ Say what is installed: versions, devices, optional packages, data and weights.
   tokensteer doctor"""
 
 
-def _left(to: str, shown: str) -> object:
-    """An option that is left to someone else unless given."""
-    return arg(metavar=shown, help_behavior_hint=f"(default: {to})")
-
-
 Task = Annotated[Positional[str], arg(metavar="TASK", help="mog, digits, mnist, text, dna, tfbind or tfbind-fitted.")]
 Flag = FlagCreatePairsOff[bool]
 
 
 @dataclass(frozen=True)
-class Setting:
-    steps: Annotated[int | None, _left("100, or 64 for text", "INT")] = None
-    """Denoising steps from all noise to clean."""
-    goal: Annotated[int | None, _left("the task's", "INT")] = None
-    """What to steer towards: the digit, for digits and mnist; 1 for praise and 0 for blame, for text; for dna the cell
-    type, 0 (HepG2) to 3; for tfbind the number of the factor."""
-    prompts: Annotated[Path | None, _left("the task's", "FILE")] = None
-    """For text: prompts to begin with or to fill in, a line each, or .jsonl with "prompt" and "id"."""
-    kl: Annotated[float | None, _left("the task's", "FLOAT")] = None
-    """The reward is divided by it: small steers hard."""
-    draws: Annotated[int | None, _left("the task's", "INT")] = None
-    """Clean samples that the reward of a half-finished one is estimated from."""
-    noise: Annotated[str | None, _left("the task's", "STR")] = None
-    """Of the draws: fresh, or shared by all particles at all times, often better where the reward is sharp."""
-    ramp: Annotated[str | None, _left("the task's", "STR")] = None
-    """How much of the reward counts on the way: linear, constant, end, exponential, clipped:3, adaptive:0.9."""
-    trigger: Annotated[str | None, _left("the method's", "STR")] = None
-    """When to resample: ess:0.5, every:20, always, never, observe (never, but look at the weights)."""
-    reward: Annotated[str | None, _left("the task's", "MODULE:FUNCTION")] = None
-    """For text: a function of your own, from a list of texts to a number for each; MODULE may be a file."""
-    remask: float = 0.0
-    """The cap of ReMDM, a probability that open sites are masked again; 0 for none."""
-    weights: Annotated[Path | None, _left("those shipped", "FOLDER")] = None
+class Where:
+    weights: Annotated[Path | None, left("those shipped", "FOLDER")] = None
     """A folder of weights that train made."""
     device: str = "cpu"
     """cpu or cuda."""
-    memory: Annotated[str | None, _left("what is free", "SIZE")] = None
+    memory: Annotated[str | None, left("what is free", "SIZE")] = None
     """What a network may take at once, such as 8GiB."""
     force: Flag = False
     """Replace the run that is in the folder."""
 
 
-Common = Annotated[Setting, arg(name="")]
+Asked = Annotated[Settings, arg(name="")]
+Here = Annotated[Where, arg(name="")]
 
 
 @dataclass(frozen=True)
@@ -131,41 +108,43 @@ class Run:
     """Independent runs side by side, of each prompt if there are several; they give the standard errors."""
     seed: int = 0
     """Same seed, same samples."""
-    out: Annotated[Path | None, _left("out/TASK-METHOD", "FOLDER")] = None
+    out: Annotated[Path | None, left("out/TASK-METHOD", "FOLDER")] = None
     """The run folder."""
-    setting: Common = field(default_factory=Setting)
+    settings: Asked = field(default_factory=Settings)
+    where: Here = field(default_factory=Where)
 
 
 @dataclass(frozen=True)
 class Compare:
     task: Task
-    methods: Annotated[tuple[str, ...] | None, _left("all that suit the task, or the recipe's", "STR ...")] = None
+    methods: Annotated[tuple[str, ...] | None, left("all that suit the task, or the recipe's", "STR ...")] = None
     """Methods by name."""
-    particles: Annotated[tuple[int, ...] | None, _left("16", "INT ...")] = None
+    particles: Annotated[tuple[int, ...] | None, left("16", "INT ...")] = None
     """Sizes of a population."""
-    populations: Annotated[int | None, _left("8, or 30 for traces", "INT")] = None
+    populations: Annotated[int | None, left("8, or 30 for traces", "INT")] = None
     """Independent runs side by side, of each prompt if there are several; they give the standard errors."""
     seeds: Annotated[tuple[int, ...], arg(metavar="INT ...")] = (0,)
     """A row for each of them."""
-    match_rows: Annotated[str | None, _left("equal N", "METHOD")] = None
+    match_rows: Annotated[str | None, left("equal N", "METHOD")] = None
     """Give each method the particles that the network rows of this one, with --particles, pay for."""
     recipe: str = "methods"
     """What is varied: methods, ramps, draws or traces."""
-    out: Annotated[Path | None, _left("out/TASK-RECIPE", "FOLDER")] = None
+    out: Annotated[Path | None, left("out/TASK-RECIPE", "FOLDER")] = None
     """The run folder."""
-    setting: Common = field(default_factory=Setting)
+    settings: Asked = field(default_factory=Settings)
+    where: Here = field(default_factory=Where)
 
 
 @dataclass(frozen=True)
 class Train:
     task: Task
-    out: Annotated[Path | None, _left("out/TASK-weights", "FOLDER")] = None
+    out: Annotated[Path | None, left("out/TASK-weights", "FOLDER")] = None
     """Where weights, cards and figures go."""
     device: str = "cpu"
     """cpu or cuda."""
     seed: int = 0
     """Same seed, same weights on the same machine."""
-    minutes: Annotated[float | None, _left("as long as the task's steps take", "FLOAT")] = None
+    minutes: Annotated[float | None, left("as long as the task's steps take", "FLOAT")] = None
     """Time for training, measuring not counted."""
     scale: float = 1.0
     """Without --minutes: this many times the task's steps."""
@@ -174,9 +153,9 @@ class Train:
     those."""
     twist: Flag = False
     """Teach a twist to the shipped proposal instead."""
-    goal: Annotated[int | None, _left("the task's own", "INT")] = None
+    goal: Annotated[int | None, left("the task's own", "INT")] = None
     """With --proposal or --twist: what it is to draw, such as a digit."""
-    weights: Annotated[Path | None, _left("those shipped", "FOLDER")] = None
+    weights: Annotated[Path | None, left("those shipped", "FOLDER")] = None
     """With --proposal or --twist: the folder of the networks it is taught with."""
     force: Flag = False
     """Replace the weights that are in the folder."""
@@ -192,11 +171,11 @@ class Report:
 @dataclass(frozen=True)
 class Check:
     target: Annotated[Positional[str], arg(metavar="MODULE:ATTRIBUTE", help="What to check; MODULE may be a file.")]
-    vocab: Annotated[int | None, _left("unknown", "INT")] = None
+    vocab: Annotated[int | None, left("unknown", "INT")] = None
     """Tokens there are, the mask among them; for a denoiser, kernel or reward on its own."""
-    length: Annotated[int | None, _left("unknown", "INT")] = None
+    length: Annotated[int | None, left("unknown", "INT")] = None
     """Sites of a sequence; for a denoiser or reward on its own."""
-    mask: Annotated[int | None, _left("the last token", "INT")] = None
+    mask: Annotated[int | None, left("the last token", "INT")] = None
     """The id of the mask; for a denoiser or reward on its own."""
     one_hots: Flag = False
     """Whether a denoiser or reward on its own must take one-hots too, with gradients."""

@@ -9,8 +9,9 @@ from tokensteer.app.commands.run import run_jobs
 from tokensteer.app.options import Demo
 from tokensteer.app.runs import recipes as methods
 from tokensteer.app.runs.jobs import Job
-from tokensteer.app.runs.runner import Environment, make_task
+from tokensteer.app.runs.prepare import Environment, make_task
 from tokensteer.app.terminal.tables import say
+from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.common.task import Setup
 
 
@@ -45,4 +46,4 @@ def jobs_of(size: Size, seed: int) -> list[Job]:
     usual = methods.usual(task, task.tilt)
     many = size.particles * size.populations
     sizes = {name: (size.alone if name in ALONE else None) or size.particles for name in usual}
-    return [Job(size.task, name, n, many // n, seed, size.steps) for name, n in sizes.items()]
+    return [Job(size.task, name, n, many // n, seed, Settings(size.steps)) for name, n in sizes.items()]

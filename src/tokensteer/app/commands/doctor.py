@@ -10,9 +10,6 @@ import torch
 from tokensteer.app.words.environment import EXTRAS, NEEDED, installed, versions
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.task import SHIPPED, Setup, data_folder
-from tokensteer.tasks.dna import data as dna_data
-from tokensteer.tasks.images import mnist
-from tokensteer.tasks.text import data as text_data
 
 
 def doctor() -> int:
@@ -43,8 +40,7 @@ def _extras() -> list[tuple[str, str]]:
 
 
 def _data() -> list[tuple[str, str]]:
-    names = {"mnist": mnist.FILE, "text": text_data.FILE, "dna": dna_data.FILE}
-    files = {task: data_folder() / name for task, name in names.items()}
+    files = {name: data_folder() / task.data for name, task in TASKS.items() if task.data is not None}
     missing = "not there, needed to train {}: set TOKENSTEER_DATA to the folder that has it"
     return [("data", f"{file}: {'found' if file.is_file() else missing.format(task)}") for task, file in files.items()]
 
@@ -56,7 +52,7 @@ def _weights() -> list[tuple[str, str]]:
 def _weight(name: str) -> str:
     """Whether the task can be run, found out by making it."""
     try:
-        TASKS[name](Setup(num_steps=1))
+        TASKS[name].make(Setup(steps=1))
     except (OSError, ValueError) as error:
         return f"cannot be run: {error}"
     size = sum(file.stat().st_size for file in SHIPPED.glob(f"{name}-*.safetensors"))

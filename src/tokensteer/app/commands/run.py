@@ -7,37 +7,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tokensteer.app.options import Compare, Run, Setting
+from tokensteer.app.options import Compare, Run
 from tokensteer.app.runs import recipes as methods
+from tokensteer.app.runs.choices import tilted
 from tokensteer.app.runs.folder import Writer
 from tokensteer.app.runs.jobs import Job, plan
 from tokensteer.app.runs.match_rows import matched
-from tokensteer.app.runs.runner import Environment, config, make_task, prepare, run_all, setup_of
+from tokensteer.app.runs.prepare import Environment, make_task, prepare, setup_of
+from tokensteer.app.runs.runner import config, run_all
 from tokensteer.app.terminal.progress import shown
 from tokensteer.app.terminal.tables import deaths, failures, say, tables, terminal
 from tokensteer.app.words.lookup import choose
-from tokensteer.tasks.catalogue import STEPS, TASKS
+from tokensteer.tasks.catalogue import TASKS
+from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.common.task import SHIPPED
 
 
 def steer(command: Run | Compare, words: str) -> int:
-    setting = command.setting
-    place = Environment(SHIPPED if setting.weights is None else setting.weights, setting.device, setting.memory)
+    where, settings = command.where, command.settings
+    place = Environment(SHIPPED if where.weights is None else where.weights, where.device, where.memory)
+    if settings.steps is None:
+        settings = replace(settings, steps=choose(command.task, TASKS, "task").steps)
     if isinstance(command, Run):
-        jobs = [
-            Job(
-                method=command.method,
-                particles=command.particles,
-                populations=command.populations,
-                seed=command.seed,
-                **_common(command.task, setting),
-            )
-        ]
+        jobs = [Job(command.task, command.method, command.particles, command.populations, command.seed, settings)]
         out = Path("out") / f"{command.task}-{command.method}" if command.out is None else command.out
     else:
-        jobs = _compared(command, place)
+        jobs = _compared(command, settings, place)
         out = Path("out") / f"{command.task}-{command.recipe}" if command.out is None else command.out
-    run_jobs(jobs, place, out, words, setting.force)
+    run_jobs(jobs, place, out, words, where.force)
     say(f"Run folder: {out}   (tokensteer report {out} makes a page of it)")
     return 0
 
@@ -64,14 +61,7 @@ def unfinished(rows: Sequence[Mapping[str, Any]], jobs: Sequence[Job]) -> list[s
     return [f"Unfinished: {len(rows)} of {len(jobs)} rows. Missing: {'; '.join(missing)}"] if rows and missing else []
 
 
-def _common(task: str, setting: Setting) -> dict[str, Any]:
-    names = ("goal", "kl", "draws", "noise", "ramp", "trigger", "remask", "reward")
-    given: dict[str, Any] = {name: getattr(setting, name) for name in names}
-    steps = STEPS.get(task, 100) if setting.steps is None else setting.steps
-    return given | {"task": task, "steps": steps, "prompts": None if setting.prompts is None else str(setting.prompts)}
-
-
-def _compared(command: Compare, place: Environment) -> list[Job]:
+def _compared(command: Compare, settings: Settings, place: Environment) -> list[Job]:
     choose(command.task, TASKS, "task")
     for name, example in (("methods", "smc-base svdd"), ("particles", "4 16"), ("seeds", "0 1")):
         if getattr(command, name) == ():
@@ -79,10 +69,9 @@ def _compared(command: Compare, place: Environment) -> list[Job]:
     usual: list[str] = []
     if command.methods is None:
         # Which methods suit a task is known once it is there.
-        setting = command.setting
-        job = Job(method="pretrained", particles=1, populations=1, **_common(command.task, setting))
-        task = make_task(setup_of(replace(job, steps=1), place), command.task)
-        tilt = methods.tilted(task, setting.draws, setting.ramp, setting.noise)
+        job = Job(command.task, "pretrained", 1, 1, settings=replace(settings, steps=1))
+        task = make_task(setup_of(job, place), command.task)
+        tilt = tilted(task, settings)
         usual, lacking = methods.usual(task, tilt), methods.lacking(task, tilt)
         for reason in dict.fromkeys(lacking.values()):
             say(f"Left out: {', '.join(name for name in lacking if lacking[name] == reason)} ({reason})")
@@ -93,6 +82,7 @@ def _compared(command: Compare, place: Environment) -> list[Job]:
         command.populations,
         command.seeds,
         usual,
-        _common(command.task, command.setting),
+        command.task,
+        settings,
     )
     return jobs if command.match_rows is None else matched(jobs, command.match_rows, place)

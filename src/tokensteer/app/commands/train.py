@@ -9,14 +9,14 @@ from tokensteer.app.options import Train
 from tokensteer.app.runs.claims import claimed
 from tokensteer.app.terminal.tables import say
 from tokensteer.app.words.lookup import choose
-from tokensteer.tasks.catalogue import LEARNERS, TASKS, TRAINERS, TWISTERS
+from tokensteer.tasks.catalogue import TASKS, Entry
 from tokensteer.tasks.common.task import SHIPPED
 from tokensteer.tasks.common.training import Training, finished
 
 
 def train(command: Train) -> int:
-    choose(command.task, TASKS, "task")
-    if command.task not in TRAINERS:
+    task = choose(command.task, TASKS, "task")
+    if task.train is None:
         raise ValueError(f"{command.task} has no networks, and nothing to train: run it as it is")
     if command.proposal and command.twist:
         raise ValueError("--proposal and --twist are trained one after the other: give one of them")
@@ -24,7 +24,7 @@ def train(command: Train) -> int:
         raise ValueError("--goal is what a proposal or a twist is trained for: give --proposal or --twist too")
     if command.weights is not None and not command.proposal and not command.twist:
         raise ValueError("--weights holds the networks that a proposal or a twist is taught with: give --proposal too")
-    if command.twist and command.task not in TWISTERS:
+    if command.twist and task.twist is None:
         raise ValueError(f"the twist of {command.task} is learned with its proposal: give --proposal instead")
     out = Path("out") / f"{command.task}-weights" if command.out is None else command.out
     for name, value in (("minutes", command.minutes), ("scale", command.scale)):
@@ -32,20 +32,20 @@ def train(command: Train) -> int:
             raise ValueError(f"--{name} must be positive and finite, got {value}")
     training = Training(out, command.device, command.seed, command.minutes, command.scale)
     with claimed(out):
-        _train(command, training)
+        _train(command, task, training)
     say(f"Weights: {out}   (tokensteer run {command.task} --weights {out} uses them)")
     return 0
 
 
-def _train(command: Train, training: Training) -> None:
+def _train(command: Train, task: Entry, training: Training) -> None:
     out = training.out
     if finished(_cards(command, out)) and not command.force:
         raise ValueError(f"{out} holds finished weights of {command.task}: give --out another folder, or --force")
-    if command.proposal or command.twist:
-        weights = SHIPPED if command.weights is None else command.weights
-        (LEARNERS if command.proposal else TWISTERS)[command.task](training, command.goal, weights)
-    else:
-        TRAINERS[command.task](training)
+    teach = task.teach if command.proposal else task.twist if command.twist else None
+    if teach is not None:
+        teach(training, command.goal, SHIPPED if command.weights is None else command.weights)
+    elif task.train is not None:
+        task.train(training)
 
 
 def _cards(command: Train, out: Path) -> list[Path]:

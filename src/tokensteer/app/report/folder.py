@@ -13,8 +13,8 @@ from torch import Generator
 
 from tokensteer import files
 from tokensteer.app.runs import folder as runs
-from tokensteer.app.runs import recipes as methods
 from tokensteer.app.runs import schema
+from tokensteer.app.runs.answers import one_draw, some, unweighted, weighted
 from tokensteer.app.runs.seeds import over_seeds, seeds_of
 from tokensteer.core.particles.result import Result
 from tokensteer.tasks.common.metrics import Measured
@@ -175,9 +175,9 @@ def _sample(file: Path, line: str) -> list[Mapping[str, Any]]:
 
 def _answer(result: Result, kind: str) -> Result:
     """What the method answers with, of the populations that live; the same every time."""
-    living = replace(methods.some(result, result.alive), generator=Generator().manual_seed(0))
-    answers = {answer.__name__: answer for answer in (methods.weighted, methods.unweighted, methods.one_draw)}
-    return answers.get(kind, methods.weighted)(living)
+    living = replace(some(result, result.alive), generator=Generator().manual_seed(0))
+    answers = {answer.__name__: answer for answer in (weighted, unweighted, one_draw)}
+    return answers.get(kind, weighted)(living)
 
 
 def _metrics(stored: Any) -> dict[str, Measured]:

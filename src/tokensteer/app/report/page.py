@@ -15,6 +15,8 @@ from tokensteer.app.report.markup import element, section, text
 from tokensteer.app.report.table import best_table, table
 from tokensteer.app.report.words import colours_of, naming, plural, verdict
 from tokensteer.app.runs import folder as runs
+from tokensteer.tasks.catalogue import TASKS
+from tokensteer.tasks.common.looks import HeatMap
 
 HERE = Path(__file__).parent
 MISSING = 12
@@ -161,11 +163,13 @@ def _results(rows: Sequence[Row], joined: Sequence[Row], colours: Mapping[str, i
 
 
 def _samples(task: str, rows: Sequence[Row], name: Callable[[Row], str], colours: Mapping[str, int]) -> tuple[str, str]:
-    if task == "mog" and all(row.result.samples.shape[-1] == 2 for row in rows):
+    look = TASKS[task].look if task in TASKS else None  # a folder may name a task of another version
+    if isinstance(look, HeatMap) and all(row.result.samples.shape[-1] == 2 for row in rows):
         places = range(len(rows))
-        maps = samples.heat_maps(rows, {k: name(rows[k]) for k in places}, {k: colours[rows[k].method] for k in places})
+        names, marks = {k: name(rows[k]) for k in places}, {k: colours[rows[k].method] for k in places}
+        maps = samples.heat_maps(look, rows, names, marks)
         return "All particles by weight, on the scale of the target; paler means rarer.", maps
-    sheets = "".join(samples.sheet(row, name(row), colours[row.method]) for row in rows)
+    sheets = "".join(samples.sheet(row, look, name(row), colours[row.method]) for row in rows)
     note = (
         "Draws from the posterior are what the method says the target looks like. The best of a population by reward "
         "is no such draw, and is framed apart."

@@ -1,4 +1,4 @@
-"""What came out: images, heat maps, or tokens as text. Draws from the target and the best by reward stay apart."""
+"""What came out: images, heat maps, letters or numbers. Draws from the target and the best by reward stay apart."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from tokensteer.app.report.folder import Row
 from tokensteer.app.report.lists import floats, ints
 from tokensteer.app.report.markup import element, text
 from tokensteer.app.report.words import plural
-from tokensteer.app.runs import recipes as methods
+from tokensteer.app.runs.answers import some
 from tokensteer.app.words.numbers import number, spread
 from tokensteer.core.particles.result import Result
+from tokensteer.tasks.common.looks import HeatMap, Image, Letters, Look
 from tokensteer.tasks.common.png import shaded_png
+from tokensteer.tasks.common.task import Setup
 
 SHOWN = 16
 """How many samples of each kind are shown."""
@@ -42,7 +44,7 @@ def draws(answer: Result, count: int = SHOWN) -> Tensor:
 def best(result: Result, count: int = SHOWN) -> tuple[Tensor, list[float]]:
     """The best by reward of up to `count` living populations (K, L), and its reward, or NaN."""
     alive = result.alive.nonzero().squeeze(-1)[:count]
-    kept = methods.some(result, alive)
+    kept = some(result, alive)
     if kept.reward is None:
         return kept.best(), [math.nan] * len(alive)
     counted = torch.where(kept.log_w == -math.inf, -math.inf, kept.reward)
@@ -88,18 +90,26 @@ def sequence(tokens: Sequence[int], words: str) -> str:
     return text("code", " ".join(str(token) for token in tokens[:TOKENS]) + more, f'title="{escape(words)}"')
 
 
-def bases(tokens: Sequence[int], words: str) -> str:
-    """DNA, in the colours that sequencers give its letters; what is still masked is a dot."""
-    runs = ((("ACGT."[min(token, 4)]), len(list(group))) for token, group in groupby(tokens))
-    coloured = "".join(f'<i class="{letter}">{letter * count}</i>' for letter, count in runs)
-    return element("code", f'class="dna" title="{escape(words)}"', coloured)
+def letters(alphabet: str) -> Show:
+    """Letters in colours that the style sheet gives them; what is still masked is a dot."""
+
+    def show(tokens: Sequence[int], words: str) -> str:
+        runs = (((alphabet + ".")[min(token, len(alphabet))], len(list(group))) for token, group in groupby(tokens))
+        coloured = "".join(f'<i class="{letter}">{letter * count}</i>' for letter, count in runs)
+        return element("code", f'class="letters" title="{escape(words)}"', coloured)
+
+    return show
 
 
-def shown_as(task: str, length: int) -> Show:
-    if task.startswith(("dna", "tfbind")):
-        return bases
-    side = math.isqrt(length)
-    return image(side) if task in ("digits", "mnist") and side * side == length else sequence
+def shown_as(look: Look | None, length: int) -> tuple[Show, str]:
+    """How a sample is shown, and whether samples make a grid or a list."""
+    match look:
+        case Image(side) if side * side == length:
+            return image(side), "grid"
+        case Letters(alphabet):
+            return letters(alphabet), "list"
+        case _:
+            return sequence, "list"
 
 
 # ---- texts
@@ -181,12 +191,12 @@ def kind_of_draws(row: Row) -> str:
     return "Draws from the posterior" if steered and row.weighted else "Draws, unweighted" if steered else "Draws"
 
 
-def sheet(row: Row, name: str, colour: int) -> str:
+def sheet(row: Row, look: Look | None, name: str, colour: int) -> str:
     """Both kinds of samples of a row."""
     if row.texts:
         return written(row, name, colour)
-    result, show = row.result, shown_as(row.task, row.result.samples.shape[-1])
-    kind = "list" if show in (sequence, bases) else "grid"
+    result = row.result
+    show, kind = shown_as(look, result.samples.shape[-1])
     drawn = draws(row.answer)
     top, rewards = best(result)
     posterior = [show(x, f"draw {k + 1} from the posterior, {name}") for k, x in enumerate(map(ints, drawn))]
@@ -208,16 +218,14 @@ def sheet(row: Row, name: str, colour: int) -> str:
     )
 
 
-# ---- heat maps, for the mixture of Gaussians
+# ---- heat maps
 
 
-def heat_maps(rows: Sequence[Row], names: Mapping[int, str], colours: Mapping[int, int]) -> str:
+def heat_maps(look: HeatMap, rows: Sequence[Row], names: Mapping[int, str], colours: Mapping[int, int]) -> str:
     """The exact targets and what each row made of it, on one scale. `names` and `colours` go by place in `rows`."""
-    from tokensteer.tasks.mog import exact as mog
-
     settings = {_setting(row): row for row in reversed(rows)}
-    targets = {setting: exact_target(row) for setting, row in reversed(settings.items())}
-    laws = [mog.histogram(r.answer.samples.flatten(0, 1), r.answer.weights.double().flatten()) for r in rows]
+    targets = {setting: look.target(_setup(row)) for setting, row in reversed(settings.items())}
+    laws = [look.histogram(r.answer.samples.flatten(0, 1), r.answer.weights.double().flatten()) for r in rows]
     top = max(float(target.max()) for target in targets.values())
     cards = [
         _heat_card("exact target", "", setting if len(targets) > 1 else "by enumeration", target, top)
@@ -236,16 +244,10 @@ def _setting(row: Row) -> str:
     return ", ".join([f"{steps} steps", *([f"remask {remask}"] if remask else []), *([f"kl {kl}"] if kl else [])])
 
 
-def exact_target(row: Row) -> Tensor:
-    """The law that the shipped model should be steered to with the settings of a row, (64, 64)."""
-    from tokensteer.core.steering.steering import Steering
-    from tokensteer.tasks.common.task import Setup
-    from tokensteer.tasks.mog import exact as mog
-    from tokensteer.tasks.mog import trained as mog_trained
-
-    kl = float(row.job.get("kl") or 1.0)
-    prior = mog_trained.model(Setup(len(row.result.ess) - 1, remask=float(row.job.get("remask") or 0.0)))
-    return mog.target(Steering(prior, mog.tilt(kl, estimator=mog.soft_value(prior, kl)))).pmf
+def _setup(row: Row) -> Setup:
+    """The setup of a row, with the shipped weights."""
+    kl, remask = row.job.get("kl"), row.job.get("remask")
+    return Setup(len(row.result.ess) - 1, kl=float(kl) if kl else None, remask=float(remask or 0.0))
 
 
 def _heat_card(name: str, mark: str, note: str, law: Tensor, top: float) -> str:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from tokensteer.app.runs.jobs import Job
+from tokensteer.app.runs.prepare import Environment, PreparedJob, make_task, put_together, setup_of
 from tokensteer.app.runs.recipes import recipe_of
-from tokensteer.app.runs.runner import Environment, PreparedJob, make_task, put_together, run_one, setup_of
+from tokensteer.app.runs.runner import run_one
 from tokensteer.core.models.denoiser import Denoiser, Time, from_logits
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.particles.path import Record

@@ -1,20 +1,17 @@
-"""Methods, ramps and triggers by the names that the command line knows them by."""
+"""Methods by the names that the command line knows them by."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
-import torch
-from torch import Tensor
-
-from tokensteer.app.words.lookup import choose, unknown
+from tokensteer.app.runs.answers import best, one_draw, unweighted, weighted
+from tokensteer.app.words.lookup import choose
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.particles.resampling import multinomial
 from tokensteer.core.particles.result import Result
-from tokensteer.core.particles.triggers import Trigger, always, ess_below, every, never, observe
+from tokensteer.core.particles.triggers import ess_below, never
 from tokensteer.core.proposals.enumerated import Enumerated
 from tokensteer.core.steering.methods import (
     Method,
@@ -33,97 +30,15 @@ from tokensteer.core.steering.methods import (
 )
 from tokensteer.core.steering.split_gibbs import SplitGibbs
 from tokensteer.core.steering.steering import Steering
-from tokensteer.core.twists.estimators import Sampled
 from tokensteer.core.twists.potentials import Potential, difference, maximum, total
-from tokensteer.core.twists.ramps import (
-    Adaptive,
-    Ramp,
-)
-from tokensteer.core.twists.ramps import (
-    clipped as clipped_ramp,
-)
-from tokensteer.core.twists.ramps import (
-    constant as constant_ramp,
-)
-from tokensteer.core.twists.ramps import (
-    end as end_ramp,
-)
-from tokensteer.core.twists.ramps import (
-    exponential as exponential_ramp,
-)
-from tokensteer.core.twists.ramps import (
-    linear as linear_ramp,
-)
 from tokensteer.core.twists.tilt import Tilt
-from tokensteer.tasks.common.proposals import with_twist
+from tokensteer.tasks.common.learned import with_twist
 from tokensteer.tasks.common.task import Task, Trained
 
 STAGES = 5
 """How often FK steering resamples in a run."""
 GUIDANCE = 1.5
 """The scale of classifier-free guidance."""
-
-
-# ---- how the answer of a method is read off its result
-
-
-def some(result: Result, populations: Tensor) -> Result:
-    """Some of the populations, chosen by their indices or by a mask."""
-
-    def of(values: Tensor | None) -> Any:
-        return None if values is None else values[:, populations]
-
-    samples = result.samples[populations]
-    return replace(
-        result,
-        samples=samples,
-        log_w=result.log_w[populations],
-        reward=None if result.reward is None else result.reward[populations],
-        ess=of(result.ess),
-        mean_reward=of(result.mean_reward),
-        ancestors=of(result.ancestors),
-        ramp=of(result.ramp),
-        templates=1 if result.templates == 1 else len(samples),  # of which each has how many is no longer known
-    )
-
-
-def weighted(result: Result) -> Result:
-    """All particles with their weights."""
-    return result
-
-
-def unweighted(result: Result) -> Result:
-    """All particles as they are, as if there were no weights."""
-    return replace(result, log_w=torch.zeros_like(result.log_w))
-
-
-def one_draw(result: Result) -> Result:
-    """One posterior draw from each population."""
-    return _alone(result, result.sample(1))
-
-
-def best(result: Result) -> Result:
-    """The best by reward of each population, which is no posterior draw."""
-    return _alone(result, result.best().unsqueeze(1))
-
-
-def _alone(result: Result, samples: Tensor) -> Result:
-    """Populations of one particle each, whose reward is that of its twin among the particles."""
-    twin = (result.samples == samples).all(-1).int().argmax(-1, keepdim=True)
-    reward = None if result.reward is None else result.reward.gather(1, twin)
-    return Result(
-        samples,
-        log_w=torch.zeros_like(result.log_w[:, :1]),
-        reward=reward,
-        ess=result.ess / result.log_w.shape[1],  # the share of the particles that were drawn from
-        mean_reward=None,
-        ancestors=torch.zeros_like(twin).unsqueeze(0),
-        rows={},
-        generator=result.generator,
-    )
-
-
-# ---- methods
 
 
 @dataclass(frozen=True)
@@ -316,84 +231,6 @@ def _hindered(task: Task, tilt: Tilt) -> dict[str, Exception]:
         except (FileNotFoundError, ValueError) as error:
             found[name] = error
     return found
-
-
-# ---- ramps and triggers, with a number after a colon where they have one
-
-
-def _argument(text: str, name: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"{name}: takes a number after the colon, got {text!r}")
-    return number
-
-
-def _every(number: float) -> Trigger:
-    if number != int(number):
-        raise ValueError(f"--trigger every:k takes a whole number of steps, got {number:g}; try every:20")
-    return every(int(number))
-
-
-RAMPS: dict[str, Ramp] = {
-    "linear": linear_ramp,
-    "constant": constant_ramp,
-    "end": end_ramp,
-    "exponential": exponential_ramp(100),
-}
-_RAMPS_OF: dict[str, Callable[[float], Ramp | Adaptive]] = {"clipped": clipped_ramp, "adaptive": Adaptive}
-
-TRIGGERS: dict[str, Trigger] = {"always": always, "never": never, "observe": observe}
-_TRIGGERS_OF: dict[str, Callable[[float], Trigger]] = {"ess": ess_below, "every": _every}
-
-
-def ramp(text: str) -> Ramp | Adaptive:
-    """linear, constant, end, exponential, clipped:k (full after k tenths of the time) or adaptive:share."""
-    name, _, value = text.partition(":")
-    if value and name in _RAMPS_OF:
-        number = _argument(value, f"--ramp {name}")
-        if number <= 0:
-            raise ValueError(f"--ramp {name}: takes a positive number, got {value}")
-        if name == "clipped" and number > 10:
-            raise ValueError(f"--ramp clipped:k takes tenths of the time, above 0 and up to 10, got {value}")
-        return _RAMPS_OF[name](number)
-    if text not in RAMPS:
-        raise ValueError(unknown(text, [*RAMPS, "clipped:3", "adaptive:0.9"], "ramp"))
-    return RAMPS[text]
-
-
-def trigger(text: str) -> Trigger:
-    """always, never, observe (never, but look), ess:share or every:k."""
-    name, _, value = text.partition(":")
-    if value and name in _TRIGGERS_OF:
-        return _TRIGGERS_OF[name](_argument(value, f"--trigger {name}"))
-    if text not in TRIGGERS:
-        raise ValueError(unknown(text, ["ess:0.5", "every:20", *TRIGGERS], "trigger"))
-    return TRIGGERS[text]
-
-
-NOISES = ("fresh", "shared")
-
-
-def tilted(
-    task: Task, draws: int | None, by: str | None, noise: str | None = None, seed: int = 0, shares: bool = True
-) -> Tilt:
-    """The task's tilt with another ramp, number of draws or noise behind them. Shared noise is that of the run's seed;
-    where the task shares it, so does a method that `shares`, unless told otherwise. Who asks for draws wants the reward
-    estimated from them, even where the task knows it in closed form."""
-    tilt = task.tilt if by is None else replace(task.tilt, ramp=ramp(by))
-    if draws is not None:
-        tilt = replace(tilt, draws=draws, estimator=tilt.estimator if tilt.drawn else Sampled())
-    if noise not in (None, *NOISES):
-        raise ValueError(unknown(noise, NOISES, "noise"))
-    if isinstance(tilt.estimator, Sampled):
-        shared = noise == "shared" or (noise is None and shares and not tilt.estimator.random)
-        return replace(tilt, estimator=Sampled(seed if shared else None))
-    if noise is not None:
-        raise ValueError(f"--noise is that of draws, and {task.name} needs none on the way: give --draws too")
-    return tilt
 
 
 def recipe_of(name: str) -> Recipe:

@@ -46,7 +46,8 @@ class Bars:
 
     def begin(self, job: Job) -> None:
         self.bar.update(self.all, description=f"{job.task}: {job.label}, N = {job.particles}")
-        self.bar.reset(self.one, total=job.steps + 1, description="")
+        steps = job.settings.steps
+        self.bar.reset(self.one, total=None if steps is None else steps + 1, description="")
 
     def see(self, record: Record) -> None:
         self.bar.update(self.one, advance=1)

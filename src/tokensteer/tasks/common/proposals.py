@@ -1,11 +1,9 @@
-"""Learned proposals and twists of the tasks: how they are trained, where they lie, how they are found again."""
+"""Learned proposals and twists of the tasks: how they are trained and measured."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,16 +18,14 @@ from tokensteer.core.numerics.domains import check_numbers, check_wholes
 from tokensteer.core.proposals.amortised import Amortised
 from tokensteer.core.steering.methods import Method, prop_amot, smc_amot, smc_base, smc_grad
 from tokensteer.core.steering.steering import Steering
-from tokensteer.core.twists.learned import LearnedTwist
-from tokensteer.core.twists.tilt import Tilt
-from tokensteer.files import copy, write_json
-from tokensteer.tasks.common.task import SHIPPED, Task, Trained, read_card
+from tokensteer.files import write_json
+from tokensteer.tasks.common.learned import PARTS, bring, complete, contents, file_of, find, suffix, towards, with_twist
+from tokensteer.tasks.common.task import Task, Trained
 from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.nets import ValueConfig, ValueNet, load, save
 from tokensteer.tasks.nets.store import Net
 from tokensteer.train import Balance, Learned, Objective, Progress, ProposalPlan, Returns, Tuning, fit_proposal, shown
 
-PARTS = ("proposal", "value")
 WEIGHTED = "weighted samples of every method, prop-amot too: without resampling, that is importance sampling"
 
 TWIST = ProposalPlan(
@@ -70,7 +66,7 @@ class ProposalConfig:
         check_numbers("ProposalConfig", "(0, inf)", kl=self.kl)
         check_wholes("ProposalConfig", 1, num_steps=self.num_steps)
         if self.value.beside and isinstance(self.objective, Balance):
-            raise ValueError("Course: what Balance learns is a whole twist, and goes beside nothing")
+            raise ValueError("ProposalConfig: what Balance learns is a whole twist, and goes beside nothing")
 
 
 def _as_long(plan: ProposalPlan, training: Training) -> ProposalPlan:
@@ -78,46 +74,6 @@ def _as_long(plan: ProposalPlan, training: Training) -> ProposalPlan:
     if training.minutes is not None:
         return replace(plan, rounds=10**9, seconds=60.0 * training.minutes)
     return replace(plan, rounds=max(1, round(plan.rounds * training.scale)))
-
-
-def file_of(folder: Path, task: str, part: str, goal: int | None) -> Path:
-    """The weights of a part, `proposal` or `value`, for the goal it was trained for."""
-    return folder / f"{task}-{part}{_suffix(goal)}.safetensors"
-
-
-def _suffix(goal: int | None) -> str:
-    return "" if goal is None else f"-{goal}"
-
-
-def find(
-    folder: Path, task: str, goal: int | None, as_denoiser: Callable[[nn.Module], Denoiser], device: str
-) -> Trained:
-    """What was trained for this goal, with its card."""
-    file, twist = (file_of(folder, task, part, goal) for part in PARTS)
-    if not file.is_file():
-        known = sorted(file.stem for file in folder.glob(f"{task}-proposal*.safetensors"))
-        model = "" if folder == SHIPPED else f" --weights {shlex.quote(str(folder))}"
-        raise FileNotFoundError(
-            f"there is no {file.name} in the weights (there: {', '.join(known) or 'none'}): train it by "
-            f"tokensteer train {task} --proposal{_towards(goal)}{model} --out FOLDER, and give --weights FOLDER"
-        )
-    net = load(file, device, folder / f"{task}-denoiser.safetensors")
-    card = read_card(file.with_suffix(".json"))
-    if not twist.is_file():
-        return Trained(as_denoiser(net), None, card)
-    its = read_card(twist.with_suffix(".json"))
-    together = its.get("history") == card.get("history")
-    return Trained(as_denoiser(net), cast("ValueNet", load(twist, device)), card, None if together else its)
-
-
-def with_twist(tilt: Tilt, trained: Trained) -> Tilt:
-    """The same target led to by the learned twist, or by that and the tilt's own."""
-    if trained.value is None:
-        raise ValueError(
-            "no twist was learned with this proposal: use smc-amot, or teach it one by tokensteer train TASK --twist"
-        )
-    twist = LearnedTwist(trained.value, ignores_time=trained.value.ignores_time)
-    return twist.beside(tilt) if trained.value.config.beside else twist.on(tilt)
 
 
 def methods(task: Task, trained: Trained) -> dict[str, Method]:
@@ -191,18 +147,18 @@ def teach_twist(
     find(weights, learner.name, goal, as_denoiser, training.device)  # or the error that says how to make it
     complete(training, weights, learner.name)
     for kind in (".safetensors", ".json"):
-        _bring(file_of(weights, learner.name, "proposal", goal).with_suffix(kind), out)
+        bring(file_of(weights, learner.name, "proposal", goal).with_suffix(kind), out)
     rest = out / f"{learner.name}-denoiser.safetensors"
     net = load(file_of(out, learner.name, "proposal", goal), training.device, rest).requires_grad_(False)
     plan = _as_long(course.twist, training)
     course = replace(course, objective=Returns(twists=course.value.beside))
-    about = {"goal": goal, "weights": contents(weights, learner.name, "proposal" + _suffix(goal))}
+    about = {"goal": goal, "weights": contents(weights, learner.name, "proposal" + suffix(goal))}
     learned = _fit(learner, net, as_denoiser, course, plan, training, about)
     stored = file_of(out, learner.name, "value", goal)
     save(cast("Net", learned.baseline), stored, torch.bfloat16)
     card = _card(learner.name, training, plan, course, learned, goal) | {
         "what": f"learned twist of the task {learner.name}, for its learned proposal",
-        "command": f"tokensteer train {learner.name} --twist{_towards(goal)} {training.choices()}",
+        "command": f"tokensteer train {learner.name} --twist{towards(goal)} {training.choices()}",
     }
     write_json(stored.with_suffix(".json"), card)
     say("measuring")
@@ -238,56 +194,13 @@ def _fit(
         )
 
 
-def _towards(goal: int | None) -> str:
-    return "" if goal is None else f" --goal {goal}"
-
-
-def complete(training: Training, weights: Path, name: str) -> None:
-    """Begin in a folder, which is only of use with the networks that a proposal goes with: they are copied there."""
-    training.begin()
-    for file in _base(weights, name):
-        _bring(file, training.out)
-
-
-def _base(weights: Path, name: str) -> list[Path]:
-    """The files of a task that are not of proposals and twists."""
-    return [f for f in sorted(weights.glob(f"{name}-*")) if "-proposal" not in f.stem and "-value" not in f.stem]
-
-
-def _bring(file: Path, out: Path) -> None:
-    """Copy a file to a folder that lacks it. One that is there must be the same if it is part of a network: what is
-    taught with one denoiser is of no use with another."""
-    there = out / file.name
-    if not there.exists():
-        copy(file, there)
-    elif _made_of(file) and there.read_bytes() != file.read_bytes():
-        raise ValueError(
-            f"{there} is not the same as {file}, which is taught here: give --weights {out} to teach what is there, or "
-            "give --out another folder"
-        )
-
-
-def _made_of(file: Path) -> bool:
-    """Whether a file is part of what is taught: neither a card, nor counts of data, nor something tuned."""
-    return file.suffix in (".safetensors", ".txt") and not any(part in file.stem for part in ("-drakes", "-reference"))
-
-
-def contents(weights: Path, name: str, *more: str) -> str:
-    """By what the networks of a task in a folder are known again, and the files `more`: a digest."""
-    used = [file for file in _base(weights, name) if _made_of(file)]
-    digest = hashlib.sha256()
-    for file in (*used, *(weights / f"{name}-{part}.safetensors" for part in more)):
-        digest.update(file.name.encode() + file.read_bytes())
-    return digest.hexdigest()[:16]
-
-
 def _card(
     name: str, training: Training, plan: ProposalPlan, course: ProposalConfig, learned: Learned, goal: int | None
 ) -> dict[str, Any]:
     last = learned.history[-1]
     return {
         "what": f"learned proposal of the task {name}, and its baseline: a twist, if it was learned by Balance",
-        "command": f"tokensteer train {name} --proposal{_towards(goal)} {training.choices()}",
+        "command": f"tokensteer train {name} --proposal{towards(goal)} {training.choices()}",
         "data": "no data: paths of the task's own denoiser, judged by its reward",
         **training.made(),
         "goal": goal,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from tokensteer.core.numerics.domains import check_wholes
 from tokensteer.core.particles.result import Result
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.tasks.common.metrics import Measured
+from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.nets import ValueNet
 
 SHIPPED = Path(__file__).parents[2] / "weights"
@@ -57,27 +57,24 @@ def check_device(name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Setup:
-    """What a user may choose about a task. `goal` is its own to read (a digit, say); `kl` is the task's unless given;
-    `remask` is the cap of ReMDM, 0 for none; `weights` a folder of others than those shipped; `prompts` a file of them,
-    and `reward` a function of texts in place of the task's, for tasks that read prompts."""
+class Setup(Settings):
+    """Settings with all else that a task is made of: a device, a folder of weights, and the function of texts that
+    `reward` names. A task reads `goal` in its own way, and its own `kl` counts unless one is given."""
 
-    num_steps: int = 100
-    goal: int | None = None
-    kl: float | None = None
-    remask: float = 0.0
     device: str = "cpu"
     weights: Path = SHIPPED
-    prompts: Path | None = None
-    reward: Callable[[list[str]], Any] | None = None
+    reward_function: Callable[[list[str]], Any] | None = None
 
     def __post_init__(self) -> None:
-        check_wholes("Setup", 1, num_steps=self.num_steps)
+        check_wholes("Setup", 1, steps=self.steps)
+        self.check()
         check_device(self.device)
-        if self.kl is not None and not 0 < self.kl < math.inf:
-            raise ValueError(f"kl must be positive and finite, got {self.kl:g}: it divides the reward")
-        if not 0 <= self.remask <= 1:
-            raise ValueError(f"remask must lie in [0, 1], got {self.remask:g}: it is a probability, 0 for none")
+        if self.reward is not None and self.reward_function is None:
+            raise ValueError(f"the reward {self.reward} is a name: give the function itself as reward_function")
+
+    @property
+    def num_steps(self) -> int:
+        return 100 if self.steps is None else self.steps
 
     def kernel(self, mask_id: int) -> Ancestral:
         """Ancestral sampling, with remasking if it was asked for."""

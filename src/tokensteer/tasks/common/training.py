@@ -1,8 +1,7 @@
-"""What the training of all tasks has in common: what may be chosen, the command that chooses it, the card it leaves."""
+"""What the training of all tasks has in common: what may be chosen, and the card it leaves."""
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Iterable
@@ -122,21 +121,6 @@ def train_net(
         )
     save(cast("Net", fitted.net), training.out / f"{task}-{role}.safetensors", torch.bfloat16)
     return training.card(task, f"{role} of the task {task}", source, net, fitted, plan)
-
-
-def parser(module: str, description: str) -> argparse.ArgumentParser:
-    """A command line with the choices of `Training`."""
-    words = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
-    words.add_argument("--out", type=Path, required=True, help="folder for weights, cards and figures")
-    words.add_argument("--device", default="cpu", help="cpu or cuda")
-    words.add_argument("--seed", type=int, default=0)
-    words.add_argument("--minutes", type=float, help="time for training, measuring not counted")
-    words.add_argument("--scale", type=float, default=1.0, help="without --minutes: this many times the task's steps")
-    return words
-
-
-def chosen(given: argparse.Namespace) -> Training:
-    return Training(given.out, given.device, given.seed, given.minutes, given.scale)
 
 
 def finished(cards: Iterable[Path]) -> bool:

@@ -14,7 +14,8 @@ from torch import Generator
 from tokensteer.core.numerics.domains import check_wholes
 from tokensteer.core.steering.methods import pretrained
 from tokensteer.files import write_json
-from tokensteer.tasks.common import proposals as learned
+from tokensteer.tasks.common import learned
+from tokensteer.tasks.common.proposals import TWIST, ProposalConfig, rounded, teach, teach_twist, thinned
 from tokensteer.tasks.common.task import SHIPPED, Setup, Task, Trained, read_card
 from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.dna.data import LENGTH, VOCAB_SIZE
@@ -26,7 +27,7 @@ from tokensteer.train import DrakesPlan, ProposalPlan, StepVariance, Tuned, fit_
 Make = Callable[[Setup], Task]
 MEASURED = {1: 200, 4: 60, 16: 30}
 
-COURSE = learned.ProposalConfig(
+COURSE = ProposalConfig(
     ProposalPlan(
         120,
         paths=128,
@@ -43,7 +44,7 @@ COURSE = learned.ProposalConfig(
     StepVariance(),
     ValueConfig("dilated", asdict(DilatedConfig(VOCAB_SIZE, LENGTH, 64, 5, (1, 2, 4, 8, 16))), beside=True),
     kl=KL,
-    twist=learned.TWIST,
+    twist=TWIST,
 )
 
 
@@ -61,7 +62,7 @@ def train_proposal(
     goal: int | None = None,
     weights: Path = SHIPPED,
     populations: Mapping[int, int] = MEASURED,
-    course: learned.ProposalConfig = COURSE,
+    course: ProposalConfig = COURSE,
     twist: bool = False,
 ) -> dict[str, Any]:
     """Teach a copy of the denoiser in `weights` to draw sites of a cell type, or the proposal there its `twist`; then
@@ -72,9 +73,9 @@ def train_proposal(
         return make(Setup(num_steps, cell, kl, device=training.device, weights=weights))
 
     if twist:
-        return learned.teach_twist(made, as_denoiser, course, training, cell, populations, weights)
+        return teach_twist(made, as_denoiser, course, training, cell, populations, weights)
     net = student(weights, training.device)
-    return learned.teach(made, net, as_denoiser, course, training, cell, populations, weights)
+    return teach(made, net, as_denoiser, course, training, cell, populations, weights)
 
 
 # ---- DRAKES
@@ -103,7 +104,7 @@ def find_tuned(folder: Path, name: str, cell: int, device: str) -> Trained:
     file = learned.file_of(folder, NAME, name, cell)
     if not file.is_file():
         raise FileNotFoundError(
-            f"there is no {file.name} in the weights: make it by python -m tokensteer.tasks.{NAME}.task --drakes "
+            f"there is no {file.name} in the weights: make it by python -m tokensteer.tasks.{NAME} --drakes "
             f"--goal {cell} --out FOLDER, and give --weights FOLDER"
         )
     return Trained(as_denoiser(load(file, device)), None, read_card(file.with_suffix(".json")))
@@ -158,7 +159,7 @@ def _card(name: str, training: Training, plan: DrakesPlan, how: Drakes, done: Tu
     last = done.history[-1]
     return {
         "what": f"denoiser of the task {NAME}, tuned by the gradient of the reward through the sampler ({name})",
-        "command": f"python -m tokensteer.tasks.{NAME}.task --drakes --goal {cell} {training.choices()}",
+        "command": f"python -m tokensteer.tasks.{NAME} --drakes --goal {cell} {training.choices()}",
         "data": "no data: paths of the task's own denoiser, judged by its reward",
         **training.made(),
         "goal": cell,
@@ -167,5 +168,5 @@ def _card(name: str, training: Training, plan: DrakesPlan, how: Drakes, done: Tu
         "seconds": round(last.seconds, 1),
         "denoiser rows": done.rows,
         "plan": asdict(plan),
-        "history": [learned.rounded(entry) for entry in learned.thinned(done.history)],
+        "history": [rounded(entry) for entry in thinned(done.history)],
     }

@@ -54,7 +54,7 @@ def load(folder: Path) -> Reference | None:
     fits = motifs is None or motifs.shape == (len(CELLS), columns)
     if shares is None or shares.shape != (len(CELLS), 64) or not fits:
         raise ValueError(
-            f"{file} does not hold the counts of the best sites: make it again by python -m tokensteer.tasks.dna.task "
+            f"{file} does not hold the counts of the best sites: make it again by python -m tokensteer.tasks.dna "
             "--reference --out FOLDER"
         )
     return Reference(shares, motifs, about)

@@ -50,7 +50,6 @@ from tokensteer.tasks.nets import load
 from tokensteer.tasks.nets.store import Config
 from tokensteer.train import Loss, Plan, classifier_loss, masked_loss, uniform_bound, uniform_loss
 
-MODULE = f"tokensteer.tasks.{NAME}"
 SOURCE = (
     f"{FILE}: 47,872 accessible sites of 200 bp of HepG2, K562, GM12878 and hESCT0, chromosomes but 1 (test) and 2 "
     "(validation)"

@@ -1,6 +1,6 @@
 """Handwritten digits of 8 x 8 binary pixels: the small sister of `mnist`, which runs anywhere in seconds.
 
-    python -m tokensteer.tasks.images.digits --out FOLDER
+    tokensteer train digits --out FOLDER
 
 trains all its networks. The images come with the package (`data/README.md` says from where).
 """
@@ -62,7 +62,3 @@ def task(setup: Setup | None = None) -> Task:
 def train(training: Training) -> None:
     """Make all its weights, with cards and figures."""
     pixels_train.train(RECIPE, training)
-
-
-if __name__ == "__main__":
-    pixels_train.main(RECIPE)

@@ -1,6 +1,6 @@
 """MNIST, 28 x 28 binary pixels, ink where the grey value is above 127.
 
-    python -m tokensteer.tasks.images.mnist --out FOLDER --device cuda --minutes 5
+    tokensteer train mnist --out FOLDER --device cuda --minutes 5
 
 trains all its networks. The data does not come with the package; `binarise` makes it from the files everybody has.
 """
@@ -36,7 +36,7 @@ def data() -> Data:
     if not file.is_file():
         raise FileNotFoundError(
             f"there is no {file}: set TOKENSTEER_DATA to the folder that holds {FILE}, or make it from MNIST's own "
-            "four files by python -c \"from tokensteer.tasks import mnist; mnist.binarise('FOLDER')\""
+            "four files by python -c \"from tokensteer.tasks.images import mnist; mnist.binarise('FOLDER')\""
         )
     return pixels.unpack(file, SIDE * SIDE)
 
@@ -115,7 +115,3 @@ def task(setup: Setup | None = None) -> Task:
 def train(training: Training) -> None:
     """Make all its weights, with cards and figures."""
     pixels_train.train(RECIPE, training)
-
-
-if __name__ == "__main__":
-    pixels_train.main(RECIPE)

@@ -26,9 +26,10 @@ from tokensteer.core.twists.ramps import Ramp
 from tokensteer.core.twists.ramps import exponential as exponential_ramp
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.tasks.common import arrays as arrays_in
-from tokensteer.tasks.common import proposals as learned
+from tokensteer.tasks.common import learned
 from tokensteer.tasks.common.metrics import Classifier, Measured, hamming, in_parts, measured
 from tokensteer.tasks.common.png import tiled, write_png
+from tokensteer.tasks.common.proposals import ProposalConfig
 from tokensteer.tasks.common.task import Setup, Task, read_card
 from tokensteer.tasks.nets import ConvConfig, PatchConfig, UNetConfig
 from tokensteer.tasks.nets import load as load_net
@@ -71,7 +72,7 @@ class Recipe:
     reward: ConvConfig
     judge: PatchConfig
     plans: tuple[Plan, Plan, Plan]
-    course: learned.ProposalConfig
+    course: ProposalConfig
     shift: int
     flips: float
     source: str

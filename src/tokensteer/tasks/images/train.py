@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tokensteer.files import write_json
 from tokensteer.tasks.common.metrics import Measured, accuracy, hamming, label_histogram, nll_bound
 from tokensteer.tasks.common.proposals import teach, teach_twist
 from tokensteer.tasks.common.task import SHIPPED, Setup, Task
-from tokensteer.tasks.common.training import Training, chosen, parser, say, train_net
+from tokensteer.tasks.common.training import Training, say, train_net
 from tokensteer.tasks.images.recipe import (
     CLASSES,
     MASK,
@@ -171,28 +171,3 @@ def _steer(recipe: Recipe, setup: Setup, training: Training, trial: Trial) -> tu
             some = result.sample()[:, 0][:16]
             drawn.append(torch.cat([some, some.new_zeros(16 - len(some), some.shape[1])]))
     return table, drawn
-
-
-def main(recipe: Recipe, arguments: Sequence[str] | None = None) -> None:
-    """The command line of a task's training."""
-    words = parser(
-        f"tokensteer.tasks.images.{recipe.name}", f"Train and measure all networks of the task {recipe.name}."
-    )
-    words.add_argument("--samples", type=int, default=1000, help="unconditional samples to measure")
-    words.add_argument("--populations", type=int, default=30, help="independent runs of each method")
-    words.add_argument("--goal", type=int, default=4, help="the digit to steer towards")
-    words.add_argument("--images", type=int, default=10_000, help="images of the test data to measure with, at most")
-    words.add_argument("--num-steps", type=int, default=100, help="steps of the sampler")
-    words.add_argument("--proposal", action="store_true", help="train a proposal for the goal instead")
-    words.add_argument("--twist", action="store_true", help="train a twist for the shipped proposal instead")
-    given = words.parse_args(arguments)
-    torch.backends.cudnn.benchmark = True  # the shapes hardly ever change
-    try:
-        trial = Trial(given.samples, given.populations, given.goal, given.images, given.num_steps)
-        if given.proposal or given.twist:
-            train_proposal(recipe, chosen(given), trial.goal, twist=given.twist)
-        else:
-            train(recipe, chosen(given), trial)
-    except (FileNotFoundError, ValueError) as error:
-        say(f"{recipe.name}: {error}")
-        raise SystemExit(2) from error

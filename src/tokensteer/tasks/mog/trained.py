@@ -1,6 +1,6 @@
 """The mixture of Gaussians with a denoiser that was learned from draws.
 
-    python -m tokensteer.tasks.mog.trained --out FOLDER
+    tokensteer train mog --out FOLDER
 
 trains it. Its samplers are held to the law of the *model*, by enumeration; how far that is from the data is another
 question, which the card of the weights answers.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -26,11 +26,12 @@ from tokensteer.core.particles.result import Result
 from tokensteer.core.steering.steering import Steering
 from tokensteer.core.twists.ramps import constant as constant_ramp
 from tokensteer.files import write_json
-from tokensteer.tasks.common import proposals as learned
+from tokensteer.tasks.common import learned
 from tokensteer.tasks.common.metrics import Measured, in_parts, measured, nll_bound
 from tokensteer.tasks.common.png import write_png
+from tokensteer.tasks.common.proposals import ProposalConfig, teach
 from tokensteer.tasks.common.task import SHIPPED, Setup, Task
-from tokensteer.tasks.common.training import Training, chosen, parser, say
+from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.mog import exact as mog
 from tokensteer.tasks.nets import Transformer, TransformerConfig, ValueConfig, load, save
 from tokensteer.testing.exact import all_sequences
@@ -38,7 +39,7 @@ from tokensteer.train import Balance, Plan, ProposalPlan, fit, masked_loss, show
 
 CONFIG = TransformerConfig(mog.STATES + 1, 2, width=64, depth=2, heads=2)
 PLAN = Plan(3000, batch_size=512, rate=3e-3, average=0.998, report_every=50)
-COURSE = learned.ProposalConfig(
+COURSE = ProposalConfig(
     ProposalPlan(1000, paths=256, on_policy=0.5, replay=4, updates=2, rate=1e-3, baseline_rate=3.0, average=0.99),
     Balance(0.9, ends=0.5),
     ValueConfig("transformer", asdict(CONFIG)),
@@ -84,6 +85,11 @@ def model(setup: Setup) -> Diffusion:
         uniform_steps(setup.num_steps),
         template(2, mog.MASK),
     )
+
+
+def exact_pmf(setup: Setup) -> Tensor:
+    """What a run with this setup is steered to, (64, 64), by enumeration."""
+    return mog.target(Steering(model(setup), mog.tilt(1.0 if setup.kl is None else setup.kl))).pmf
 
 
 def task(setup: Setup | None = None) -> Task:
@@ -159,7 +165,7 @@ def train_proposal(
     training: Training,
     goal: int | None = None,
     weights: Path = SHIPPED,
-    course: learned.ProposalConfig = COURSE,
+    course: ProposalConfig = COURSE,
     particles: int = SAMPLES,
 ) -> dict[str, Any]:
     """Teach a copy of the denoiser in `weights` the target, and a twist with it."""
@@ -170,7 +176,7 @@ def train_proposal(
         return task(Setup(num_steps, kl=kl, weights=weights))
 
     net = load(weights / FILE)
-    return learned.teach(make, net, computed, course, training, None, {particles: 4}, weights, looked_up)
+    return teach(make, net, computed, course, training, None, {particles: 4}, weights, looked_up)
 
 
 def _quality(training: Training) -> dict[str, Any]:
@@ -190,21 +196,3 @@ def _quality(training: Training) -> dict[str, Any]:
         "divergence of the model from the data, nats": float((data * (data / law).log()).sum()),
         "distance of the model from the data, cells": distance,
     }
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    words = parser("tokensteer.tasks.mog.trained", "Train and measure the denoiser of the task mog.")
-    words.add_argument("--proposal", action="store_true", help="train a proposal and a twist instead")
-    try:
-        given = words.parse_args(arguments)
-        if given.proposal:
-            train_proposal(chosen(given))
-        else:
-            train(chosen(given))
-    except ValueError as error:
-        say(f"mog: {error}")
-        raise SystemExit(2) from error
-
-
-if __name__ == "__main__":
-    main()

@@ -27,8 +27,9 @@ from tokensteer.core.particles.result import Result
 from tokensteer.core.twists.ramps import linear as linear_ramp
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.rewards.text import OfText, of_text
-from tokensteer.tasks.common import proposals as learned
+from tokensteer.tasks.common import learned
 from tokensteer.tasks.common.metrics import Measured, in_parts, measured
+from tokensteer.tasks.common.proposals import ProposalConfig
 from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task
 from tokensteer.tasks.nets import (
     AttentiveConfig,
@@ -69,7 +70,7 @@ class Recipe:
     reward: AttentiveConfig
     judge: NgramConfig
     plans: tuple[Plan, Plan, Plan]
-    course: learned.ProposalConfig
+    course: ProposalConfig
     dropped: float
     swapped: float
     source: str
@@ -173,7 +174,7 @@ def tilt(reward: Opinion | OfText, kl: float | None = None, draws: int = DRAWS) 
 
 def task(recipe: Recipe, setup: Setup) -> Task:
     """Towards praise, or blame if `setup.goal` is 0: the prompts of the file `setup.prompts`, or fifteen of our own. If
-    there is a `setup.reward`, texts are steered by that; the judge is asked about the goal all the same."""
+    there is a `setup.reward_function`, texts are steered by that; the judge is asked about the goal all the same."""
     denoiser = cast("Transformer", load_net(file_of(recipe, "denoiser", setup.weights), setup.device))
     length = denoiser.config.length
     vocabulary = WordPiece.read(vocabulary_of(recipe, setup.weights))
@@ -193,12 +194,12 @@ def task(recipe: Recipe, setup: Setup) -> Task:
     def texts_of(ids: Tensor) -> list[str]:
         return [vocabulary.decode(row) for row in cast("list[list[int]]", cast("Any", ids).tolist())]
 
-    steered = tilt(opinion if setup.reward is None else of_text(setup.reward, texts_of), setup.kl)
+    steered = tilt(opinion if setup.reward_function is None else of_text(setup.reward_function, texts_of), setup.kl)
 
     def marks(ids: Tensor) -> Tensor:
         return (in_parts(judge, ids) > math.log(0.5)).double()
 
-    wanted = CLASSES[goal] if setup.reward is None else "a reward of your own"
+    wanted = CLASSES[goal] if setup.reward_function is None else "a reward of your own"
     about = f"texts of {length} tokens, towards {wanted}"
 
     def with_prompts(canvases: Sequence[tuple[Prompt, Tensor]], failed: Sequence[Failure]) -> Task:

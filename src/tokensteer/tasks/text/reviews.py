@@ -1,8 +1,8 @@
 """Movie reviews, 64 tokens long, of which praise or blame is asked.
 
-    python -m tokensteer.tasks.text.reviews --out FOLDER --device cuda --minutes 8
+    tokensteer train text --out FOLDER --device cuda --minutes 8
 
-trains all its networks. The data does not come with the package; `text_data` makes it from reviews.
+trains all its networks. The data does not come with the package; `tokensteer.tasks.text.data` makes it from reviews.
 """
 
 from __future__ import annotations
@@ -66,7 +66,3 @@ def task(setup: Setup | None = None) -> Task:
 def train(training: Training) -> None:
     """Make all its weights, with cards and figures."""
     texts_train.train(RECIPE, training)
-
-
-if __name__ == "__main__":
-    texts_train.main(RECIPE)

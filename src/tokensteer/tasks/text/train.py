@@ -19,7 +19,7 @@ from tokensteer.files import write_json
 from tokensteer.tasks.common.metrics import Measured, accuracy, in_parts, measured, nll_bound
 from tokensteer.tasks.common.proposals import teach, teach_twist
 from tokensteer.tasks.common.task import SHIPPED, Setup, Task, read_card
-from tokensteer.tasks.common.training import Training, chosen, parser, say, train_net
+from tokensteer.tasks.common.training import Training, say, train_net
 from tokensteer.tasks.nets import load
 from tokensteer.tasks.text.data import Reviews, Windows
 from tokensteer.tasks.text.recipe import (
@@ -187,24 +187,3 @@ def _unigram(reviews: Reviews, ids: Tensor) -> float:
 
 def _praise(judge: Any, ids: Tensor) -> Measured:
     return measured(in_parts(judge, ids).argmax(-1).double())
-
-
-def main(recipe: Recipe, arguments: Sequence[str] | None = None) -> None:
-    """The command line of a task's training."""
-    words = parser("tokensteer.tasks.text.reviews", f"Train and measure all networks of the task {recipe.name}.")
-    words.add_argument("--samples", type=int, default=1000, help="unconditional samples to measure")
-    words.add_argument("--windows", type=int, default=4000, help="windows of the test data to measure with, at most")
-    words.add_argument("--num-steps", type=int, default=64, help="steps of the sampler")
-    words.add_argument("--roles", nargs="+", choices=ROLES, default=ROLES, help="networks to train, of those there are")
-    words.add_argument("--proposal", action="store_true", help="train a proposal for the goal instead")
-    words.add_argument("--goal", type=int, default=1, help="with --proposal: 1 for praise, 0 for blame")
-    words.add_argument("--weights", type=Path, default=SHIPPED, help="with --proposal: what it is taught with")
-    given = words.parse_args(arguments)
-    try:
-        if given.proposal:
-            train_proposal(recipe, chosen(given), given.goal, given.weights)
-        else:
-            train(recipe, chosen(given), Trial(given.samples, given.windows, given.num_steps), given.roles)
-    except (FileNotFoundError, ValueError) as error:
-        say(f"{recipe.name}: {error}")
-        raise SystemExit(2) from error

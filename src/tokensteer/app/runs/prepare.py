@@ -1,0 +1,138 @@
+"""Jobs put together, all before the first is run, so that what cannot work is said before anything is run."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokensteer.app.runs.choices import tilted, trigger
+from tokensteer.app.runs.jobs import Job
+from tokensteer.app.runs.prompts import one_by_one, only
+from tokensteer.app.runs.recipes import Recipe, recipe_of
+from tokensteer.app.words.lookup import choose, find
+from tokensteer.core.numerics.batching import parse_memory
+from tokensteer.core.steering.methods import Method
+from tokensteer.tasks.catalogue import TASKS
+from tokensteer.tasks.common.task import SHIPPED, Setup, Task, check_device
+
+
+def usable(device: str) -> None:
+    """Say so unless numbers can be kept on the device and read back."""
+    check_device(device)
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        known = ["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))]
+        raise ValueError(f"the device {device} cannot be used here: there are {', '.join(known)}") from error
+
+
+def check_memory(memory: str) -> None:
+    try:
+        parse_memory(memory)
+    except OverflowError as error:
+        raise ValueError(f"--memory is more than there can be, got {memory:.40}; try 8GiB") from error
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where jobs are played, which should not change what they find."""
+
+    weights: Path = SHIPPED
+    device: str = "cpu"
+    memory: str | None = None
+
+    def __post_init__(self) -> None:
+        usable(self.device)
+        if self.memory is not None:
+            check_memory(self.memory)
+
+
+@dataclass(frozen=True)
+class PreparedJob:
+    """A job with its parts put together."""
+
+    job: Job
+    task: Task
+    recipe: Recipe
+    method: Method
+
+
+def prepare(jobs: Sequence[Job], place: Environment) -> list[PreparedJob]:
+    make = cache(make_task)  # jobs of the same task share it
+    return [_prepared(job, make(setup_of(job, place), job.task)) for job in jobs]
+
+
+def _prepared(job: Job, task: Task) -> PreparedJob:
+    """A job, without the prompts that already fail when its parts are tried out."""
+    try:
+        return put_together(job, task)
+    except Exception as error:
+        done, failed = one_by_one(task, lambda k, alone: put_together(job, alone), error)
+        return put_together(job, only(task, list(done), failed))
+
+
+def make_task(setup: Setup, name: str) -> Task:
+    task = choose(name, TASKS, "task").make(setup)
+    if task.prompted is None and setup.prompts is not None:
+        raise ValueError(f"{name} reads no prompts: leave out --prompts {setup.prompts}")
+    if task.prompted is None and setup.reward is not None:
+        raise ValueError(f"{name} is no task of texts, which a reward of your own could judge: leave out --reward")
+    return task
+
+
+@cache  # a file that is read twice gives two functions
+def reward_of(target: str) -> Callable[[list[str]], Any]:
+    """The function of texts at module:function, which is told what to give where it gives no numbers."""
+    function: Any = find(target, "--reward takes module:function, such as mine.py:short")
+    if isinstance(function, type) or not callable(function):
+        kind = "a class" if isinstance(function, type) else f"of type {type(function).__name__}"
+        raise ValueError(f"--reward {target} is {kind}: give a function from a list of texts to a number for each")
+
+    @wraps(function)
+    def reward(texts: list[str]) -> Tensor:
+        try:
+            given = function(texts)
+        except (Exception, SystemExit) as error:
+            raise ValueError(f"--reward {target} raised {_raised(error, function)}") from error
+        try:
+            return torch.as_tensor(given, dtype=None if isinstance(given, Tensor) else torch.float64)
+        except (TypeError, ValueError, RuntimeError) as error:
+            first = given[0] if isinstance(given, list | tuple) and given else given  # pyright: ignore[reportUnknownVariableType]
+            raise ValueError(
+                f"--reward {target} gives {first!r:.80}, which is no number: give a number for each text, in a list"
+            ) from error
+
+    return reward
+
+
+def _raised(error: BaseException, function: Any) -> str:
+    """The error, and the last line of the function's file that led to it."""
+    places = traceback.extract_tb(error.__traceback__)
+    file = getattr(getattr(function, "__code__", None), "co_filename", None)
+    place = [place for place in places if place.filename == file][-1:] or places[-1:]
+    at = "".join(f" at {Path(frame.filename).name}:{frame.lineno}" for frame in place)
+    return f"{type(error).__name__}{at}: {error}"
+
+
+def setup_of(job: Job, place: Environment) -> Setup:
+    choose(job.task, TASKS, "task")
+    asked = job.settings.of_task()
+    reward = None if asked.reward is None else reward_of(asked.reward)
+    return Setup(**vars(asked), device=place.device, weights=place.weights, reward_function=reward)
+
+
+def put_together(job: Job, task: Task) -> PreparedJob:
+    recipe = recipe_of(job.method)
+    method = recipe.make(task, tilted(task, job.settings, job.seed, recipe.shares), job.particles)
+    if job.settings.trigger is not None:
+        method = replace(method, when=trigger(job.settings.trigger))
+    if recipe.sweeps and job.particles < 2:
+        raise ValueError(f"{job.method} needs at least two particles, one of them pinned: got {job.particles}")
+    return PreparedJob(job, task, recipe, method)

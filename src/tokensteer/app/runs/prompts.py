@@ -1,0 +1,59 @@
+"""Prompts run one by one after an error with all together, and their results side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any, TypeVar
+
+import torch
+
+from tokensteer.core.particles.result import Result
+from tokensteer.tasks.common.task import Failure, Task
+
+Found = TypeVar("Found")
+
+
+def one_by_one(
+    task: Task, attempt: Callable[[int, Task], Found], error: Exception
+) -> tuple[dict[int, Found], list[Failure]]:
+    """What an attempt finds for each prompt alone, and the prompts for which it fails, with the reason. If there are
+    not several prompts the `error` with all together is raised, and if none works that of the last."""
+    asked, done, failed = task.prompted, dict[int, Found](), list[Failure]()
+    if asked is None or len(asked.prompts) < 2:
+        raise error
+    for k, prompt in enumerate(asked.prompts):
+        try:
+            done[k] = attempt(k, only(task, [k]))
+        except Exception as own:
+            if k + 1 == len(asked.prompts) and not done:
+                raise
+            failed.append((prompt, " ".join(str(own).split())))
+    return done, failed
+
+
+def only(task: Task, places: Sequence[int], failed: Sequence[Failure] = ()) -> Task:
+    """The task with some of its prompts."""
+    assert task.prompted is not None
+    return replace(task.prompted.only(places, failed), tilt=task.tilt)
+
+
+def side_by_side(results: Sequence[Result]) -> Result:
+    """The populations of all results in one."""
+    first = results[0]
+
+    def all_of(name: str, axis: int) -> Any:
+        parts = [getattr(result, name) for result in results]
+        return None if parts[0] is None else torch.cat(parts, axis)
+
+    def total(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+        return {name: sum(count.get(name, 0) for count in counts) for name in dict.fromkeys(chain(*counts))}
+
+    return replace(
+        first,
+        **{name: all_of(name, 0) for name in ("samples", "log_w", "reward")},
+        **{name: all_of(name, 1) for name in ("ess", "mean_reward", "ancestors", "ramp")},
+        rows=total([result.rows for result in results]),
+        saved=total([result.saved for result in results]),
+    )

@@ -1,0 +1,67 @@
+"""What may be asked of a task and a method, in one object: the command line fills it, jobs hold it, tasks and methods
+read it, and config.json stores it. Importing it loads no torch, so that --help is quick."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+
+MOST = 10**6
+"""More steps or draws than any machine has time for."""
+
+
+def left(to: str, shown: str) -> object:
+    """An option that is left to someone else unless given."""
+    return arg(metavar=shown, help_behavior_hint=f"(default: {to})")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is None is left to the task or the method."""
+
+    steps: Annotated[int | None, left("100, or 64 for text", "INT")] = None
+    """Denoising steps from all noise to clean."""
+    goal: Annotated[int | None, left("the task's", "INT")] = None
+    """What to steer towards: the digit, for digits and mnist; 1 for praise and 0 for blame, for text; for dna the cell
+    type, 0 (HepG2) to 3; for tfbind the number of the factor."""
+    kl: Annotated[float | None, left("the task's", "FLOAT")] = None
+    """The reward is divided by it: small steers hard."""
+    prompts: Annotated[Path | None, left("the task's", "FILE")] = None
+    """For text: prompts to begin with or to fill in, a line each, or .jsonl with "prompt" and "id"."""
+    draws: Annotated[int | None, left("the task's", "INT")] = None
+    """Clean samples that the reward of a half-finished one is estimated from."""
+    noise: Annotated[str | None, left("the task's", "STR")] = None
+    """Of the draws: fresh, or shared by all particles at all times, often better where the reward is sharp."""
+    ramp: Annotated[str | None, left("the task's", "STR")] = None
+    """How much of the reward counts on the way: linear, constant, end, exponential, clipped:3, adaptive:0.9."""
+    trigger: Annotated[str | None, left("the method's", "STR")] = None
+    """When to resample: ess:0.5, every:20, always, never, observe (never, but look at the weights)."""
+    reward: Annotated[str | None, left("the task's", "MODULE:FUNCTION")] = None
+    """For text: a function of your own, from a list of texts to a number for each; MODULE may be a file."""
+    remask: float = 0.0
+    """The cap of ReMDM, a probability that open sites are masked again; 0 for none."""
+
+    def check(self) -> None:
+        """Raise if a number is out of its domain. Not done on creation: the command line would say it at length."""
+        for name, example in (("steps", 100), ("draws", 10)):
+            check_count(name, getattr(self, name), MOST, example)
+        if self.kl is not None and not 0 < self.kl < math.inf:
+            raise ValueError(f"--kl must be positive and finite, got {self.kl:g}: it divides the reward")
+        if not 0 <= self.remask <= 1:
+            raise ValueError(f"--remask must lie in [0, 1], got {self.remask:g}: it is a probability, 0 for none")
+
+    def of_task(self) -> Settings:
+        """Without what methods alone read: jobs that differ in nothing else share a task."""
+        return replace(self, draws=None, noise=None, ramp=None, trigger=None)
+
+
+def check_count(name: str, count: int | None, most: int, example: int) -> None:
+    """Raise unless an option is left out or from 1 to `most`."""
+    if count is not None and count < 1:
+        raise ValueError(f"--{name} must be at least 1, got {count}; try {example}")
+    if count is not None and count > most:
+        raise ValueError(f"--{name} must be at most {most:,}, got {count:,}; try {example}")
