@@ -67,6 +67,7 @@ def test_a_baseline_without_p_over_q_is_found_out(run: Any, monkeypatch: pytest.
 @pytest.mark.usefixtures("run")
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read as Linux tells it")
 @pytest.mark.parametrize("kind", ["from_hidden", pytest.param("maskgit", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_logits_over_a_large_vocabulary_are_never_all_there(kind: str) -> None:
     """Beyond the network, less than a half of what all logits would take, with a budget of less than that."""
     sizes = {"particles": 24, "length": 256, "vocab": 50258}
@@ -86,6 +87,7 @@ def test_logits_over_a_large_vocabulary_are_never_all_there(kind: str) -> None:
 ROW = re.compile(r" +\S.*?( +\d+\.\d\d){4} +-?\d+% +([\d,]+) +([\d,]+)( +\d+\.\d\d){2}( +\d\.\d\d)? *")
 
 
+@pytest.mark.slow
 def test_benchmarks_run_to_the_end(run: Any) -> None:
     sizes = {"particles": 4, "length": 8, "num-steps": 4, "vocab": 32, "draws": 2, "interval": 2, "dense-steps": 2}
     options = [word for name, size in sizes.items() for word in (f"--{name}", f"{size}")]

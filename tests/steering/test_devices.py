@@ -37,7 +37,7 @@ def steering(device: str, sampler: str, proposal: str, dtype: torch.dtype, *, pr
     return ts.Steering(target, tilt, PROPOSALS[proposal])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("proposal", PROPOSALS)
 @pytest.mark.parametrize("sampler", ["mdm", "remdm", "lowconf"])
 @pytest.mark.parametrize("device", DEVICES)

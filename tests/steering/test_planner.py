@@ -37,6 +37,7 @@ def planned() -> ts.Plan:
     return ts.plan(steering(), BUDGET, particles=(4, 16), generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.slow
 def test_prediction_holds(planned):
     result = planned.run(generator=torch.Generator().manual_seed(1))
     assert planned.trusted
@@ -57,6 +58,7 @@ def test_budget_is_kept(planned):
     assert result.samples.shape[:2] == (planned.populations, planned.num_particles)
 
 
+@pytest.mark.slow
 def test_choice_is_no_worse_than_the_median(planned):
     """By the true price of each setting that was piloted, from many populations."""
     assert len(planned.pilots) + planned.too_dear == 16

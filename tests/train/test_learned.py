@@ -347,7 +347,7 @@ def test_a_baseline_of_the_state_lets_the_loss_reach_zero() -> None:
     assert gap_to_local_optimum(steering, learned.denoiser) < 0.01
 
 
-@pytest.mark.parametrize("kind", ["scalars", "network"])
+@pytest.mark.parametrize("kind", ["scalars", pytest.param("network", marks=pytest.mark.slow)])
 def test_a_baseline_of_the_time_does_not(kind: str) -> None:
     """F(t) must stand for log E[exp(psi_s) | x_t] - psi_t, which differs from state to state: what is left is the
     variance of that, and q gives up its optimum to make it smaller."""
@@ -368,7 +368,11 @@ def test_a_baseline_of_the_time_does_not(kind: str) -> None:
     assert gap_to_local_optimum(steering, learned.denoiser) > 0.02
 
 
-@pytest.mark.parametrize("objective", [Balance(0.0), Balance(0.9, ends=0.5)], ids=["steps", "stretches"])
+@pytest.mark.parametrize(
+    "objective",
+    [pytest.param(Balance(0.0), marks=pytest.mark.slow), Balance(0.9, ends=0.5)],
+    ids=["steps", "stretches"],
+)
 def test_a_learned_twist_and_proposal_have_equal_weights(objective: Balance) -> None:
     steering, learned = learn(objective)
     tilt = ts.LearnedTwist(learned.baseline).on(steering.twist)
@@ -381,7 +385,9 @@ def test_a_learned_twist_and_proposal_have_equal_weights(objective: Balance) -> 
     assert trial(method.steering, answer(steering.model, steering.twist), populations=2048).unbiased
 
 
-@pytest.mark.parametrize("objective", [Balance(math.inf), PathVariance()], ids=["balance", "variance"])
+@pytest.mark.parametrize(
+    "objective", [pytest.param(Balance(math.inf), marks=pytest.mark.slow), PathVariance()], ids=["balance", "variance"]
+)
 def test_whole_paths_find_the_same_proposal(objective) -> None:
     steering, learned = learn(objective)
     result = ts.prop_amot(steering.model, steering.twist, learned.denoiser)(64, 20, generator=seeded(2))
@@ -392,7 +398,7 @@ def test_whole_paths_find_the_same_proposal(objective) -> None:
         assert float(learned.baseline(steering.start(1, None), 1.0)) == pytest.approx(log_z, abs=0.02)
 
 
-@pytest.mark.parametrize("sampler", ["mdm", "remdm", "lowconf"])
+@pytest.mark.parametrize("sampler", ["mdm", pytest.param("remdm", marks=pytest.mark.slow), "lowconf"])
 def test_a_bad_proposal_and_twist_stay_unbiased(sampler: str) -> None:
     """Trained for a moment, badly, for another reward: the weight keeps log p - log q and the twist telescopes."""
     other = ts.Steering(B.model(sampler), ts.Tilt(lambda x: -B.reward(x), B.kl))
@@ -578,6 +584,7 @@ torch.save(learned.net.state_dict(), sys.argv[1] + ".end")
 """
 
 
+@pytest.mark.slow
 def test_kill_9_at_any_moment(tmp_path) -> None:
     """A process that is killed while it trains or writes leaves a checkpoint that the next goes on from."""
     tests = Path(__file__).parent

@@ -63,6 +63,7 @@ def test_draws_cover_each_law_evenly_and_have_it() -> None:
     assert ((first - law).abs() < 4 * (law * (1 - law) / 2000).sqrt()).all()
 
 
+@pytest.mark.slow
 def test_populations_differ_less() -> None:
     """With a sharp reward the noise of fresh draws is most of what weights are made of."""
     length, kl = 40, 0.5
