@@ -148,7 +148,9 @@ def late_lambda(scale, r, parent):
 
 
 def twisted(potential: Any) -> Callable[[ts.Steering], ts.Steering]:
-    return lambda right: ToTheEnd(right.model, replace(right.twist, potential=potential), right.proposal)
+    return lambda right: ToTheEnd(
+        right.model, replace(right.twist, potential=ts.potentials.Potential(potential)), right.proposal
+    )
 
 
 @dataclass(frozen=True)

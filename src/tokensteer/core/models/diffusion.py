@@ -15,7 +15,7 @@ from tokensteer.core.kernels.kernel import NO_MASK, Clocked, Kernel
 from tokensteer.core.kernels.measure import SiteMeasure
 from tokensteer.core.kernels.noise import Interpolating, noise_of
 from tokensteer.core.models.denoiser import Denoiser, Structured, Time, Timeless
-from tokensteer.core.models.prediction import NewRows, Prediction, changed, each_apart, kept_stores, updated
+from tokensteer.core.models.prediction import NewRows, Prediction, all_distinct, changed, updated
 from tokensteer.core.models.validation import check_denoiser
 from tokensteer.core.numerics.batching import Chunks, Meter
 from tokensteer.core.numerics.draws import NEVER
@@ -68,12 +68,6 @@ class Model(Protocol):
 
     def relaxed(self, x: Tensor, t: Time) -> Tensor:
         """log p(x_0 | x_t), (P, L, V), from one-hots x (P, L, V), differentiable in them."""
-        ...
-
-    def differentiated(
-        self, x: Tensor, t: Time, news: NewRows, store: CategoricalStore, before: Prediction | None
-    ) -> Prediction:
-        """The prediction at x where the first network has just said `store` of the particles that were asked about."""
         ...
 
     def clean(self, prediction: Prediction) -> SiteDistributions:
@@ -199,12 +193,6 @@ class Diffusion:
     def predict(self, x: Tensor, t: Time, before: Prediction | None = None) -> Prediction:
         return predict_all((self,), x, t, before if self.ignores_time else None)
 
-    def differentiated(
-        self, x: Tensor, t: Time, news: NewRows, store: CategoricalStore, before: Prediction | None
-    ) -> Prediction:
-        self.meter.count(len(news.asked), len(x))
-        return updated(x, news, (store,), before)
-
     def laws(self, x: Tensor, t: Time, before: CategoricalStore | None = None) -> CategoricalStore:
         """The network's answer for rows x (D, L), D·L laws, in a form that can be joined with what it said before."""
         dense = isinstance(before, LogProbs)
@@ -260,31 +248,39 @@ class Diffusion:
         return self.transition(x, prediction, step, sites).log_prob(y)
 
 
-def predict_all(models: Sequence[Diffusion], x: Tensor, t: Time, before: Prediction | None) -> Prediction:
-    """What several models say at the same states, asked about distinct rows only and about none that has not changed
-    since `before`, if what they said then was kept. Finding them costs a look at the device."""
+def predict_all(
+    models: Sequence[Diffusion],
+    x: Tensor,
+    t: Time,
+    before: Prediction | None,
+    news: NewRows | None = None,
+    computed: tuple[CategoricalStore, ...] = (),
+) -> Prediction:
+    """The predictions of several models at x: the rows of `before` for particles that have not moved, new ones for the
+    distinct states of the others. Every call of a denoiser goes through here.
+
+    A gradient pass has found the new rows, `news`, and `computed` the stores of the first models for them.
+    """
     before = before if before is not None and before.stores else None
-    if before is None and not models[0].shares:  # all rows, as they are
-        for model in models:
-            model.meter.count(len(x), len(x))
-        sites = torch.arange(x.numel(), device=x.device).view_as(x)
-        return Prediction(x, sites, tuple(model.laws(x, t) for model in models))
-    news = distinct_rows(x, changed(x, before), t, models)
-    asked, stores = news.asked, tuple[CategoricalStore, ...]()
-    if len(asked):
-        time = t[asked] if isinstance(t, Tensor) else t
-        kept = zip(models, kept_stores(before, len(models)), strict=True)
-        stores = tuple(model.laws(x[asked], time, store) for model, store in kept)
+    if news is None:
+        news = distinct_rows(x, changed(x, before), t, models)
+    stores = computed
+    if len(news.distinct):
+        rows, time = x[news.distinct], t[news.distinct] if isinstance(t, Tensor) else t
+        known = [None] * len(models) if before is None else before.stores
+        rest = list(zip(models, known, strict=True))[len(computed) :]
+        stores = (*computed, *(model.laws(rows, time, store) for model, store in rest))
     for model in models:
-        model.meter.count(len(asked), len(x))
+        model.meter.count(len(news.distinct), len(x))
     return updated(x, news, stores, before)
 
 
 def distinct_rows(x: Tensor, new: Tensor, t: Time, models: Sequence[Diffusion]) -> NewRows:
-    """Of the particles that are new, one of each kind that the networks tell apart."""
+    """The distinct states among the particles `new`. Finding them synchronises with the device, so this is done only if
+    the first model shares rows."""
     clocks = isinstance(t, Tensor) and not all(model.ignores_time for model in models)
     if clocks or not len(new) or not models[0].shares:
-        return each_apart(new)
+        return all_distinct(new)
     first, which = distinct(x[new])
     return NewRows(new, new[first], which)
 

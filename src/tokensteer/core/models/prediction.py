@@ -1,12 +1,11 @@
-"""What networks said of particles, kept so that it is computed once.
+"""Predictions of networks, stored so that each is computed once.
 
-Most particles are twins of others, or stand where they stood a step ago. A prediction keeps one row of laws for each
-distinct state and the row of each particle; a step asks the networks about the states that are new.
+Many particles are copies of others or have not moved since the last step. A prediction stores one row of distributions
+for each distinct state and the row of each particle; a step runs the networks on new states only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import NamedTuple
@@ -17,13 +16,17 @@ from torch import Tensor
 from tokensteer.core.categorical.forms import CategoricalStore
 from tokensteer.core.categorical.sites import SiteDistributions
 from tokensteer.core.numerics.rows import unique
+from tokensteer.core.particles.path import Evaluation, Rows
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the networks said at the states x (P, L): one store of laws for each model, with L laws a row side by side,
-    and which of them is that of each site, `index` (P, L). Twins share a row, so that taking particles copies integers.
-    Without any stores it says who has moved since, and no more."""
+    """The networks' distributions at the states x (P, L).
+
+    There is one store for each model, with L consecutive distributions a row; `index` (P, L) is the entry of each site.
+    Equal states share a row, so selecting particles copies integers only. Without stores a prediction only tells which
+    particles have moved since.
+    """
 
     x: Tensor
     index: Tensor
@@ -40,49 +43,54 @@ class Prediction:
         return sum(store.nbytes for store in self.stores)
 
 
-def _sites(row: Tensor, length: int) -> Tensor:
-    """The laws of whole rows, (P, L)."""
-    return row.unsqueeze(-1) * length + torch.arange(length, device=row.device)
+def as_prediction(rows: Rows | None) -> Prediction | None:
+    return rows if isinstance(rows, Prediction) else None
 
 
-def kept_stores(before: Prediction | None, models: int) -> Sequence[CategoricalStore | None]:
-    """What each of so many models has said, None if that is nothing."""
-    return [None] * models if before is None else before.stores
+def prediction_of(evaluation: Evaluation) -> Prediction:
+    if not isinstance(evaluation.prediction, Prediction):
+        raise ValueError("particles must be evaluated before a proposal moves them: pass what `evaluate` returned")
+    return evaluation.prediction
 
 
 class NewRows(NamedTuple):
-    """The particles `new` (n,) of which nothing is known, one of each kind of them, `asked` (k,), and the kind of each,
-    `which` (n,)."""
+    """Particles `new` (n,) without a known prediction; `distinct` (k,), one of them for each distinct state; and
+    `which` (n,), the place of each new particle's state in `distinct`."""
 
     new: Tensor
-    asked: Tensor
+    distinct: Tensor
     which: Tensor
 
 
 def changed(x: Tensor, *before: Prediction | None) -> Tensor:
-    """The particles about which one of `before` says nothing, (n,)."""
+    """Particles whose state differs from that in one of `before`, (n,); all if one of these is None."""
     known = [prediction for prediction in before if prediction is not None]
     if len(known) < len(before):
         return torch.arange(len(x), device=x.device)
     return reduce(torch.logical_or, ((x != prediction.x).any(-1) for prediction in known)).nonzero().squeeze(-1)
 
 
-def each_apart(new: Tensor) -> NewRows:
-    """Particles that have nothing in common."""
+def all_distinct(new: Tensor) -> NewRows:
+    """New particles that share nothing, even if their states are equal."""
     return NewRows(new, new, torch.arange(len(new), device=new.device))
 
 
 def updated(x: Tensor, news: NewRows, stores: tuple[CategoricalStore, ...], before: Prediction | None) -> Prediction:
-    """`before` with fresh answers of the stores, whose rows are those `asked`, for what is new."""
+    """`before` with new rows for the particles `news.new`; the rows of `stores` are those of `news.distinct`."""
     new, _, which = news
     if before is None or len(new) == len(x):
-        return Prediction(x, _sites(which, x.shape[1]), stores)
+        return Prediction(x, _entries(which, x.shape[1]), stores)
     if not len(new):
         return Prediction(x, before.index, before.stores)
     old = torch.ones_like(x[:, 0], dtype=torch.bool).index_fill(0, new, False).nonzero().squeeze(-1)
     length, rows = x.shape[1], torch.empty_like(x[:, 0])
     kept, row = unique(before.index[old, 0] // length)
-    sites = _sites(kept, length).flatten()
+    entries = _entries(kept, length).flatten()
     rows = rows.index_copy(0, old, row).index_copy(0, new, len(kept) + which)
-    joined = tuple(a.select(sites).join(b) for a, b in zip(before.stores, stores, strict=True))
-    return Prediction(x, _sites(rows, length), joined)
+    joined = tuple(a.select(entries).join(b) for a, b in zip(before.stores, stores, strict=True))
+    return Prediction(x, _entries(rows, length), joined)
+
+
+def _entries(rows: Tensor, length: int) -> Tensor:
+    """The store entries of whole rows (P,), (P, L)."""
+    return rows.unsqueeze(-1) * length + torch.arange(length, device=rows.device)

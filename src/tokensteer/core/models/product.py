@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.categorical.forms import CategoricalStore
 from tokensteer.core.categorical.product import Powers, product_of_powers
 from tokensteer.core.categorical.sites import Laws, SiteDistributions
 from tokensteer.core.kernels.kernel import NO_MASK, Kernel
@@ -30,7 +29,7 @@ from tokensteer.core.kernels.noise import Interpolating
 from tokensteer.core.kernels.ranked import Ranked
 from tokensteer.core.models.denoiser import Time
 from tokensteer.core.models.diffusion import Diffusion, predict_all
-from tokensteer.core.models.prediction import NewRows, Prediction, kept_stores, updated
+from tokensteer.core.models.prediction import Prediction
 from tokensteer.core.numerics.domains import check_number
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.particles.path import Sites, Step
@@ -159,16 +158,6 @@ class Product:
     def ignores_time(self) -> bool:
         return all(model.ignores_time for model in self.models)
 
-    def differentiated(
-        self, x: Tensor, t: Time, news: NewRows, store: CategoricalStore, before: Prediction | None
-    ) -> Prediction:
-        for model in self.models:
-            model.meter.count(len(news.asked), len(x))
-        time = t[news.asked] if isinstance(t, Tensor) else t
-        _, *rest = zip(self.models, kept_stores(before, len(self.models)), strict=True)
-        others = (model.laws(x[news.asked], time, said) for model, said in rest)
-        return updated(x, news, (store, *others), before)
-
     def relaxed(self, x: Tensor, t: Time) -> Tensor:
         return self.models[0].relaxed(x, t)
 
@@ -210,9 +199,8 @@ class Product:
             return self.transition(x, prediction, step, sites).log_prob(y)
         remasked = (x != self.kernel.mask_id) & (y == self.kernel.mask_id)
         common = x.masked_fill(remasked, self.kernel.mask_id)
-        prediction = predict_all(
-            self.models, common, step.t, prediction
-        )  # the same time, so what has not changed still holds
+        # The time is the same, so rows that have not changed are reused.
+        prediction = predict_all(self.models, common, step.t, prediction)
         log_c = _opened(self.transition(common, prediction, step, sites)).log_x0.mass(remasked)
         log_p = self.transition(x, prediction, step, sites).log_prob(y)
         return log_p - log_c.sum(-1)

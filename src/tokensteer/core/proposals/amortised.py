@@ -12,10 +12,10 @@ from tokensteer.core.categorical.sites import SiteDistributions
 from tokensteer.core.kernels.measure import SiteMeasure
 from tokensteer.core.models.denoiser import Denoiser, check_head
 from tokensteer.core.models.diffusion import Model, clock
-from tokensteer.core.models.prediction import Prediction
+from tokensteer.core.models.prediction import Prediction, prediction_of
 from tokensteer.core.numerics.batching import Meter
 from tokensteer.core.particles.path import Evaluation, Step
-from tokensteer.core.proposals.proposal import chosen, prediction_of
+from tokensteer.core.proposals.proposal import chosen
 from tokensteer.core.twists.tilt import Tilt
 
 

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from tokensteer.core.kernels.measure import Listed
 from tokensteer.core.models.diffusion import Model
+from tokensteer.core.models.prediction import prediction_of
 from tokensteer.core.numerics.batching import Meter
 from tokensteer.core.numerics.domains import check_whole
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.numerics.rows import distinct, log_sum_runs, same_rows
 from tokensteer.core.particles.path import Evaluation, Step
-from tokensteer.core.proposals.proposal import chosen, prediction_of
+from tokensteer.core.proposals.proposal import chosen
 from tokensteer.core.twists.estimators import NoisyState
-from tokensteer.core.twists.potentials import difference
 from tokensteer.core.twists.tilt import Tilt
 
 
@@ -71,7 +71,7 @@ def _at_least_one(owner: Tensor, candidates: Tensor, x: Tensor, mask_id: int) ->
 
 def reward_ahead(x: Tensor, t: float, model: Model, twist: Tilt) -> tuple[Tensor, Tensor]:
     """r_hat(x) and the log-chance, (P,), for a twist that x alone determines. Masks left at t = 0 are valued too."""
-    if twist.estimator.random or twist.potential is not difference:
+    if twist.estimator.random or not twist.potential.memoryless:
         raise ValueError(
             "Enumerated needs a log-twist that x_s alone determines: use an estimator that is not random, such as "
             "Exact() or Value(...), and the difference potential"

@@ -8,7 +8,7 @@ opens: they are chosen by p's prediction unless it says otherwise, and passed on
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -17,14 +17,16 @@ from tokensteer.core.categorical.sites import Laws
 from tokensteer.core.kernels.kernel import Stateful
 from tokensteer.core.kernels.measure import SiteMeasure
 from tokensteer.core.models.diffusion import Model
-from tokensteer.core.models.prediction import Prediction
+from tokensteer.core.models.prediction import prediction_of
 from tokensteer.core.numerics.batching import Meter
 from tokensteer.core.particles.path import Evaluation, Measure, Sites, Step
 from tokensteer.core.twists.tilt import Tilt
 
 
+@runtime_checkable
 class Proposal(Protocol):
-    """q(· | x_t), normalised. `needs_gradient` asks for the gradient of r_hat in the evaluation."""
+    """q(· | x_t), normalised. With `needs_gradient` the evaluation holds the gradient of r_hat. `meters` count the rows
+    of its own networks."""
 
     @property
     def needs_gradient(self) -> bool: ...
@@ -41,21 +43,24 @@ class SiteProposal(Proposal, Protocol):
     ) -> SiteMeasure: ...
 
 
+@runtime_checkable
+class BuiltOn(Protocol):
+    """A proposal that changes another one, its `base`."""
+
+    @property
+    def base(self) -> Proposal: ...
+
+
 Kind = TypeVar("Kind")
 
 
 def inmost(proposal: Proposal, kind: type[Kind]) -> Kind | None:
-    """The proposal, or the one that it builds on, of this kind."""
-    inner: object = proposal
-    while inner is not None and not isinstance(inner, kind):
-        inner = getattr(inner, "base", None)
-    return inner
-
-
-def prediction_of(evaluation: Evaluation) -> Prediction:
-    if not isinstance(evaluation.prediction, Prediction):
-        raise ValueError("a proposal was asked to move particles that have not been evaluated")
-    return evaluation.prediction
+    """The proposal, or the one it is built on, of this kind."""
+    while not isinstance(proposal, kind):
+        if not isinstance(proposal, BuiltOn):
+            return None
+        proposal = proposal.base
+    return proposal
 
 
 def chosen(x: Tensor, log_x0: Laws, evaluation: Evaluation, step: Step, model: Model) -> Sites | None:

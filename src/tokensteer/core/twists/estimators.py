@@ -205,6 +205,9 @@ class Sampled:
     def random(self) -> bool:
         return self.seed is None
 
+    def with_draws(self, draws: int) -> Sampled:
+        return self
+
     def clean(self, tilt: Rewarding, look: NoisyState, generator: Generator | None) -> Tensor:
         """The draws, (M, P, L) ids."""
         return draw_clean(look, tilt.draws, generator, self._noise(tilt.draws, look.ids.shape[1], look.x.device))
@@ -243,6 +246,9 @@ class Relaxed:
 
     def __post_init__(self) -> None:
         check_number("Relaxed.temperature", self.temperature, "(0, inf)")
+
+    def with_draws(self, draws: int) -> Relaxed:
+        return self
 
     def __call__(self, tilt: Rewarding, look: NoisyState, generator: Generator | None) -> Tensor:
         soft = gumbel_softmax(look, _gumbel(look, tilt.draws, generator), self.temperature)

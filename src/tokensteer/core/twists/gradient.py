@@ -1,6 +1,6 @@
-"""The gradient of the reward's estimate in x_t, which comes out of the same pass as the prediction.
+"""The gradient of the reward's estimate in x_t, computed in the same pass as the prediction.
 
-Networks that can be entered behind their embeddings are (`embedded`); the others are given one-hots.
+Uses embeddings when the denoiser and the reward expose them (`straight_through`), else one-hots.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch.nn.functional import one_hot
 
 from tokensteer.core.categorical.forms import CategoricalStore, LogProbs, StoreBuffer
 from tokensteer.core.models.denoiser import Time
-from tokensteer.core.models.diffusion import Diffusion, Model, distinct_rows
-from tokensteer.core.models.prediction import Prediction, changed, each_apart, updated
+from tokensteer.core.models.diffusion import Diffusion, Model, distinct_rows, predict_all
+from tokensteer.core.models.prediction import Prediction, all_distinct, changed, updated
 from tokensteer.core.numerics.batching import ran_out
 from tokensteer.core.numerics.draws import uniforms_at
 from tokensteer.core.twists.estimators import NoisyState, Relaxed, Sampled, hidden_sites
@@ -23,7 +23,7 @@ from tokensteer.core.twists.tilt import Tilt
 
 
 class Fresh(NamedTuple):
-    """Estimates of the reward that were just made, (n,), and of which particles, (n,)."""
+    """Estimates of the reward made at this step, (n,), and the particles they belong to, (n,)."""
 
     rows: Tensor
     estimates: Tensor
@@ -37,45 +37,43 @@ def predict_with_gradient(
     time: Time,
     generator: Generator | None,
     before: Prediction | None,
-    slopes: Prediction | None,
+    gradient_before: Prediction | None,
 ) -> tuple[Prediction, Prediction, Fresh]:
-    """One pass forward and one back for the particles that have moved since `before` and `slopes`, the prediction and
-    the gradient of their parents, if these hold: the two of x (P, L), and the estimates that came with them."""
-    new = changed(x, before, slopes)
-    if before is not None and slopes is not None and not len(new):
-        for network in model.networks:
-            network.meter.count(0, len(x))
-        return before, slopes, Fresh(new, torch.zeros(0, dtype=torch.float64, device=x.device))
-    # Twins share their gradient only if it is not random: independent noise averages out, shared noise does not.
-    news = each_apart(new) if twist.estimator.random else distinct_rows(x, new, time, model.networks)
-    # A guess: what networks keep for their way back, or all there is with one-hots.
-    entered = takes_embeddings(model, twist)
-    copies = 2 if entered else 8 + 6 * twist.draws
-    per_row = 4 * x.shape[1] * model.vocab_size * copies
-    asked, said, sloping = (
-        x[news.asked],
-        StoreBuffer(x.shape[1] * len(news.asked)),
-        StoreBuffer(x.shape[1] * len(news.asked)),
-    )
-    asked_at = time[news.asked] if isinstance(time, Tensor) else time
+    """The prediction and the gradient at x (P, L), and the estimates that came with them.
 
+    One forward and one backward pass for the particles that have moved since `before` and `gradient_before`, those of
+    their parents; for all particles if one of these is None.
+    """
+    new, length = changed(x, before, gradient_before), x.shape[1]
+    # Equal states share their gradient only if it is not random: independent noise averages out, shared noise does not.
+    news = all_distinct(new) if twist.estimator.random else distinct_rows(x, new, time, model.networks)
+    if gradient_before is not None and not len(new):
+        nothing = torch.zeros(0, dtype=torch.float64, device=x.device)
+        return predict_all(model.networks, x, time, before, news), gradient_before, Fresh(new, nothing)
+    # A guess of bytes a row: activations kept for the backward pass, or with one-hots all (L, V) tables.
+    embeds = takes_embeddings(model, twist)
+    per_row = 4 * length * model.vocab_size * (2 if embeds else 8 + 6 * twist.draws)
+    states = x[news.distinct]
+    times = time[news.distinct] if isinstance(time, Tensor) else time
+    predicted, gradients = StoreBuffer(states.numel()), StoreBuffer(states.numel())
     noise = None
     if isinstance(twist.estimator, Sampled | Relaxed) and twist.estimator.random:
-        noise = uniforms_at(hidden_sites(asked, model.kernel.mask_id), twist.draws, generator)
+        # Drawn for all rows at once, so that samples do not depend on how rows are cut into chunks.
+        noise = uniforms_at(hidden_sites(states, model.kernel.mask_id), twist.draws, generator)
 
     def differentiate(rows: slice) -> Tensor:
-        some, when = asked[rows], asked_at[rows] if isinstance(asked_at, Tensor) else asked_at
+        when = times[rows] if isinstance(times, Tensor) else times
         drawn = None if noise is None else noise[rows]
-        store, estimate, slope = _differentiate(model, twist, some, t, when, drawn, generator)
-        said.put(rows.start * x.shape[1], store, some.numel())
-        sloping.put(rows.start * x.shape[1], slope, some.numel())
+        store, estimate, gradient = _differentiate(model, twist, states[rows], t, when, drawn, generator)
+        predicted.put(rows.start * length, store, states[rows].numel())
+        gradients.put(rows.start * length, gradient, states[rows].numel())
         return estimate
 
-    estimates = model.base.chunks.stretches(differentiate, len(asked), per_row, x.device, generator)
-    if entered:  # otherwise estimates are counted as they are made
-        twist.meter.count(twist.draws * len(asked))
-    prediction = model.differentiated(x, time, news, said.store, before)
-    gradient = updated(x, news, (sloping.store,), slopes)
+    estimates = model.base.chunks.stretches(differentiate, len(states), per_row, x.device, generator)
+    if embeds:  # otherwise `Tilt.exact` counts them
+        twist.meter.count(twist.draws * len(states))
+    prediction = predict_all(model.networks, x, time, before, news, (predicted.store,))
+    gradient = updated(x, news, (gradients.store,), gradient_before)
     return prediction, gradient, Fresh(new, torch.cat(estimates)[news.which])
 
 
@@ -87,11 +85,11 @@ def _differentiate(
         movable = (x == model.kernel.mask_id) | any(model.kernel.remasks(step) for step in model.steps)
         return straight_through(model, twist, x, t, movable, generator, noise)
     with torch.inference_mode(False), torch.enable_grad():
-        seen = one_hot(x, model.vocab_size).to(model.dtype).requires_grad_()
-        log_x0 = _relaxed(model, seen, time)
-        estimate = twist.estimate(NoisyState(seen, log_x0, t, model.kernel.mask_id, noise), generator)
-        slopes = LogProbs(_gradient(estimate, seen).flatten(0, 1).contiguous())
-        return LogProbs(log_x0.detach().flatten(0, 1).contiguous()), estimate.detach(), slopes
+        one_hots = one_hot(x, model.vocab_size).to(model.dtype).requires_grad_()
+        log_x0 = _relaxed(model, one_hots, time)
+        estimate = twist.estimate(NoisyState(one_hots, log_x0, t, model.kernel.mask_id, noise), generator)
+        gradient = LogProbs(_gradient(estimate, one_hots).flatten(0, 1).contiguous())
+        return LogProbs(log_x0.detach().flatten(0, 1).contiguous()), estimate.detach(), gradient
 
 
 def _relaxed(model: Model, x: Tensor, t: Time) -> Tensor:

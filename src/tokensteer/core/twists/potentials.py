@@ -1,33 +1,56 @@
-"""Potentials: log-twists from estimates of the reward, with what each particle must carry. All end in r/kl."""
+"""Potentials: the log-twist from estimates of the reward. The log-twist at t = 0 is r/kl whatever the potential."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tokensteer.core.particles.path import Evaluation
 
-# From ramp(t)/kl, one for all or (P,), the estimate and the parent: the log-twist and what is to be carried along.
-Potential = Callable[[float | Tensor, Tensor, Evaluation | None], tuple[Tensor, Tensor | None]]
+PotentialRule = Callable[[float | Tensor, Tensor, Evaluation | None], tuple[Tensor, Tensor | None]]
+"""(ramp(t)/kl, the estimate (P,), the parent) -> the log-twist (P,) and what the particle carries on, (P,) or None."""
 
 
-# ---- potentials: log-twists from estimates, with what must be carried along; all end in r/kl, their final correction
+@dataclass(frozen=True)
+class Potential:
+    """A rule, and what may be left out without changing it. `Tilt` wraps a plain function as `Potential(function)`.
+
+    `memoryless`: the log-twist depends on the present estimate alone, so estimates are reused, and skipped where no
+    weight is read. `factors`: each step multiplies the weight by a factor, which is 1 where the ramp is 0, so that the
+    estimate is skipped there and an adaptive ramp may fall.
+    """
+
+    rule: PotentialRule
+    memoryless: bool = False
+    factors: bool = False
+
+    def __call__(self, scale: float | Tensor, r: Tensor, parent: Evaluation | None) -> tuple[Tensor, Tensor | None]:
+        return self.rule(scale, r, parent)
 
 
-def difference(scale: float | Tensor, r: Tensor, parent: Evaluation | None) -> tuple[Tensor, Tensor | None]:
-    """psi_t = scale · r_hat: weights are differences of estimates."""
+def _difference(scale: float | Tensor, r: Tensor, parent: Evaluation | None) -> tuple[Tensor, Tensor | None]:
     return scale * r, None
 
 
-def maximum(scale: float | Tensor, r: Tensor, parent: Evaluation | None) -> tuple[Tensor, Tensor | None]:
-    """Each step multiplies by exp(scale · max of the estimates so far)."""
-    highest = r if parent is None or parent.carry is None else torch.maximum(parent.carry, r)
-    return scale * highest + (0.0 if parent is None else parent.log_twist), highest
+@dataclass(frozen=True)
+class _Accumulate:
+    """Each step multiplies the weight by exp(scale · the estimates so far, combined)."""
+
+    combine: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(self, scale: float | Tensor, r: Tensor, parent: Evaluation | None) -> tuple[Tensor, Tensor | None]:
+        combined = r if parent is None or parent.carry is None else self.combine(parent.carry, r)
+        return scale * combined + (0.0 if parent is None else parent.log_twist), combined
 
 
-def total(scale: float | Tensor, r: Tensor, parent: Evaluation | None) -> tuple[Tensor, Tensor | None]:
-    """Each step multiplies by exp(scale · sum of the estimates so far)."""
-    summed = r if parent is None or parent.carry is None else parent.carry + r
-    return scale * summed + (0.0 if parent is None else parent.log_twist), summed
+difference = Potential(_difference, memoryless=True)
+"""psi_t = scale · r_hat: weights are differences of estimates."""
+
+maximum = Potential(_Accumulate(torch.maximum), factors=True)
+"""Each step multiplies by exp(scale · max of the estimates so far)."""
+
+total = Potential(_Accumulate(torch.add), factors=True)
+"""Each step multiplies by exp(scale · sum of the estimates so far)."""
