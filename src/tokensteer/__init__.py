@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokensteer.api import *  # noqa: F403
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 # All names but the version are loaded when the first of them is asked for, since torch takes seconds to import: the
