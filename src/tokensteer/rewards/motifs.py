@@ -33,7 +33,7 @@ class Motif:
     counts: Tensor
 
     def __post_init__(self) -> None:
-        if not isinstance(self.counts, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not torch.is_tensor(self.counts):
             raise ValueError(f"{self.name}: counts must be a tensor (W, 4), got {type(self.counts).__name__}")
         shape = tuple(self.counts.shape)
         if len(shape) != 2 or shape[1] != len(LETTERS):

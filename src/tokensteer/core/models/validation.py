@@ -16,8 +16,8 @@ from tokensteer.core.models.denoiser import Denoiser, FromHidden, FromLogits, St
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.particles.path import Step
 
-# Layers that compute another function in training mode; AlphaDropout and the like derive from the private base.
-TRAINING_LAYERS = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)  # pyright: ignore[reportPrivateUsage]
+DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def check_denoiser(
@@ -124,7 +124,7 @@ def _check_mode(denoiser: Denoiser) -> None:
     """Warn about dropout and batch norm in training mode."""
     known = (denoiser, *(getattr(denoiser, name, None) for name in ("network", "trunk")))
     layers = [layer for net in known if isinstance(net, nn.Module) for layer in net.modules()]
-    training = [layer for layer in layers if isinstance(layer, TRAINING_LAYERS) and layer.training]
+    training = [layer for layer in layers if isinstance(layer, DROPOUT + BATCH_NORM) and layer.training]
     if any(getattr(layer, "p", 1.0) > 0 for layer in training):  # dropout with p = 0 does nothing
         warnings.warn(
             "the denoiser's network is in training mode and has dropout or batch norm: two calls on the same input "
