@@ -706,7 +706,7 @@ def test_check_holds_parts_to_their_laws(words: list[str], laws: list[str], part
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["my_parts:wide", *SIZES], r"law of the reward: the reward gives .* of shape \(8, 1\).*squeeze"),
+        (["my_parts:wide", *SIZES], r"law of the reward: the reward must give .* got \(8, 1\).*squeeze"),
         (["my_parts:mixed", *SIZES], "law of the reward: the reward mixes rows"),
         (["my_parts:breaks", *SIZES], "breaks down under the law of the reward: IndexError"),
         (["my_parts:reward", *SIZES, "--one-hots"], "law of the reward"),

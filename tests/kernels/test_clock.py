@@ -190,7 +190,7 @@ def test_times_fall_and_calls_are_as_many_as_free_sites() -> None:
     ("denoiser", "says"),
     [
         (lambda x, t: fading(A)(x, float(t)), "fails with a time for each row"),
-        (lambda x, t: fading(A)(x, t if isinstance(t, float) else float(t[0])), "answers wrongly with a time"),
+        (lambda x, t: fading(A)(x, t if isinstance(t, float) else float(t[0])), "is wrong with a time"),
     ],
 )
 def test_denoisers_that_cannot_take_times_are_refused(denoiser, says: str) -> None:

@@ -64,7 +64,7 @@ def test_the_right_thing_works() -> None:
     [
         (lambda: model(mask_id=7), "mask_id 7 is outside the vocabulary of 4.*add a column"),
         (lambda: model(mask_id=-1), "mask_id must be at least 0, got -1"),
-        (lambda: model(lambda x, t: uniform(x, t).exp()), "mass to the mask token 3.*from_logits"),
+        (lambda: model(lambda x, t: uniform(x, t).exp()), "mass 1 to the mask token 3.*from_logits"),
         (lambda: model(lambda x, t: uniform(x, t) + 1), "do not sum to one.*from_logits"),
         (lambda: model(lambda x, t: uniform(x, t) * math.nan), "NaN"),
         (lambda: model(lambda x, t: uniform(x, t) * (math.nan if t < 0.7 else 1.0)), "NaN"),
@@ -124,7 +124,7 @@ def test_the_right_thing_works() -> None:
         ),
         (lambda: ts.Tilt(ones, kl=math.inf), "positive and finite"),
         (lambda: model(lambda x, t: uniform(x.zero_(), t)), "denoiser writes to the sequences.*clone"),
-        (lambda: model(Clocked()), "says that it ignores the time.*let ignores_time be False"),
+        (lambda: model(Clocked()), "declares that it ignores the time.*let ignores_time be False"),
         (lambda: model(ts.from_logits(Reusing(), MASK)), "into the same memory.*clone"),
         (lambda: model(Reusing()), "into the same memory.*clone"),
         (lambda: ts.padded([], 0), "one or more templates"),

@@ -1,11 +1,11 @@
 """Rewards made of rewards.
 
     weighted      sum_i w_i · r_i          exp(weighted/kl) is a product of experts, each tempered by its weight
-    product       prod_i r_i^a_i           of values, such as probabilities, that are to be high together
-    log_product   sum_i a_i · log r_i      the same in logs, where a product of many small numbers would be zero
+    product       prod_i r_i^a_i           for values such as probabilities that should all be high
+    log_product   sum_i a_i · log r_i      the same in logs, where a product of many small numbers would underflow
 
-A combination takes one-hots if all its parts do. If all of them can be entered behind an embedding, so can it: its
-embedding is theirs side by side, (V, d_1 + d_2 + ...), and each part reads its own columns.
+A combination takes one-hots if all its parts do. If all of them take embedded tokens, so does it: its embedding is
+their concatenation, (V, d_1 + d_2 + ...), and each part reads its own columns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Rule = Callable[[Sequence[Tensor], Sequence[float]], Tensor]
 
 @runtime_checkable
 class DeclaresGradient(Protocol):
-    """A reward that says whether it takes one-hots."""
+    """A reward that declares whether it takes one-hots."""
 
     @property
     def differentiable(self) -> bool: ...
@@ -35,7 +35,7 @@ class DeclaresGradient(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Combined:
-    """rule of what the parts say of ids (P, L), or of one-hots (P, L, V) if it is `differentiable`."""
+    """rule(rewards of the parts, weights), for ids (P, L), or one-hots (P, L, V) if `differentiable`."""
 
     parts: tuple[Reward, ...]
     weights: tuple[float, ...]
@@ -46,12 +46,12 @@ class Combined:
         return all(isinstance(part, DeclaresGradient) and part.differentiable for part in self.parts)
 
     def __call__(self, x0: Tensor) -> Tensor:
-        return self.rule([_own(part(x0)) for part in self.parts], self.weights)
+        return self.rule([_copied(part(x0)) for part in self.parts], self.weights)
 
 
 @dataclass(frozen=True, eq=False)
 class CombinedEmbedded:
-    """The same of parts that can all be entered; made once the parts are on their device."""
+    """The same for parts that all take embedded tokens; made once the parts are on their device."""
 
     combined: Combined
     parts: tuple[Embedded, ...]
@@ -63,8 +63,8 @@ class CombinedEmbedded:
 
     def of_embeddings(self, embedded: Tensor) -> Tensor:
         columns = torch.split(embedded, [part.embedding.shape[1] for part in self.parts], -1)
-        answers = [_own(part.of_embeddings(own)) for part, own in zip(self.parts, columns, strict=True)]
-        return self.combined.rule(answers, self.combined.weights)
+        rewards = [_copied(part.of_embeddings(own)) for part, own in zip(self.parts, columns, strict=True)]
+        return self.combined.rule(rewards, self.combined.weights)
 
 
 def weighted(parts: Mapping[Reward, float]) -> Combined | CombinedEmbedded:
@@ -79,7 +79,7 @@ def product(parts: Mapping[Reward, float]) -> Combined | CombinedEmbedded:
 
 def log_product(parts: Mapping[Reward, float]) -> Combined | CombinedEmbedded:
     """sum_i a_i · log r_i for {r_i: a_i} with r_i >= 0; -inf where one with a positive power is zero."""
-    return _combine("log_product", parts, _log_product)
+    return _combine("log_product", parts, lambda rewards, powers: _sum([_log(r) for r in rewards], powers))
 
 
 def _combine(name: str, parts: Mapping[Reward, float], rule: Rule) -> Combined | CombinedEmbedded:
@@ -89,15 +89,15 @@ def _combine(name: str, parts: Mapping[Reward, float], rule: Rule) -> Combined |
         if not math.isfinite(weight) or weight == 0:
             raise ValueError(f"{name}: weights must be finite and not 0, got {weight}: leave the reward out instead")
     combined = Combined(tuple(parts), tuple(parts.values()), rule)
-    entered = tuple(part for part in parts if isinstance(part, Embedded))
-    sizes = {len(part.embedding) for part in entered}
-    if len(entered) < len(parts) or len(sizes) > 1 or not combined.differentiable:
+    embedded = tuple(part for part in parts if isinstance(part, Embedded))
+    sizes = {len(part.embedding) for part in embedded}
+    if len(embedded) < len(parts) or len(sizes) > 1 or not combined.differentiable:
         return combined
-    return CombinedEmbedded(combined, entered, torch.cat([part.embedding.detach() for part in entered], -1))
+    return CombinedEmbedded(combined, embedded, torch.cat([part.embedding.detach() for part in embedded], -1))
 
 
-def _own(r: Tensor) -> Tensor:
-    """A copy, since parts may answer in memory that they use again, in single precision at least."""
+def _copied(r: Tensor) -> Tensor:
+    """A copy in single precision at least: parts may reuse the memory of their output."""
     return r.to(torch.promote_types(r.dtype, torch.float32), copy=True)
 
 
@@ -109,11 +109,7 @@ def _product(rewards: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     return torch.stack([r**a for r, a in zip(rewards, weights, strict=True)]).prod(0)
 
 
-def _log_product(rewards: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    return _sum([_log(r) for r in rewards], weights)
-
-
 def _log(r: Tensor) -> Tensor:
-    """log, -inf at zero without the NaN that its gradient would be there; NaN below."""
+    """log with -inf at zero, where the gradient is zero and not NaN; NaN below."""
     zero = r == 0
     return torch.where(zero, 1.0, r).log().masked_fill(zero, NEVER)

@@ -1,19 +1,19 @@
-"""Rewards and constraints on DNA, ids 0 to 3 for A, C, G, T and any others, such as the mask, behind them.
+"""Rewards and constraints on DNA: ids 0 to 3 are A, C, G, T, and others, such as the mask, come after them.
 
-A motif's score at a site is a sum over its places, linear in the letters' one-hots, so all that is made of scores by
-smooth functions has a gradient. Scores are read in bits above the one that random letters reach at a site with
-probability p: 0 and more is a hit. A smooth maximum, temperature · log sum exp(·/temperature), is above the maximum by
-at most temperature · log(number of terms), and the colder the nearer.
+A motif's score at a site is linear in the one-hots of the letters, so smooth functions of scores have a gradient.
+Scores are in bits above the threshold that random letters reach at a site with probability p: 0 and more is a hit. A
+smooth maximum, temperature · log sum exp(·/temperature), exceeds the maximum by at most temperature · log(number of
+terms).
 
-    Presence    how far the best site, of any place on either strand, stands above chance
-    Absence     minus the same where it is above chance, near 0 where nothing is
-    Hits        how many places, which do not overlap, are hits, up to as many as are wanted
-    Spacing     how far the best pair of two motifs stands above chance, among pairs with the right gap between them
-    GC          minus how far the share of G and C leaves what is allowed
-    Network     what a network says of one-hots
+    Presence    bits above the threshold of the best site on either strand
+    Absence     minus the same where it is positive, near 0 elsewhere
+    Hits        the number of hits that do not overlap, up to a maximum
+    Spacing     bits above the threshold of the best pair of two motifs with an allowed gap between them
+    GC          minus the distance of the share of G and C to an interval
+    Network     the output of a network on one-hots
     forbid      no recognition site of restriction enzymes on either strand: a hard constraint, for `constrain`
 
-All but `forbid` take ids (P, L) or one-hots (P, L, V), give (P,), and can be put into `weighted`.
+All but `forbid` take ids (P, L) or one-hots (P, L, V), return (P,), and can be put into `weighted`.
 """
 
 from __future__ import annotations
@@ -30,31 +30,16 @@ from torch.nn import functional as F
 
 from tokensteer.core.numerics.domains import check_number, check_whole
 from tokensteer.rewards.constraints.automaton import Automaton, avoids
-from tokensteer.rewards.motifs import EVEN, GRAIN, LETTERS, Motif, jaspar, threshold
-
-__all__ = [
-    "ENZYMES",
-    "GC",
-    "Absence",
-    "Hits",
-    "Motif",
-    "Network",
-    "Presence",
-    "Sites",
-    "Spacing",
-    "forbid",
-    "ids_of",
-    "jaspar",
-    "letters",
-    "sites",
-]
+from tokensteer.rewards.motifs import EVEN, GRAIN, LETTERS, threshold
+from tokensteer.rewards.motifs import Motif as Motif
+from tokensteer.rewards.motifs import jaspar as jaspar
 
 
 def ids_of(sequence: str) -> list[int]:
-    """The ids of a sequence of A, C, G, T, in upper or lower case, as genomes have their repeats."""
+    """The ids of a sequence of A, C, G, T in upper or lower case (genomes have repeats in lower case)."""
     wrong = sorted(set(sequence) - set(LETTERS + LETTERS.lower()))
     if wrong:
-        raise ValueError(f"a sequence of DNA has the letters {LETTERS} alone, and this one has {', '.join(wrong)}")
+        raise ValueError(f"a DNA sequence has only the letters {LETTERS}, and this one has {', '.join(wrong)}")
     return [LETTERS.index(letter) for letter in sequence.upper()]
 
 
@@ -66,12 +51,9 @@ def letters(x: Tensor) -> Tensor:
     return (x.unsqueeze(-1) == codes).to(torch.promote_types(torch.get_default_dtype(), torch.float32))
 
 
-# ---- motifs
-
-
 @dataclass(frozen=True, eq=False)
 class Sites:
-    """A motif looked for at every site: `matrices` (2, 4, W) of bits for both strands, `least` the bits of a hit."""
+    """A motif scored at every site: `matrices` (2, 4, W) of bits for both strands, `least` the bits of a hit."""
 
     name: str
     matrices: Tensor
@@ -82,7 +64,7 @@ class Sites:
         return self.matrices.shape[-1]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Bits above chance of the motif that begins at each place, on each strand: (P, 2, L - W + 1)."""
+        """Bits above the threshold of the motif that begins at each place, on each strand: (P, 2, L - W + 1)."""
         seen = letters(x)
         if seen.shape[1] < self.width:
             raise ValueError(f"{self.name} has {self.width} places and the sequences only {seen.shape[1]} letters")
@@ -97,9 +79,8 @@ def sites(motif: Motif, p: float = 1e-4, background: Sequence[float] = EVEN) -> 
     if least is None:
         raise ValueError(f"{motif.name} is too short or too vague to be rarer than p = {p:g} by chance: try a larger p")
     forward = scores.T.double() / GRAIN
-    return Sites(
-        motif.name, torch.stack([forward, forward.flip(0, 1)]), least / GRAIN
-    )  # flip: A pairs with T, C with G
+    backward = forward.flip(0, 1)  # reverse complement: A pairs with T, C with G
+    return Sites(motif.name, torch.stack([forward, backward]), least / GRAIN)
 
 
 def _smooth_max(bits: Tensor, temperature: float) -> Tensor:
@@ -112,7 +93,7 @@ def _positive(name: str, temperature: float) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Presence:
-    """The smooth maximum over places and strands of the bits above chance: about 0 at a hit that is just one."""
+    """The smooth maximum over places and strands of the bits above the threshold: about 0 for the weakest hit."""
 
     sites: Sites
     temperature: float = 1.0
@@ -127,7 +108,7 @@ class Presence:
 
 @dataclass(frozen=True, eq=False)
 class Absence:
-    """-temperature · log(1 + sum exp(bits/temperature)): near 0 without hits, minus the bits of the best with some."""
+    """-temperature · log(1 + sum exp(bits/temperature)): near 0 without hits, else minus the bits of the best."""
 
     sites: Sites
     temperature: float = 1.0
@@ -142,12 +123,11 @@ class Absence:
 
 @dataclass(frozen=True, eq=False)
 class Hits:
-    """The number of places with the motif, on either strand or on both, that do not overlap; up to `most`, since more
-    earn nothing.
+    """The number of places, up to `most`, that do not overlap and have the motif on either strand or both.
 
-    A place counts as sigmoid(bits/temperature) on each strand, one half at the threshold. With `temperature` 0 it
-    counts in full or not at all, and there is no gradient. Of places that overlap those are taken that count most
-    together: a motif with a repeat in it would else be hit twice by little more than itself.
+    A place counts as sigmoid(bits/temperature) on each strand, one half at the threshold; with `temperature` 0 as 1 or
+    0, without a gradient. Of overlapping places, those with the largest sum are taken: a motif with an inner repeat
+    would otherwise count twice.
     """
 
     sites: Sites
@@ -169,7 +149,7 @@ class Hits:
 
 
 def _disjoint(worth: Tensor, width: int) -> Tensor:
-    """The most that places (P, K), each `width` letters long, are worth together without overlapping, (P,)."""
+    """The largest sum of values (P, K) of places, each `width` letters long, that do not overlap, (P,)."""
     best = [torch.zeros_like(worth[:, 0])]
     for place, own in enumerate(worth.unbind(-1)):
         best.append(torch.maximum(best[-1], best[max(0, place + 1 - width)] + own))
@@ -178,10 +158,10 @@ def _disjoint(worth: Tensor, width: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Spacing:
-    """How far the best pair stands above chance, a pair being as good as the weaker of the two (smooth minimum).
+    """The bits above the threshold of the best pair; a pair has those of its weaker motif (smooth minimum).
 
-    `gaps` are the numbers of letters that may lie between the motifs, each on either strand; the first of them comes
-    first, or either one unless `ordered`.
+    `gaps` are the allowed numbers of letters between the motifs. Each may be on either strand; `first` comes first if
+    `ordered`, else either one.
     """
 
     first: Sites
@@ -196,9 +176,7 @@ class Spacing:
         for gap in self.gaps:
             check_whole("Spacing.gaps", gap, 0)
         if not self.gaps:
-            raise ValueError(
-                f"Spacing.gaps must be numbers of letters between the motifs, got {self.gaps}: try range(11)"
-            )
+            raise ValueError("Spacing.gaps must be numbers of letters between the motifs, got none: try range(11)")
 
     def __call__(self, x0: Tensor) -> Tensor:
         first, second = (_smooth_max(motif(x0).mT, self.temperature) for motif in (self.first, self.second))
@@ -221,13 +199,10 @@ class Spacing:
         return found
 
 
-# ---- letters
-
-
 @dataclass(frozen=True, eq=False)
 class GC:
-    """0 where the share of G and C in every stretch of `window` letters lies between `low` and `high`, else minus the
-    largest distance to them; the whole sequence is one stretch unless a window is given."""
+    """Minus the largest distance of the share of G and C to [`low`, `high`], over all stretches of `window` letters
+    (without a window, the whole sequence)."""
 
     low: float
     high: float
@@ -255,84 +230,50 @@ class GC:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A network of one-hots (P, 4, L), as most of genomics are: what it says (P,), or its `output` of (P, K)."""
+    """A network on one-hots (P, 4, L), as in most of genomics: its value (P,), or its `output` of (P, K)."""
 
     network: Callable[[Tensor], Tensor]
     output: int | None = None
     differentiable: bool = field(default=True, init=False)
 
     def __call__(self, x0: Tensor) -> Tensor:
-        said = self.network(letters(x0).mT)
-        return said if self.output is None else said[:, self.output]
+        found = self.network(letters(x0).mT)
+        return found if self.output is None else found[:, self.output]
 
 
 # ---- restriction enzymes
 
-ENZYMES = {
-    "AgeI": "ACCGGT",
-    "ApaI": "GGGCCC",
-    "AscI": "GGCGCGCC",
-    "BamHI": "GGATCC",
-    "BbsI": "GAAGAC",
-    "BglII": "AGATCT",
-    "BsaI": "GGTCTC",
-    "BsmBI": "CGTCTC",
-    "ClaI": "ATCGAT",
-    "DpnII": "GATC",
-    "EcoRI": "GAATTC",
-    "EcoRV": "GATATC",
-    "HincII": "GTYRAC",
-    "HindIII": "AAGCTT",
-    "KpnI": "GGTACC",
-    "MfeI": "CAATTG",
-    "NcoI": "CCATGG",
-    "NdeI": "CATATG",
-    "NheI": "GCTAGC",
-    "NotI": "GCGGCCGC",
-    "PacI": "TTAATTAA",
-    "PstI": "CTGCAG",
-    "SacI": "GAGCTC",
-    "SalI": "GTCGAC",
-    "SapI": "GCTCTTC",
-    "SfiI": "GGCCNNNNNGGCC",
-    "SmaI": "CCCGGG",
-    "SpeI": "ACTAGT",
-    "XbaI": "TCTAGA",
-    "XhoI": "CTCGAG",
-}
-"""What common restriction enzymes recognise, in the letters of IUPAC."""
-
-IUPAC = {
-    **{letter: letter for letter in LETTERS},
-    "R": "AG",
-    "Y": "CT",
-    "S": "CG",
-    "W": "AT",
-    "K": "GT",
-    "M": "AC",
-    "B": "CGT",
-    "D": "AGT",
-    "H": "ACT",
-    "V": "ACG",
-    "N": "ACGT",
-}
 MOST_WORDS = 4096
 
 
-def forbid(*recognised: str, vocab_size: int = len(LETTERS) + 1) -> Automaton:
-    """Sequences without the recognition sites, on either strand, of enzymes by name or of sites in letters of IUPAC,
-    upper or lower case.
+def _table(text: str) -> dict[str, str]:
+    words = text.split()
+    return dict(zip(words[::2], words[1::2], strict=True))
 
-    Give it to `constrain`: then the reward is -inf where a site stands, and the proposal never makes one.
-    """
+
+ENZYMES = _table("""
+    AgeI ACCGGT    ApaI GGGCCC    AscI GGCGCGCC    BamHI GGATCC    BbsI GAAGAC    BglII AGATCT    BsaI GGTCTC
+    BsmBI CGTCTC   ClaI ATCGAT    DpnII GATC       EcoRI GAATTC    EcoRV GATATC   HincII GTYRAC   HindIII AAGCTT
+    KpnI GGTACC    MfeI CAATTG    NcoI CCATGG      NdeI CATATG     NheI GCTAGC    NotI GCGGCCGC   PacI TTAATTAA
+    PstI CTGCAG    SacI GAGCTC    SalI GTCGAC      SapI GCTCTTC    SmaI CCCGGG    SpeI ACTAGT     SfiI GGCCNNNNNGGCC
+    XbaI TCTAGA    XhoI CTCGAG
+""")
+"""The recognition sites of common restriction enzymes, in IUPAC letters."""
+IUPAC = _table("A A  C C  G G  T T  R AG  Y CT  S CG  W AT  K GT  M AC  B CGT  D AGT  H ACT  V ACG  N ACGT")
+"""The letters that each IUPAC code stands for."""
+
+
+def forbid(*recognised: str, vocab_size: int = len(LETTERS) + 1) -> Automaton:
+    """Sequences without the given recognition sites on either strand: enzymes by name, or sites in IUPAC letters of
+    upper or lower case. For `constrain`, whose proposal then never makes such a site."""
     if not recognised:
         raise ValueError("forbid: give at least one enzyme or site, such as 'EcoRI' or 'GAATTC'")
-    found = {word for site in recognised for word in _spelt(site)}
+    found = {word for site in recognised for word in _words(site)}
     return avoids(sorted(found | {_reverse_complement(word) for word in found}), vocab_size)
 
 
-def _spelt(site: str) -> list[tuple[int, ...]]:
-    """All words that a site stands for."""
+def _words(site: str) -> list[tuple[int, ...]]:
+    """All words in A, C, G, T that a site stands for."""
     pattern = ENZYMES.get(site, site.upper())
     if not pattern or not set(pattern) <= set(IUPAC):
         names = {name.lower(): name for name in ENZYMES}
@@ -341,9 +282,7 @@ def _spelt(site: str) -> list[tuple[int, ...]]:
         raise ValueError(f"forbid: {site!r} is neither a known enzyme nor a site: {mend}")
     options = [IUPAC[letter] for letter in pattern]
     if math.prod(map(len, options)) > MOST_WORDS:
-        raise ValueError(
-            f"forbid: {site!r} stands for more than {MOST_WORDS} words: leave out some of its open letters"
-        )
+        raise ValueError(f"forbid: {site!r} stands for more than {MOST_WORDS} words: leave out some open letters")
     return [tuple(ids_of("".join(word))) for word in product(*options)]
 
 

@@ -1,10 +1,9 @@
-"""Motifs of DNA as matrices of scores, found on both strands wherever a score is too high to be chance.
+"""DNA motifs as score matrices, found on both strands where a score is too high to be chance.
 
-A motif is a table of how often each letter was seen at each of its places. Its score at a site of a sequence is the sum
-over places of log2(p(letter)/background(letter)), the log-odds of being a motif. Scores are kept as whole numbers, in
-steps of 1/GRAIN bits: then the law of the score of random letters is a table that convolution after convolution makes
-without error, the score that chance reaches with probability at most p can be read off it, and scores computed by a
-network's convolution are the very same numbers.
+A motif is a table of letter counts at each of its places. Its score at a site of a sequence is the sum over places of
+log2(p(letter)/background(letter)), the log-odds of being a motif. Scores are integers in steps of 1/GRAIN bits: the
+distribution of the score of random letters is then an exact table of convolutions, from which the threshold for a given
+probability is read, and scores computed by `conv1d` are the same numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -34,7 +33,7 @@ class Motif:
     counts: Tensor
 
     def __post_init__(self) -> None:
-        if not isinstance(self.counts, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not torch.is_tensor(self.counts):
             raise ValueError(f"{self.name}: counts must be a tensor (W, 4), got {type(self.counts).__name__}")
         shape = tuple(self.counts.shape)
         if len(shape) != 2 or shape[1] != len(LETTERS):
@@ -47,44 +46,46 @@ class Motif:
             raise ValueError(f"{self.name}: counts must be finite and not negative")
 
     def scores(self, background: Sequence[float] = EVEN, pseudocount: float = 1.0) -> Tensor:
-        """The log-odds in steps of 1/GRAIN bits, (W, 4) whole numbers; `pseudocount` letters are added to each place,
-        as the background has them, so that no letter is impossible."""
+        """The log-odds in steps of 1/GRAIN bits, (W, 4) integers. `pseudocount` letters with the background's
+        frequencies are added to each place, so that no letter is impossible."""
         check_number("Motif.scores: pseudocount", pseudocount, "(0, inf)")
-        law = torch.tensor(background, dtype=torch.float64)
-        seen = self.counts.double() + pseudocount * law
-        return (GRAIN * (seen / seen.sum(-1, keepdim=True) / law).log2()).round().long()
+        random = torch.tensor(background, dtype=torch.float64)
+        seen = self.counts.double() + pseudocount * random
+        return (GRAIN * (seen / seen.sum(-1, keepdim=True) / random).log2()).round().long()
 
 
 def score_law(scores: Tensor, background: Sequence[float] = EVEN) -> tuple[int, Tensor]:
-    """The law of the sum of scores (W, 4) over random letters: its lowest value, and the chances from there on."""
-    lowest, law = 0, torch.ones(1, dtype=torch.float64)
-    for place in cast("list[list[int]]", scores.tolist()):  # pyright: ignore[reportUnknownMemberType]
-        low, high = min(place), max(place)
-        wider = torch.zeros(len(law) + high - low, dtype=torch.float64)
-        for score, chance in zip(place, background, strict=True):
-            wider[score - low : score - low + len(law)] += chance * law
-        lowest, law = lowest + low, wider
-    return lowest, law
+    """The distribution of the sum of scores (W, 4) over random letters: its lowest value, and the probabilities of all
+    values from there on."""
+    lowest, p = 0, torch.ones(1, dtype=torch.float64)
+    for place in scores:
+        shifts = [int(score) for score in place]
+        low, high = min(shifts), max(shifts)
+        wider = torch.zeros(len(p) + high - low, dtype=torch.float64)
+        for score, chance in zip(shifts, background, strict=True):
+            wider[score - low : score - low + len(p)] += chance * p
+        lowest, p = lowest + low, wider
+    return lowest, p
 
 
 def threshold(scores: Tensor, p: float, background: Sequence[float] = EVEN) -> int | None:
-    """The lowest score that random letters reach with probability at most p; None if not even the highest is rare."""
-    lowest, law = score_law(scores, background)
-    rare = law.flip(0).cumsum(0).flip(0) <= p * (1.0 + 1e-12)  # sums of quarters need no more grace than that
-    reached = rare & (law > 0)
+    """The lowest score that random letters reach with probability at most p; None if even the highest is too common."""
+    lowest, probability = score_law(scores, background)
+    rare = probability.flip(0).cumsum(0).flip(0) <= p * (1.0 + 1e-12)  # for rounding errors
+    reached = rare & (probability > 0)
     return lowest + int(reached.int().argmax()) if reached.any() else None
 
 
 @dataclass(frozen=True)
 class Scanner:
-    """Counts of motifs in sequences. Motifs that are too short or too vague to be told from chance are left out."""
+    """Counts of motifs in sequences. Motifs too short or too vague to be rarer than chance are left out."""
 
     names: tuple[str, ...]
     groups: tuple[tuple[Tensor, Tensor, Tensor], ...]
-    """For each width W: which motifs (m,), their scores on both strands (2m, 4, W), their thresholds (m,)."""
+    """For each width W: indices of motifs (m,), their scores on both strands (2m, 4, W), their thresholds (m,)."""
 
     def __call__(self, ids: Tensor, rows: int = 64) -> Tensor:
-        """How often each motif stands in ids (P, L), at any site of either strand: (P, M)."""
+        """The number of sites of each motif in ids (P, L), on either strand: (P, M)."""
         return torch.cat([self._count(ids[start : start + rows]) for start in range(0, len(ids), rows)])
 
     @torch.no_grad()
@@ -100,37 +101,33 @@ class Scanner:
 
 
 def scanner(motifs: Sequence[Motif], p: float = 1e-4, background: Sequence[float] = EVEN) -> Scanner:
-    """For motifs that random letters show at a site with probability at most p."""
-    found = [(motif.name, scores, least) for motif, scores, least in _rare(motifs, p, background)]
+    """A scanner whose thresholds random letters reach at a site with probability at most p."""
+    check_number("scanner: p", p, "(0, 1)", "try 1e-4")
+    if len(background) != len(LETTERS) or not math.isclose(sum(background), 1.0, abs_tol=1e-9) or min(background) <= 0:
+        raise ValueError(f"scanner: the background must be a distribution over {LETTERS}, got {tuple(background)}")
+    scored = [(motif.name, motif.scores(background)) for motif in motifs]
+    known = [(name, scores, threshold(scores, p, background)) for name, scores in scored]
+    found = [(name, scores, least) for name, scores, least in known if least is not None]
     groups: list[tuple[Tensor, Tensor, Tensor]] = []
     for width in sorted({len(scores) for _, scores, _ in found}):
         here = [i for i, (_, scores, _) in enumerate(found) if len(scores) == width]
         forward = torch.stack([found[i][1] for i in here]).transpose(1, 2)
-        backward = forward.flip(1, 2)  # A is the complement of T and C of G, and letters are in that order
+        backward = forward.flip(1, 2)  # reverse complement: A pairs with T, C with G
         least = torch.tensor([found[i][2] for i in here])
         groups.append((torch.tensor(here), torch.cat([forward, backward]).float(), least.float()))
     return Scanner(tuple(name for name, _, _ in found), tuple(groups))
 
 
-def _rare(motifs: Sequence[Motif], p: float, background: Sequence[float]) -> list[tuple[Motif, Tensor, int]]:
-    check_number("scanner: p", p, "(0, 1)", "try 1e-4")
-    if len(background) != len(LETTERS) or not math.isclose(sum(background), 1.0, abs_tol=1e-9) or min(background) <= 0:
-        raise ValueError(f"scanner: the background must be a law of {', '.join(LETTERS)}, got {tuple(background)}")
-    scored = [(motif, motif.scores(background)) for motif in motifs]
-    known = [(motif, scores, threshold(scores, p, background)) for motif, scores in scored]
-    return [(motif, scores, least) for motif, scores, least in known if least is not None]
-
-
 def jaspar(release: str = "JASPAR2024", group: str = "vertebrates") -> list[Motif]:
-    """All motifs of JASPAR's CORE collection for a group of species, by pyjaspar, which brings them along."""
+    """All motifs of JASPAR's CORE collection for a group of species, from the data of the pyjaspar package."""
     try:
-        from pyjaspar import jaspardb  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
+        pyjaspar = import_module("pyjaspar")
     except ImportError as error:
         raise ImportError("JASPAR's motifs come with pyjaspar: pip install 'tokensteer[bio]'") from error
-    known: Any = jaspardb(release=release)
+    database = pyjaspar.jaspardb(release=release)
     try:
-        found: Any = known.fetch_motifs(collection="CORE", tax_group=[group])
-    except AttributeError as error:  # it prints what there is, and is left without a database
+        found = database.fetch_motifs(collection="CORE", tax_group=[group])
+    except AttributeError as error:  # pyjaspar prints the releases it has, and has no database
         raise ValueError(f"this pyjaspar has no release {release}: pip install --upgrade pyjaspar") from error
     return [
         Motif(f"{motif.matrix_id} {motif.name}", torch.tensor([motif.counts[letter] for letter in LETTERS]).T)

@@ -1,4 +1,4 @@
-"""Paths in continuous time and their exact weights, for tests of kernels against rates."""
+"""Paths in continuous time and their exact weights, to test kernels against rates."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from tokensteer.core.numerics.draws import categorical, uniforms
 
 # From states (P, L) and times (P,): rates of changing a site to a token (P, L, V); log-densities (P,).
 Rate = Callable[[Tensor, Tensor], Tensor]
-
-
 LogDensity = Callable[[Tensor, Tensor], Tensor]
 
 
 def reversed_rate(rate: Rate, log_pi: LogDensity) -> Rate:
-    """The opposite direction, in detailed balance: R'_t(x -> y) = R_t(y -> x) · pi_t(y)/pi_t(x).
+    """The reverse rates by detailed balance, R'_t(x -> y) = R_t(y -> x) · pi_t(y)/pi_t(x).
 
-    It asks for the rates of all L·V neighbours of a state: for small models, or rates that cost little.
+    Evaluates `rate` at all L·V neighbours of a state: for small models or cheap rates.
     """
 
     def opposite(x: Tensor, t: Tensor) -> Tensor:
@@ -33,20 +31,17 @@ def reversed_rate(rate: Rate, log_pi: LogDensity) -> Rate:
         y[each, site] = token
         back = rate(y, times)[each, site, x[row, site]]
         ratio = (log_pi(y, times) - log_pi(x, t)[row]).exp()
-        # Where pi is 0 nothing comes from, whatever a model says of a state that cannot be.
+        # The rate is 0 where pi is 0, also if `rate` is not finite there.
         return torch.where(ratio > 0, back * ratio, 0.0).view(-1, length, size).scatter(-1, x.unsqueeze(-1), 0.0)
 
     return opposite
 
 
-# ---- weights of paths
-
-
 @dataclass(frozen=True)
 class JumpPaths:
-    """Piecewise constant paths: states (P, K, L), the k-th held from times[:, k] down to times[:, k + 1]; (P, K + 1).
+    """Piecewise constant paths: states (P, K, L), the k-th from times[:, k] down to times[:, k + 1]; times (P, K + 1).
 
-    One site changes at a time. A path with fewer jumps repeats its last state, for no time.
+    One site changes at a time. A path with fewer jumps repeats its last state for no time.
     """
 
     times: Tensor
@@ -56,24 +51,22 @@ class JumpPaths:
         if self.times.shape != (len(self.states), self.states.shape[1] + 1):
             raise ValueError(
                 f"JumpPaths: {tuple(self.states.shape)} states need times of shape (P, K + 1), got "
-                f"{tuple(self.times.shape)}: when each state begins, and when the last one ends"
+                f"{tuple(self.times.shape)}: the beginning of each state and the end of the last"
             )
         if (self.times.diff(dim=1) > 0).any():
             raise ValueError("JumpPaths: times must fall, from noise at 1 towards data at 0")
         if (self.jumps.sum(-1) > 1).any():
-            raise ValueError("JumpPaths: two sites change at once; in continuous time they change one by one")
+            raise ValueError("JumpPaths: two sites change at once; split them into two jumps")
 
     @property
     def jumps(self) -> Tensor:
-        """Which site changes at the end of each state but the last, (P, K - 1, L)."""
+        """The site that changes at the end of each state but the last, (P, K - 1, L)."""
         return self.states[:, 1:] != self.states[:, :-1]
 
 
 def _quadrature(start: Tensor, end: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
-    """Gauss-Legendre times and weights (..., nodes) for integrals from `end` up to `start`.
-
-    In log t unless the end is 0, since rates go like 1/t: what is left is smooth.
-    """
+    """Gauss-Legendre times and weights (..., nodes) for integrals from `end` up to `start`; in log t unless the end is
+    0, since rates go like 1/t."""
     places, parts = np.polynomial.legendre.leggauss(nodes)
     z, w = torch.tensor(places).to(start) / 2 + 0.5, torch.tensor(parts).to(start) / 2
     start, end = start.unsqueeze(-1), end.unsqueeze(-1)
@@ -96,14 +89,13 @@ def _log_jumps(paths: JumpPaths, rate: Rate) -> Tensor:
     """The sum of log rate_t(x, y) over the jumps of each path, (P,)."""
     path, jump, site = paths.jumps.nonzero(as_tuple=True)
     rates = rate(paths.states[path, jump], paths.times[path, jump + 1].double())
-    log_rate = (
-        rates[torch.arange(len(path), device=site.device), site, paths.states[path, jump + 1, site]].double().log()
-    )
+    each, token = torch.arange(len(path), device=site.device), paths.states[path, jump + 1, site]
+    log_rate = rates[each, site, token].double().log()
     return log_rate.new_zeros(len(paths.times)).index_add(0, path, log_rate)
 
 
 def tilt_log_weight(paths: JumpPaths, model: Rate, proposal: Rate, log_twist: LogDensity, nodes: int = 32) -> Tensor:
-    """The log-weight (P,) of paths that moved by rates Q, for the targets p_t · exp(psi_t) with p_t the law under R:
+    """The log-weight (P,) of paths drawn with rates Q, for targets p_t · exp(psi_t), p_t the distribution under R:
 
     log w = psi_s(x_s) - psi_t(x_t) + ∫ sum_y (Q - R)(x, y) dt + sum over jumps of log R/Q.
     """
@@ -113,10 +105,10 @@ def tilt_log_weight(paths: JumpPaths, model: Rate, proposal: Rate, log_twist: Lo
 
 
 def balance_log_weight(paths: JumpPaths, proposal: Rate, log_pi: LogDensity, nodes: int = 32) -> Tensor:
-    """The log-weight (P,) of paths that moved by rates Q, for known targets pi_t (LEAPS):
+    """The log-weight (P,) of paths drawn with rates Q, for known targets pi_t (LEAPS):
 
-    log w = -∫ [∂_t log pi_t(x) + sum_y Q(y, x)·pi_t(y)/pi_t(x) - sum_y Q(x, y)] dt, without a term for jumps. The
-    integral of ∂_t log pi_t is taken exactly, from the ends of each state.
+    log w = -∫ [∂_t log pi_t(x) + sum_y Q(y, x)·pi_t(y)/pi_t(x) - sum_y Q(x, y)] dt. The integral of ∂_t log pi_t is
+    exact, from the ends of each state.
     """
     states = paths.states.flatten(0, 1)
     began, ended = paths.times[:, :-1].flatten(), paths.times[:, 1:].flatten()
@@ -126,16 +118,11 @@ def balance_log_weight(paths: JumpPaths, proposal: Rate, log_pi: LogDensity, nod
 
 
 def jump_paths(
-    x: Tensor,
-    rates: Callable[[Tensor], Tensor],
-    schedule: Schedule,
-    t: float,
-    s: float,
-    generator: Generator | None,
+    x: Tensor, rates: Callable[[Tensor], Tensor], schedule: Schedule, t: float, s: float, generator: Generator | None
 ) -> JumpPaths:
     """Exact paths from x (P, L) at t down to s of a masked process with rates hazard(t) · rates(x).
 
-    `rates` (P, L) -> (P, L, V) open masked sites only: mu does so as the model, mu tilted as a proposal. With lambda(x)
+    `rates` (P, L) -> (P, L, V) are 0 but at masked sites: mu for the model, a tilted mu for a proposal. With lambda(x)
     their sum, no jump comes before tau with probability ((1 - alpha_tau)/(1 - alpha_t))^lambda.
     """
     rows, length = x.shape

@@ -1,4 +1,4 @@
-"""What a denoiser must do, tried on one row when a model is made of it, so that what cannot work is said at once."""
+"""Checks of a denoiser on one row when a model is constructed, so that a network that cannot work raises at once."""
 
 from __future__ import annotations
 
@@ -16,18 +16,23 @@ from tokensteer.core.models.denoiser import Denoiser, FromHidden, FromLogits, St
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.particles.path import Step
 
-RESTLESS = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)  # pyright: ignore[reportPrivateUsage]
+DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def check_denoiser(
     denoiser: Denoiser, kernel: Kernel, steps: Sequence[Step], template: Tensor, x: Tensor, *, kept: bool
 ) -> tuple[int, torch.dtype]:
-    """The size of a denoiser's vocabulary and its precision, seen at the start x (1, L) and half-way, or an error with
-    its mend. `kept`: what it says is used again."""
+    """The vocabulary size and the precision of a denoiser, checked at the start x (1, L) and at a half-open state.
+
+    `kept`: predictions are stored and read again later, so the network must not reuse their memory.
+    """
     _check_mode(denoiser)
-    likeliest, vocab_size, dtype = _look(denoiser, kernel, template, x, steps[0].t)
+    log_x0 = _predict(denoiser, kernel, template, x, steps[0].t)
+    likeliest, vocab_size, dtype = log_x0.argmax(-1), log_x0.shape[-1], log_x0.dtype
+    del log_x0  # it is large
     half_open = halfway(x, kernel.mask_id, lambda where: likeliest[where])
-    _look(denoiser, kernel, template, half_open, steps[len(steps) // 2].t)
+    _predict(denoiser, kernel, template, half_open, steps[len(steps) // 2].t)
     if kept:
         _check_memory(denoiser, kernel, x, half_open, likeliest, steps[0].t)
     _check_timeless(denoiser, half_open, steps)
@@ -36,122 +41,75 @@ def check_denoiser(
     return vocab_size, dtype
 
 
-def _look(denoiser: Denoiser, kernel: Kernel, template: Tensor, x: Tensor, t: float) -> tuple[Tensor, int, torch.dtype]:
-    """The likeliest tokens (1, L) at x, and what they are likeliest of: laws are large, and not kept."""
-    answer = _answer(denoiser, x, t)
-    _check_ids(kernel, template, answer.shape[-1])
-    _check_law(answer, x, kernel)
-    return answer.argmax(-1), answer.shape[-1], answer.dtype
-
-
-def _check_mode(denoiser: Denoiser) -> None:
-    """Networks with dropout, or norms over a batch, are other functions while they train."""
-    known = (denoiser, *(getattr(denoiser, name, None) for name in ("network", "trunk")))
-    nets = [net for net in known if isinstance(net, nn.Module)]
-    layers = [layer for net in nets for layer in net.modules() if isinstance(layer, RESTLESS) and layer.training]
-    if any(getattr(layer, "p", 1.0) > 0 for layer in layers):  # dropout may be turned off
-        warnings.warn(
-            "the denoiser's network is in training mode and has dropout or batch norm: it does not say the same twice. "
-            "Call .eval()",
-            stacklevel=5,
-        )
-
-
-@torch.no_grad()
-def _check_memory(denoiser: Denoiser, kernel: Kernel, x: Tensor, other: Tensor, tokens: Tensor, t: float) -> None:
-    """What was said of x (1, L), here of the `tokens` (1, L), stays what it was as another state is asked about."""
-
-    def laws(x: Tensor) -> Categorical:
-        if isinstance(denoiser, Structured) and kernel.mask_id != NO_MASK:
-            return denoiser.laws(x, t)
-        return tokens_of(denoiser(x, t)).store
-
-    said, sites = laws(x), torch.arange(x.shape[1], device=x.device)
-    before = said.entries(sites, tokens[0])
-    laws(other)
-    if not torch.allclose(said.entries(sites, tokens[0]), before, equal_nan=True):
-        raise ValueError(
-            "the denoiser's network writes all its answers into the same memory, so that what it said of one state is "
-            "lost when it is asked about another: let it return a new tensor, or answer.clone()"
-        )
-
-
-@torch.no_grad()
-def _check_timeless(denoiser: Denoiser, x: Tensor, steps: Sequence[Step]) -> None:
-    """A denoiser of one's own that says it ignores the time may be wrong about it; from_logits sees to it."""
-    if isinstance(denoiser, FromLogits | FromHidden) or not _says_it_ignores_time(denoiser):
-        return
-    times = steps[0].t, steps[len(steps) // 2].t
-    early, late = (denoiser(x, t).exp() for t in times)
-    if not torch.allclose(early, late, atol=1e-3, equal_nan=True):
-        raise ValueError(
-            f"the denoiser says that it ignores the time, and answers one thing at t = {times[0]:.3g} and another at "
-            f"t = {times[1]:.3g}: let ignores_time be False"
-        )
-
-
-def _says_it_ignores_time(denoiser: object) -> bool:
-    return isinstance(denoiser, Timeless) and denoiser.ignores_time
-
-
-def _check_times(denoiser: Denoiser, x: Tensor, dtype: torch.dtype) -> None:
-    """Two rows at two times must be answered as they are one by one."""
-    times = (0.75, 0.25)
-    with torch.no_grad():
-        apart = torch.cat([denoiser(x, t) for t in times])
-        try:
-            together = denoiser(x.repeat(2, 1), torch.tensor(times, dtype=dtype, device=x.device))
-        except Exception as error:
-            raise ValueError(
-                f"the denoiser fails with a time for each row, t of shape (P,): {error}. Particles have clocks of "
-                "their own here: let it take such a t, or use a kernel with one time for all, such as Ancestral"
-            ) from error
-    if together.shape != apart.shape or not torch.allclose(together.exp(), apart.exp(), atol=1e-3):
-        raise ValueError(
-            "the denoiser answers wrongly with a time for each row, t of shape (P,): row i must be answered as at t[i] "
-            "alone. Is t broadcast along the wrong axis? Use t.view(-1, 1, 1)"
-        )
-
-
 def halfway(x: Tensor, mask_id: int, likeliest: Callable[[Tensor], Tensor]) -> Tensor:
-    """x with its likeliest tokens, which are asked for where they are wanted, at every other masked site."""
+    """x with every other masked site opened; `likeliest` returns the tokens for a mask (P, L) of sites."""
     every_other = torch.arange(x.shape[-1], device=x.device) % 2 == 0
     where = (x == mask_id) & every_other
     return x.masked_scatter(where, likeliest(where))
 
 
-def counted(x: Tensor) -> Tensor:
-    """A copy whose writes torch counts, in x._version; those to tensors made in inference mode it does not."""
-    with torch.inference_mode(False):
-        return x.clone()
+def unwritten(what: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """function(x), called with a copy of x; raises if the function writes to it."""
+    with torch.inference_mode(False):  # torch counts no writes to tensors made in inference mode
+        x = x.clone()
+    version = x._version
+    found = function(x)
+    if x._version != version:
+        raise ValueError(f"{what} writes to the sequences it is given, which are the particles: let it clone them")
+    return found
 
 
-def _answer(denoiser: Denoiser, x: Tensor, t: float) -> Tensor:
-    """log p(x_0 | x_t) for one row, (1, L, V)."""
-    length = x.shape[1]
-    try:
-        with torch.no_grad():
-            x = counted(x)
-            written = x._version
-            answer = denoiser(x, t)
-    except Exception as error:
+def check_log_probs(log_x0: Tensor, x: Tensor, kernel: Kernel, tolerance: float = 1e-3) -> None:
+    """Raise unless log_x0 (P, L, V) are log-probabilities, -inf at the mask, at the masked sites of x (all sites for a
+    process without a mask)."""
+    mask_id, has_mask = kernel.mask_id, isinstance(noise_of(kernel), MaskNoise)
+    if log_x0.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"the denoiser must return float32 or float64, got {log_x0.dtype}: wrap it in from_logits")
+    read = (x == mask_id) if has_mask else torch.ones_like(x, dtype=torch.bool)
+    log_sum = tokens_of(log_x0).mass(read).abs()
+    if log_sum.isnan().any():
+        raise ValueError("the denoiser gives NaN at masked sites: check its weights and inputs")
+    if has_mask and (log_x0[..., mask_id][read] > NEVER).any():
+        mass = float(log_x0[..., mask_id][read].exp().max())
         raise ValueError(
-            f"the denoiser fails on a template of length {length}: {error}. If the model is shorter than that, "
-            "shorten the template. A network that takes no time is wrapped as from_logits(network, mask_id, "
-            "ignores_time=True), and called as network(x); without the flag it is called as network(x, t)"
-        ) from error
-    if x._version != written:
-        raise ValueError("the denoiser writes to the sequences it is given, which are the particles: let it clone them")
-    if answer.dim() != 3 or tuple(answer.shape[:2]) != (1, length) or not answer.shape[-1]:
-        raise ValueError(
-            f"the denoiser must answer (1, {length}, V) for a template of length {length}, got "
-            f"{tuple(answer.shape)}: is the template longer than the model?"
+            f"the denoiser gives mass {mass:.2g} to the mask token {mask_id}: its log-probability there must be -inf. "
+            "Wrap raw logits as from_logits(network, mask_id)"
         )
-    return answer
+    if (log_sum > tolerance).any():
+        raise ValueError(
+            f"the denoiser's probabilities do not sum to one: the log of the sum is off by {float(log_sum.max()):.2g}, "
+            "and it must return log-probabilities. Wrap raw logits as from_logits(network, mask_id)"
+        )
+
+
+def _predict(denoiser: Denoiser, kernel: Kernel, template: Tensor, x: Tensor, t: float) -> Tensor:
+    """log p(x_0 | x_t) for one row, (1, L, V), checked."""
+    length = x.shape[1]
+
+    def call(x: Tensor) -> Tensor:
+        try:
+            return denoiser(x, t)
+        except Exception as error:
+            raise ValueError(
+                f"the denoiser fails on a template of length {length}: {error}. If the model is shorter than that, "
+                "shorten the template. A network that takes no time is wrapped as from_logits(network, mask_id, "
+                "ignores_time=True), and called as network(x); without the flag it is called as network(x, t)"
+            ) from error
+
+    with torch.no_grad():
+        log_x0 = unwritten("the denoiser", call, x)
+    if log_x0.dim() != 3 or tuple(log_x0.shape[:2]) != (1, length) or not log_x0.shape[-1]:
+        raise ValueError(
+            f"the denoiser must return (1, {length}, V) for a template of length {length}, got "
+            f"{tuple(log_x0.shape)}: is the template longer than the model?"
+        )
+    _check_ids(kernel, template, log_x0.shape[-1])
+    check_log_probs(log_x0, x, kernel)
+    return log_x0
 
 
 def _check_ids(kernel: Kernel, template: Tensor, vocab_size: int) -> None:
-    """The mask and the template are of the denoiser's words."""
+    """The mask and the template lie in the vocabulary."""
     mask_id, has_mask = kernel.mask_id, isinstance(noise_of(kernel), MaskNoise)
     if has_mask and not 0 <= mask_id < vocab_size:
         raise ValueError(
@@ -162,22 +120,70 @@ def _check_ids(kernel: Kernel, template: Tensor, vocab_size: int) -> None:
         raise ValueError(f"the template holds ids outside 0..{vocab_size - 1}, the denoiser's vocabulary")
 
 
-def _check_law(answer: Tensor, x: Tensor, kernel: Kernel) -> None:
-    """The answer is a law of tokens at the sites that are read."""
-    mask_id, has_mask = kernel.mask_id, isinstance(noise_of(kernel), MaskNoise)
-    if answer.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"the denoiser must answer in float32 or float64, got {answer.dtype}: wrap it in from_logits")
-    read = (x == mask_id) if has_mask else torch.ones_like(x, dtype=torch.bool)
-    total = tokens_of(answer).mass(read)
-    if total.isnan().any():
-        raise ValueError("the denoiser gives NaN at masked sites of the template: check its weights and inputs")
-    if has_mask and (answer[..., mask_id][read] > NEVER).any():
-        raise ValueError(
-            f"the denoiser gives mass to the mask token {mask_id}: its log-probability there must be -inf. Wrap raw "
-            "logits as from_logits(network, mask_id)"
+def _check_mode(denoiser: Denoiser) -> None:
+    """Warn about dropout and batch norm in training mode."""
+    known = (denoiser, *(getattr(denoiser, name, None) for name in ("network", "trunk")))
+    layers = [layer for net in known if isinstance(net, nn.Module) for layer in net.modules()]
+    training = [layer for layer in layers if isinstance(layer, DROPOUT + BATCH_NORM) and layer.training]
+    if any(getattr(layer, "p", 1.0) > 0 for layer in training):  # dropout with p = 0 does nothing
+        warnings.warn(
+            "the denoiser's network is in training mode and has dropout or batch norm: two calls on the same input "
+            "differ. Call .eval()",
+            stacklevel=5,
         )
-    if (total.abs() > 1e-3).any():
+
+
+@torch.no_grad()
+def _check_memory(denoiser: Denoiser, kernel: Kernel, x: Tensor, other: Tensor, tokens: Tensor, t: float) -> None:
+    """The prediction at x (1, L), read at `tokens` (1, L), is unchanged after a call at another state."""
+
+    def predict(x: Tensor) -> Categorical:
+        if isinstance(denoiser, Structured) and kernel.mask_id != NO_MASK:
+            return denoiser.laws(x, t)
+        return tokens_of(denoiser(x, t)).store
+
+    prediction, sites = predict(x), torch.arange(x.shape[1], device=x.device)
+    before = prediction.entries(sites, tokens[0])
+    predict(other)
+    if not torch.allclose(prediction.entries(sites, tokens[0]), before, equal_nan=True):
         raise ValueError(
-            "the denoiser's probabilities do not sum to one: it must give log-probabilities. Wrap raw logits as "
-            "from_logits(network, mask_id)"
+            "the denoiser's network writes all its outputs into the same memory, so a call overwrites the prediction "
+            "of the call before: let it return a new tensor, or output.clone()"
+        )
+
+
+@torch.no_grad()
+def _check_timeless(denoiser: Denoiser, x: Tensor, steps: Sequence[Step]) -> None:
+    """A denoiser with ignores_time = True does ignore the time; `from_logits` and `from_hidden` ensure it."""
+    if isinstance(denoiser, FromLogits | FromHidden) or not _declared_timeless(denoiser):
+        return
+    times = steps[0].t, steps[len(steps) // 2].t
+    early, late = (denoiser(x, t).exp() for t in times)
+    if not torch.allclose(early, late, atol=1e-3, equal_nan=True):
+        raise ValueError(
+            f"the denoiser declares that it ignores the time, and its outputs at t = {times[0]:.3g} and "
+            f"t = {times[1]:.3g} differ: let ignores_time be False"
+        )
+
+
+def _declared_timeless(denoiser: object) -> bool:
+    return isinstance(denoiser, Timeless) and denoiser.ignores_time
+
+
+@torch.no_grad()
+def _check_times(denoiser: Denoiser, x: Tensor, dtype: torch.dtype) -> None:
+    """Two rows at two times in one call give what two calls give."""
+    times = (0.75, 0.25)
+    apart = torch.cat([denoiser(x, t) for t in times])
+    try:
+        together = denoiser(x.repeat(2, 1), torch.tensor(times, dtype=dtype, device=x.device))
+    except Exception as error:
+        raise ValueError(
+            f"the denoiser fails with a time for each row, t of shape (P,): {error}. Each particle has its own time "
+            "with this kernel: let the denoiser take such a t, or use a kernel with one time for all, such as Ancestral"
+        ) from error
+    if together.shape != apart.shape or not torch.allclose(together.exp(), apart.exp(), atol=1e-3):
+        raise ValueError(
+            "the denoiser is wrong with a time for each row, t of shape (P,): row i must be predicted as with t[i] "
+            "alone. Is t broadcast along the wrong axis? Use t.view(-1, 1, 1)"
         )

@@ -1,14 +1,13 @@
-"""Finite automata over tokens: what a constraint on a sequence is made of.
+"""Finite automata over tokens, the form of all hard constraints on a sequence.
 
-A deterministic automaton reads a sequence site by site, s <- step[s, class of the token], and accepts it or not by the
-state it ends in. Tokens that it never tells apart share a class, so its table is states × classes however large the
-vocabulary. When sites are independent, the chance of acceptance is a dynamic programme backwards over sites,
+A deterministic automaton reads a sequence site by site, s <- step[s, class of the token], and accepts it if it ends in
+an accepting state. Tokens with the same transitions share a class, so its table is states × classes whatever the size
+of the vocabulary. If sites are independent, the probability of acceptance is a dynamic programme backwards over sites,
 
     b_L[s] = accept[s],    b_l[s] = sum_c p_l[c] · b_{l+1}[step[s, c]],    P(accept) = b_0[0],
 
-of cost L · states · classes, and drawing classes forwards with weights p_l[c] · b_{l+1}[step[s, c]] is an exact draw
-of a sequence given acceptance. All of it in logs: a hopeful state may be a thousand orders of magnitude less likely
-than its neighbour.
+of cost L · states · classes, and drawing classes forwards with weights p_l[c] · b_{l+1}[step[s, c]] draws a sequence
+given acceptance, exactly. All of it is in logs, since probabilities of states differ by many orders of magnitude.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Generator, Tensor
@@ -25,10 +24,10 @@ from torch.nn.functional import one_hot
 from tokensteer.core.numerics.draws import NEVER, categorical, inverse_cdf, uniforms
 from tokensteer.core.numerics.rows import distinct, same_rows
 
-LOW = -1e30  # stands for log 0 inside the dynamic programme, where the gradient of -inf would be NaN
+LOW = -1e30  # log 0 in the dynamic programme, where the gradient of -inf would be NaN
 MOST_STATES = 20_000
-CHEAP = 2_000  # states up to which automata are made minimal
-CHUNK = 2**17  # entries of a table of tokens held at a time
+MOST_MINIMISED = 2_000  # larger automata keep their states
+CHUNK = 2**17  # entries of a (rows, V) table held at a time
 
 State = TypeVar("State", bound=Hashable)
 
@@ -41,7 +40,7 @@ def safe_log(mass: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Automaton:
-    """A deterministic automaton over token ids: step (S, C), classes (V,), accept (S,) bool; it starts in state 0."""
+    """A deterministic automaton over token ids: step (S, C), classes (V,), accept (S,) bool; state 0 is the start."""
 
     step: Tensor
     classes: Tensor
@@ -50,7 +49,7 @@ class Automaton:
     def __post_init__(self) -> None:
         states, classes = self.step.shape
         if not states or self.accept.shape != (states,) or self.accept.dtype != torch.bool or self.classes.dim() != 1:
-            raise ValueError("Automaton needs step (S, C), classes (V,) and accept (S,) of booleans")
+            raise ValueError("Automaton needs step (S, C), classes (V,) and boolean accept (S,)")
         for name, table, size in (("step", self.step, states), ("classes", self.classes, classes)):
             if table.numel() and not (0 <= int(table.min()) and int(table.max()) < size):
                 raise ValueError(f"Automaton.{name} must hold numbers in 0..{size - 1}")
@@ -70,49 +69,43 @@ class Automaton:
         return self.accept[state]
 
     def log_accept(self, log_p: Tensor) -> Tensor:
-        """log P(accept) for independent sites with laws exp(log_p) (P, L, V), (P,) in double precision."""
-        return self.log_chance(self.log_mass(log_p))
+        """log P(accept) for independent sites with log-probabilities (P, L, V), (P,) in double precision."""
+        return self.log_lookahead(self.log_mass(log_p))
 
     def sample(self, log_p: Tensor, generator: Generator | None) -> Tensor:
-        """A draw (P, L) from the independent sites of `log_p` (P, L, V), given that it is accepted."""
+        """A draw (P, L) from independent sites with log-probabilities (P, L, V), given acceptance."""
         log_mass = self.log_mass(log_p)
-        if (self.log_chance(log_mass) == NEVER).any():
-            raise ValueError("no sequence that these laws allow is accepted: there is nothing to draw from")
-        return self.token_of(self.sample_classes(log_mass, generator), log_p, generator)
+        if (self.log_lookahead(log_mass) == NEVER).any():
+            raise ValueError("no sequence of positive probability is accepted: there is nothing to draw from")
+        return self.sample_tokens(self.sample_classes(log_mass, generator), log_p, generator)
 
     def possible(self, length: int, allowed: Tensor | None = None) -> bool:
-        """Whether a sequence of this length is accepted; `allowed` (V,) or (L, V) says which tokens it may have."""
+        """Whether some sequence of this length, of the tokens `allowed` (V,) or (L, V), is accepted."""
         allowed = torch.ones_like(self.classes, dtype=torch.bool) if allowed is None else allowed
         of_class = allowed.new_zeros(*allowed.shape[:-1], self.step.shape[1], dtype=torch.int32)
         of_class = of_class.index_add(-1, self.classes, allowed.int()).expand(1, length, -1)
-        return bool(self.log_chance(safe_log(of_class.bool().double())) > NEVER)
+        return bool(self.log_lookahead(safe_log(of_class.bool().double())) > NEVER)
 
-    # ---- the same on log-masses of classes (P, L, C), with LOW for none
+    # ---- the same on log-masses of classes (P, L, C), with LOW for log 0
 
     def log_mass(self, log_p: Tensor) -> Tensor:
-        """The log-masses of the classes (..., C) under logs over tokens (..., V), added up in the precision of these
-        and answered in double."""
-        members = self._members().to(log_p.dtype)
-        rows = max(1, CHUNK // max(1, self.vocab_size))
-        parts = [self._log_mass(part, members) for part in torch.split(log_p.reshape(-1, self.vocab_size), rows)]
+        """Log-masses of the classes (..., C) in double precision, from those of the tokens (..., V); sums are in the
+        precision of the input."""
+        members = one_hot(self.classes, self.step.shape[1]).to(log_p.dtype)
+        parts: list[Tensor] = []
+        for part in torch.split(log_p.reshape(-1, self.vocab_size), max(1, CHUNK // max(1, self.vocab_size))):
+            top = part.detach().amax(-1, keepdim=True).clamp(min=LOW)
+            log_mass = safe_log(((part - top).exp() @ members).double())
+            parts.append(torch.where(log_mass == LOW, LOW, log_mass + top))
         return torch.cat(parts).view(*log_p.shape[:-1], members.shape[1])
 
-    def _members(self) -> Tensor:
-        return one_hot(self.classes, self.step.shape[1]).double()
-
-    @staticmethod
-    def _log_mass(log_p: Tensor, members: Tensor) -> Tensor:
-        top = log_p.detach().amax(-1, keepdim=True).clamp(min=LOW)
-        log_mass = safe_log(((log_p - top).exp() @ members).double())
-        return torch.where(log_mass == LOW, LOW, log_mass + top)
-
     def point(self, x: Tensor) -> Tensor:
-        """The log-masses of ids (...) that are certain, (..., C)."""
+        """Log-masses of the classes (..., C) when the ids x (...) are certain."""
         certain = one_hot(self.classes[x], self.step.shape[1]).bool()
         return torch.where(certain, 0.0, LOW).double()
 
     def _backward(self, log_mass: Tensor) -> Iterable[Tensor]:
-        """log b_l (S, P) for l = L, ..., 0. Particles lie last, so that the gather copies whole rows."""
+        """log b_l (S, P) for l = L, ..., 0. Particles are the last axis, so that the gather copies whole rows."""
         states, classes = self.step.shape
         to = self.step.flatten()
         b = torch.where(self.accept, 0.0, LOW).double().unsqueeze(-1).expand(-1, len(log_mass))
@@ -121,13 +114,13 @@ class Automaton:
             b = (b.index_select(0, to).view(states, classes, -1) + log_p).logsumexp(1)
             yield b
 
-    def log_chance(self, log_mass: Tensor) -> Tensor:
+    def log_lookahead(self, log_mass: Tensor) -> Tensor:
         """log P(accept), (P,)."""
         *_, b = self._backward(log_mass)
         return torch.where(b[0] < LOW / 2, NEVER, b[0])
 
     def sample_classes(self, log_mass: Tensor, generator: Generator | None) -> Tensor:
-        """Classes (P, L) given acceptance; without meaning for rows that are never accepted."""
+        """Classes (P, L) given acceptance; meaningless for rows that are never accepted."""
         messages = list(self._backward(log_mass))[-2::-1]
         u = uniforms(log_mass.shape[:2], log_mass, generator)
         state = torch.zeros_like(self.step[0, 0]).expand(len(log_mass))
@@ -140,8 +133,8 @@ class Automaton:
             state = to.gather(-1, c).squeeze(-1)
         return torch.cat(drawn, -1)
 
-    def token_of(self, c: Tensor, log_p: Tensor, generator: Generator | None) -> Tensor:
-        """Tokens (...) of given classes c (...) under logs over tokens (..., V)."""
+    def sample_tokens(self, c: Tensor, log_p: Tensor, generator: Generator | None) -> Tensor:
+        """Tokens (...) drawn from log-probabilities (..., V), given their classes c (...)."""
         return categorical(log_p.masked_fill(self.classes != c.unsqueeze(-1), NEVER), generator)
 
 
@@ -151,9 +144,9 @@ class Automaton:
 def build(
     start: State, move: Callable[[State, int], State], accepts: Callable[[State], bool], classes: Tensor, number: int
 ) -> Automaton:
-    """The automaton of all states in reach of `start`, made minimal."""
+    """The minimal automaton of all states that can be reached from `start`, over `number` classes."""
     index, found, rows = {start: 0}, [start], list[list[int]]()
-    for state in found:  # it grows while it is read
+    for state in found:  # grows in the loop
         row: list[int] = []
         for c in range(number):
             to = move(state, c)
@@ -168,9 +161,9 @@ def build(
 
 
 def minimal(a: Automaton) -> Automaton:
-    """The same language with the fewest states (Moore's refinement, up to CHEAP states) and classes."""
+    """The same language with the fewest classes and, up to MOST_MINIMISED states, the fewest states (Moore)."""
     step, accept = a.step, a.accept
-    if len(step) <= CHEAP:
+    if len(step) <= MOST_MINIMISED:
         block = same_rows(accept.long().unsqueeze(-1))
         finer = _refine(block, step)
         while int(finer.max()) != int(block.max()):
@@ -182,37 +175,33 @@ def minimal(a: Automaton) -> Automaton:
 
 
 def _refine(block: Tensor, step: Tensor) -> Tensor:
-    """Blocks of states in one block that also move to the same blocks."""
+    """Split blocks of states by the blocks that they move to."""
     return same_rows(torch.cat([block.unsqueeze(-1), block[step]], -1))
 
 
 def _in_order(label: Tensor) -> tuple[Tensor, Tensor]:
-    """Labels renumbered by first appearance, so that the start stays state 0, and the place of each first one."""
+    """Places of first appearance, and labels renumbered in that order, so that the start stays state 0."""
     first, row = distinct(label.unsqueeze(-1))
     order = first.argsort()
     return first[order], order.argsort()[row]
 
 
-def _check_ids(ids: Iterable[int], vocab_size: int) -> None:
-    for token in ids:
+def _classes(ids: Iterable[int], vocab_size: int) -> tuple[Tensor, dict[int, int]]:
+    """Classes (V,), one for each of the ids, from 1, and 0 for all other tokens; and the class of each id."""
+    number = {token: k for k, token in enumerate(sorted(set(ids)), 1)}
+    for token in number:
         if not 0 <= token < vocab_size:
             raise ValueError(f"token {token} is outside the vocabulary 0..{vocab_size - 1}")
-
-
-def _told_apart(ids: Iterable[int], vocab_size: int) -> tuple[Tensor, dict[int, int]]:
-    """Classes (V,) that tell the given ids from each other and from the rest, which is class 0."""
-    number = {token: k for k, token in enumerate(sorted(set(ids)), 1)}
-    _check_ids(number, vocab_size)
     classes = torch.zeros(vocab_size, dtype=torch.long)
     classes[list(number)] = torch.tensor(list(number.values()), dtype=torch.long)
     return classes, number
 
 
 def _finds(words: Sequence[Sequence[int]], vocab_size: int) -> Automaton:
-    """Accepts sequences with one of the words in them (Aho and Corasick)."""
+    """Sequences with at least one of the words as a substring (Aho and Corasick)."""
     if not words or not all(words):
         raise ValueError("give at least one substring, and no empty one")
-    classes, number = _told_apart((token for word in words for token in word), vocab_size)
+    classes, number = _classes((token for word in words for token in word), vocab_size)
     trie, ends = [dict[int, int]()], [False]
     for word in words:
         node = 0
@@ -225,7 +214,7 @@ def _finds(words: Sequence[Sequence[int]], vocab_size: int) -> Automaton:
         ends[node] = True
     step = [[0] * (len(number) + 1) for _ in trie]
     fail, queue = [0] * len(trie), [0]
-    for node in queue:  # breadth first: the shorter suffix is always complete
+    for node in queue:  # breadth first, so that the row of the shorter suffix is complete
         ends[node] |= ends[fail[node]]
         for c in range(len(number) + 1):
             back = step[fail[node]][c] if node else 0
@@ -252,8 +241,8 @@ def avoids(words: Sequence[Sequence[int]], vocab_size: int) -> Automaton:
 def count(ids: Iterable[int], vocab_size: int, at_least: int = 0, at_most: int | None = None) -> Automaton:
     """Sequences with between `at_least` and `at_most` tokens among `ids`."""
     if at_least < 0 or (at_most is not None and at_most < at_least):
-        raise ValueError(f"count: at_least = {at_least} and at_most = {at_most} leave nothing to count")
-    classes, _ = _told_apart(ids, vocab_size)
+        raise ValueError(f"count: at_least = {at_least} and at_most = {at_most} leave nothing to count: raise at_most")
+    classes, _ = _classes(ids, vocab_size)
     last = at_least if at_most is None else at_most + 1
     states = torch.arange(last + 1)
     accept = states >= at_least if at_most is None else (states >= at_least) & (states <= at_most)
@@ -261,15 +250,13 @@ def count(ids: Iterable[int], vocab_size: int, at_least: int = 0, at_most: int |
 
 
 def fixed(sites: Mapping[int, int | Sequence[int]], length: int, vocab_size: int) -> Automaton:
-    """Sequences with a given token, or one of several, at each of the given sites.
-
-    As many states as the last of these sites: where there is one token, a template is cheaper.
-    """
+    """Sequences with a given token, or one of several, at each of the given sites. It has as many states as the last
+    of these sites; for one token per site a template is cheaper."""
     options = {site: {ids} if isinstance(ids, int) else set(ids) for site, ids in sites.items()}
     for site in options:
         if not 0 <= site < length:
             raise ValueError(f"fixed: site {site} is outside a sequence of length {length}")
-    classes, number = _told_apart((token for ids in options.values() for token in ids), vocab_size)
+    classes, number = _classes((token for ids in options.values() for token in ids), vocab_size)
     end = max(options, default=-1) + 1
     dead = end + 1
     step = torch.arange(1, end + 3).clamp(max=end).unsqueeze(-1).repeat(1, len(number) + 1)
@@ -284,30 +271,29 @@ def fixed(sites: Mapping[int, int | Sequence[int]], length: int, vocab_size: int
 
 
 def negate(a: Automaton) -> Automaton:
-    """All sequences of the vocabulary that `a` does not accept, with ids outside a pattern's alphabet among them."""
+    """All sequences over the vocabulary that `a` rejects, also those with ids outside a pattern's alphabet."""
     return replace(a, accept=~a.accept)
 
 
 def both(*automata: Automaton) -> Automaton:
     """Sequences that all of them accept."""
-    _some("both", automata)
-    return reduce(lambda a, b: _pair(a, b, lambda p, q: p and q), automata)
+    return _combined("both", automata, lambda p, q: p and q)
 
 
 def either(*automata: Automaton) -> Automaton:
     """Sequences that at least one of them accepts."""
-    _some("either", automata)
-    return reduce(lambda a, b: _pair(a, b, lambda p, q: p or q), automata)
+    return _combined("either", automata, lambda p, q: p or q)
 
 
-def _some(name: str, automata: Sequence[Automaton]) -> None:
+def _combined(name: str, automata: Sequence[Automaton], combine: Callable[[bool, bool], bool]) -> Automaton:
     if not automata:
         raise ValueError(f"{name}: give at least one automaton, such as contains([0], vocab_size)")
+    return reduce(lambda a, b: _pair(a, b, combine), automata)
 
 
 def _pair(a: Automaton, b: Automaton, combine: Callable[[bool, bool], bool]) -> Automaton:
     if a.vocab_size != b.vocab_size:
-        raise ValueError(f"automata over {a.vocab_size} and over {b.vocab_size} tokens: give both one vocab_size")
+        raise ValueError(f"automata over {a.vocab_size} and {b.vocab_size} tokens: make them with one vocab_size")
     pairs = torch.stack([a.classes, b.classes], -1)
     first, classes = distinct(pairs)
     # Tables over joint classes, as lists: single entries of a tensor are slow to read.
@@ -324,4 +310,4 @@ def _pair(a: Automaton, b: Automaton, combine: Callable[[bool, bool], bool]) -> 
 
 
 def _listed(table: Tensor) -> list[list[int]]:
-    return table.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return cast("list[list[int]]", table.cpu().numpy().tolist())

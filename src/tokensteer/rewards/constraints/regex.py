@@ -1,8 +1,8 @@
-"""Regular expressions over tokens as automata, by the places in a pattern that may follow one another (Glushkov)."""
+"""Regular expressions over tokens as automata (Glushkov's construction)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -12,38 +12,11 @@ from tokensteer.core.numerics.rows import distinct
 from tokensteer.rewards.constraints.automaton import MOST_STATES, Automaton, build
 
 
-@dataclass(frozen=True)
-class _Tokens:
-    """One token out of a set."""
-
-    ids: frozenset[int]
-
-
-@dataclass(frozen=True)
-class _Series:
-    parts: tuple[_Node, ...]
-
-
-@dataclass(frozen=True)
-class _Choice:
-    options: tuple[_Node, ...]
-
-
-@dataclass(frozen=True)
-class _Repeat:
-    part: _Node
-    low: int
-    high: int | None
-
-
-_Node = _Tokens | _Series | _Choice | _Repeat
-
-
 def regex(pattern: str, alphabet: Sequence[str], vocab_size: int | None = None) -> Automaton:
     r"""Sequences that match the pattern as a whole; token k is alphabet[k], ids beyond the alphabet never match.
 
     Literals, `.`, `|`, `*`, `+`, `?`, `{m}`, `{m,n}`, `( )`, `[abc]`, `[^abc]`, `[a-c]`; `<name>` is a token of several
-    characters, and a backslash takes the next character as it is.
+    characters, and a backslash escapes the next character.
     """
     ids = {name: k for k, name in enumerate(alphabet)}
     if len(ids) != len(alphabet) or not ids or "" in ids:
@@ -52,7 +25,7 @@ def regex(pattern: str, alphabet: Sequence[str], vocab_size: int | None = None) 
     if vocab_size < len(alphabet):
         raise ValueError(f"regex: vocab_size {vocab_size} is smaller than the alphabet of {len(alphabet)}")
     places = _Places()
-    whole = places.add(_Parser(pattern, ids).parse())
+    whole = _Parser(pattern, ids, places).parse()()
     leaves = list(dict.fromkeys(places.leaves))
     reads = torch.zeros(vocab_size, len(leaves), dtype=torch.bool)
     for k, leaf in enumerate(leaves):
@@ -61,7 +34,7 @@ def regex(pattern: str, alphabet: Sequence[str], vocab_size: int | None = None) 
     readers = [frozenset(k for k, leaf in enumerate(leaves) if int(token) in leaf) for token in first]
     leaf_of = [leaves.index(leaf) for leaf in places.leaves]
 
-    # A state is the set of places that may have read the last token; -1 is before the first.
+    # A state is the set of places that may have read the last token; -1 is the start.
     def move(state: frozenset[int], c: int) -> frozenset[int]:
         after = (whole.first if place < 0 else places.follow[place] for place in state)
         return frozenset(place for follow in after for place in follow if leaf_of[place] in readers[c])
@@ -72,65 +45,59 @@ def regex(pattern: str, alphabet: Sequence[str], vocab_size: int | None = None) 
 
 @dataclass(frozen=True)
 class _Part:
-    """What a part of a pattern may begin with and end with, as places, and whether it may be empty."""
+    """The places that a part of a pattern may begin and end with, and whether it may be empty."""
 
     nullable: bool
     first: frozenset[int] = frozenset()
     last: frozenset[int] = frozenset()
 
 
+_EMPTY = _Part(True)
+_Node = Callable[[], _Part]  # adds a parsed part to the places; a repeat calls it once for each copy
+
+
 @dataclass(frozen=True)
 class _Places:
-    """Glushkov's automaton: a place for each token set of the pattern, and the places that may follow it."""
+    """A place for each token set of the pattern, and the places that may follow it."""
 
     leaves: list[frozenset[int]] = field(default_factory=list[frozenset[int]])
     follow: list[set[int]] = field(default_factory=list[set[int]])
 
-    def add(self, node: _Node) -> _Part:
-        match node:
-            case _Tokens(ids):
-                if len(self.leaves) == MOST_STATES:
-                    raise ValueError(f"regex: the pattern spells out more than {MOST_STATES} tokens: make it shorter")
-                self.leaves.append(ids)
-                self.follow.append(set())
-                here = frozenset({len(self.leaves) - 1})
-                return _Part(False, here, here)
-            case _Series(parts):
-                return reduce(self._then, map(self.add, parts), _Part(True))
-            case _Choice(options):
-                return reduce(self._or, map(self.add, options))
-            case _Repeat(part, low, high):
-                need = reduce(self._then, (self.add(part) for _ in range(low)), _Part(True))
-                if high is None:
-                    return self._then(need, self._loop(self.add(part)))
-                more = _Part(True)  # nested from the inside, (r(r)?)?, so that each copy has one that may follow
-                for _ in range(high - low):
-                    more = replace(self._then(self.add(part), more), nullable=True)
-                return self._then(need, more)
+    def leaf(self, ids: frozenset[int]) -> _Part:
+        if len(self.leaves) == MOST_STATES:
+            raise ValueError(f"regex: the pattern expands to more than {MOST_STATES} tokens: make it shorter")
+        self.leaves.append(ids)
+        self.follow.append(set())
+        here = frozenset({len(self.leaves) - 1})
+        return _Part(False, here, here)
 
-    def _then(self, a: _Part, b: _Part) -> _Part:
+    def then(self, a: _Part, b: _Part) -> _Part:
         for place in a.last:
             self.follow[place] |= b.first
-        return _Part(
-            a.nullable and b.nullable,
-            a.first | b.first if a.nullable else a.first,
-            a.last | b.last if b.nullable else b.last,
-        )
+        first = a.first | b.first if a.nullable else a.first
+        return _Part(a.nullable and b.nullable, first, a.last | b.last if b.nullable else b.last)
 
-    def _or(self, a: _Part, b: _Part) -> _Part:
+    def either(self, a: _Part, b: _Part) -> _Part:
         return _Part(a.nullable or b.nullable, a.first | b.first, a.last | b.last)
 
-    def _loop(self, a: _Part) -> _Part:
-        for place in a.last:
-            self.follow[place] |= a.first
-        return replace(a, nullable=True)
+    def repeat(self, node: _Node, low: int, high: int | None) -> _Part:
+        need = reduce(self.then, (node() for _ in range(low)), _EMPTY)
+        more = _EMPTY
+        if high is None:
+            more = node()
+            self.then(more, more)
+            more = replace(more, nullable=True)
+        else:  # nested as (r(r)?)?, so that each copy is followed by at most one
+            for _ in range(high - low):
+                more = replace(self.then(node(), more), nullable=True)
+        return self.then(need, more)
 
 
 class _Parser:
-    """A reader of patterns, by recursive descent."""
+    """A recursive-descent parser of patterns."""
 
-    def __init__(self, pattern: str, ids: Mapping[str, int]) -> None:
-        self.pattern, self.ids, self.at = pattern, ids, 0
+    def __init__(self, pattern: str, ids: Mapping[str, int], places: _Places) -> None:
+        self.pattern, self.ids, self.places, self.at = pattern, ids, places, 0
 
     def parse(self) -> _Node:
         node = self.choice()
@@ -154,25 +121,26 @@ class _Parser:
         while self.peek() == "|":
             self.take()
             options.append(self.series())
-        return _Choice(tuple(options))
+        return lambda: reduce(self.places.either, [option() for option in options])
 
     def series(self) -> _Node:
         parts: list[_Node] = []
         while self.peek() not in ("", "|", ")"):
             parts.append(self.repeated())
-        return _Series(tuple(parts))
+        return lambda: reduce(self.places.then, [part() for part in parts], _EMPTY)
 
     def repeated(self) -> _Node:
-        if self.peek() in ("*", "+", "?", "{"):
+        marks = ("*", "+", "?", "{")
+        if self.peek() in marks:
             raise self.error("nothing to repeat")
         node = self.single()
-        if self.peek() not in ("*", "+", "?", "{") or not self.peek():
+        if self.peek() not in marks:
             return node
         mark = self.take()
         low, high = self.bounds() if mark == "{" else {"*": (0, None), "+": (1, None), "?": (0, 1)}[mark]
-        if self.peek() and self.peek() in "*+?{":
+        if self.peek() in marks:
             raise self.error("a repeat of a repeat (put the inner one in parentheses)")
-        return _Repeat(node, low, high)
+        return lambda: self.places.repeat(node, low, high)
 
     def bounds(self) -> tuple[int, int | None]:
         at, end = self.at - 1, self.pattern.find("}", self.at)
@@ -189,20 +157,20 @@ class _Parser:
 
     def single(self) -> _Node:
         at = self.at
-        match self.peek():
-            case "(":
-                self.take()
-                node = self.choice()
-                if self.take() != ")":
-                    raise self.error("unbalanced (", at)
-                return node
-            case "[":
-                return _Tokens(self.token_set())
-            case ".":
-                self.take()
-                return _Tokens(frozenset(self.ids.values()))
-            case _:
-                return _Tokens(frozenset({self.token(self.name(), at)}))
+        if self.peek() == "(":
+            self.take()
+            node = self.choice()
+            if self.take() != ")":
+                raise self.error("unbalanced (", at)
+            return node
+        if self.peek() == "[":
+            ids = self.token_set()
+        elif self.peek() == ".":
+            self.take()
+            ids = frozenset(self.ids.values())
+        else:
+            ids = frozenset({self.token(self.name(), at)})
+        return lambda: self.places.leaf(ids)
 
     def name(self) -> str:
         """A token's name: a character, an escaped one, or <name>."""

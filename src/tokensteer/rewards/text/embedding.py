@@ -1,4 +1,4 @@
-"""Foreign networks entered behind their embeddings, with ids, one-hots or vectors of the canvas."""
+"""Helpers to call networks of `transformers` with embedded tokens."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 @torch.no_grad()
 def table_of(network: Any) -> Tensor:
-    """What the network makes of each of its tokens, (rows, d); asked of it, since some scale what they look up."""
+    """The embedding of each token, (rows, d), computed by the network, since some scale their weights."""
     embed = network.get_input_embeddings()
     return embed(torch.arange(embed.weight.shape[0], device=embed.weight.device)).detach()
 
 
 def resized(table: Tensor, vocab_size: int) -> Tensor:
-    """The table for a canvas of so many tokens. Those that the network lacks, such as a mask, are zero: a clean
-    sequence has none of them."""
+    """The table for a canvas of `vocab_size` tokens. Rows that the network lacks, such as the mask, are zero: clean
+    sequences have no such tokens."""
     missing = vocab_size - len(table)
     return table[:vocab_size] if missing <= 0 else torch.cat([table, table.new_zeros(missing, table.shape[1])])
 
@@ -46,7 +46,7 @@ def check_length(canvas: int, special: int, longest: int) -> None:
 
 
 def padding_last(real: Tensor) -> Tensor:
-    """The order (P, L) that moves what is not `real` (P, L) behind all else, and keeps the order otherwise."""
+    """The order (P, L) that moves sites that are not `real` (P, L) to the end and keeps the order otherwise."""
     return (~real).byte().argsort(dim=-1, stable=True)
 
 

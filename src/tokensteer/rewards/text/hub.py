@@ -1,8 +1,7 @@
-"""What rewards need of networks and tokenizers of the `transformers` library."""
+"""Networks and tokenizers of the `transformers` library, as rewards use them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,13 +9,12 @@ import torch
 
 from tokensteer.hub import Source
 from tokensteer.rewards.text.strings import Decode
+from tokensteer.rewards.text.words import Spells
 
 
-class Tokenizer(Protocol):
-    """What is used of a tokenizer of `transformers`."""
+class Tokenizer(Spells, Protocol):
+    """The members of a `transformers` tokenizer that are used."""
 
-    @property
-    def all_special_ids(self) -> Sequence[int]: ...
     @property
     def pad_token_id(self) -> int | None: ...
     @property
@@ -29,11 +27,7 @@ class Tokenizer(Protocol):
     def sep_token_id(self) -> int | None: ...
     @property
     def model_max_length(self) -> int: ...
-    def batch_decode(
-        self, sequences: Any, *, skip_special_tokens: bool = ..., clean_up_tokenization_spaces: bool | None = ...
-    ) -> Any: ...
     def get_vocab(self) -> dict[str, int]: ...
-    def __len__(self) -> int: ...
     def __call__(
         self,
         text: Any,
@@ -56,11 +50,10 @@ def loaded(
     source: Any,
     own: Tokenizer | None,
     device: torch.device | str | None,
-    *,
     allow_pickle: bool,
     trust_remote_code: bool,
 ) -> tuple[Any, Tokenizer]:
-    """A network, ready to be used and without gradients of its own, and its tokenizer; `source` may be the network."""
+    """A frozen network in evaluation mode and its tokenizer; `source` may be the network itself."""
     if isinstance(source, str | Path):
         place = Source(str(source), trust_remote_code, allow_pickle)
         network = place.network(kind, place.config())
@@ -68,7 +61,7 @@ def loaded(
     else:
         network = source
     if own is None:
-        raise ValueError("a network comes without its tokenizer: give the one it was trained with as own=...")
+        raise ValueError("the network has no tokenizer: give the one it was trained with as own=...")
     network = network if device is None else network.to(device)
     return network.eval().requires_grad_(False), own
 
@@ -79,17 +72,17 @@ def decoder(tokenizer: Tokenizer) -> Decode:
 
 
 def no_text(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokens of a canvas that stand for no text: padding, and what marks its beginning, end and parts."""
+    """The tokens of a canvas that are not text: padding, and marks of its beginning, end and parts."""
     marks = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id)
     return tuple(sorted({k for k in (tokenizer.pad_token_id, *marks) if k is not None}))
 
 
 def same_words(canvas: Tokenizer, own: Tokenizer) -> bool:
-    """Whether every token of the canvas has the same id for both; special ones need not, a clean text has none."""
+    """Whether every token of the canvas but special ones, which no clean text has, has the same id for both."""
     known, special = own.get_vocab(), set(canvas.all_special_ids)
     return all(known.get(token) == k for token, k in canvas.get_vocab().items() if k not in special)
 
 
 def longest_input(network: Any, own: Tokenizer) -> int:
-    """How many tokens the network can read."""
+    """The largest number of tokens the network takes."""
     return min(getattr(network.config, "max_position_embeddings", None) or own.model_max_length, own.model_max_length)

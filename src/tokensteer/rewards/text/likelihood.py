@@ -1,7 +1,7 @@
 """Mean log-likelihood per token under a causal language model: 1/L · sum_l log p(x_l | x_<l).
 
-In the model's own vocabulary it takes ids or one-hots; otherwise the canvas is decoded and read anew. If the tokenizer
-has a token for the beginning of a text, the model is given it and the first token counts; if not, the first is given.
+In the model's own vocabulary it takes ids or one-hots; otherwise the canvas is decoded and tokenized again. If the
+tokenizer has a token for the beginning of a text, it is put first and the first token counts; if not, it does not.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tokensteer.rewards.text.embedding import check_length, embed, is_text, padd
 from tokensteer.rewards.text.hub import Tokenizer, decoder, loaded, longest_input, no_text, same_words
 from tokensteer.rewards.text.strings import OfText
 
-BATCH = 16  # rows read at a time: each has a law over the vocabulary at every site
+BATCH = 16  # rows read at a time: each has log-probabilities over the vocabulary at every site
 
 
 @dataclass(frozen=True, eq=False)
 class Likelihood:
-    """Mean log-likelihood (P,) of ids x0 (P, L) or one-hots (P, L, V); -inf where there is nothing to be judged."""
+    """Mean log-likelihood (P,) of ids x0 (P, L) or one-hots (P, L, V); -inf for rows without tokens that count."""
 
     network: Any
     table: Tensor
-    start: Tensor  # the embedded beginning of a text, (1, d), or nothing, (0, d)
+    start: Tensor  # the embedded beginning of a text, (1, d), or (0, d) without one
     silent: tuple[int, ...]
     longest: int
     differentiable: bool = field(default=True, init=False)
@@ -46,39 +46,38 @@ class Likelihood:
 
     def mean(self, x: Tensor, real: Tensor) -> Tensor:
         """For rows whose `real` tokens (P, L) come first."""
-        entered = torch.cat([self.start.expand(len(x), -1, -1), embed(x, self.table)], 1)
-        told = torch.cat([real.new_ones(len(x), len(self.start)), real], 1)
-        log_p = self.network(inputs_embeds=entered, attention_mask=told.long()).logits[:, :-1]
+        embedded = torch.cat([self.start.expand(len(x), -1, -1), embed(x, self.table)], 1)
+        seen = torch.cat([real.new_ones(len(x), len(self.start)), real], 1)
+        log_p = self.network(inputs_embeds=embedded, attention_mask=seen.long()).logits[:, :-1]
         log_p = log_p.to(torch.promote_types(log_p.dtype, torch.float32)).log_softmax(-1)
         given = 1 - len(self.start)
         x, real = x[:, given:], real[:, given:]
         if x.is_floating_point():
             words = min(x.shape[-1], log_p.shape[-1])
-            judged = (x[..., :words] * log_p[..., :words]).sum(-1)
+            log_likelihood = (x[..., :words] * log_p[..., :words]).sum(-1)
         else:
-            judged = log_p.gather(-1, x.unsqueeze(-1)).squeeze(-1)
+            log_likelihood = log_p.gather(-1, x.unsqueeze(-1)).squeeze(-1)
         count = real.sum(-1)
-        mean = judged.masked_fill(~real, 0.0).sum(-1) / count.clamp(min=1)
+        mean = log_likelihood.masked_fill(~real, 0.0).sum(-1) / count.clamp(min=1)
         return mean.masked_fill(count == 0, NEVER)
 
 
 @dataclass(frozen=True, eq=False)
 class LikelihoodOfText:
-    """The same for a list of texts, read by the model's own tokenizer; what is too long is cut off."""
+    """The same for a list of texts, by the model's own tokenizer; long texts are truncated."""
 
     likelihood: Likelihood
     tokenizer: Tokenizer
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        parts = [self._mean(list(texts[k : k + BATCH])) for k in range(0, len(texts), BATCH)]
-        return torch.cat(parts)
+        return torch.cat([self._mean(list(texts[k : k + BATCH])) for k in range(0, len(texts), BATCH)])
 
     def _mean(self, texts: list[str]) -> Tensor:
         rows: list[list[int]] = self.tokenizer(texts, add_special_tokens=False).input_ids
         most, device = self.likelihood.longest - len(self.likelihood.start), self.likelihood.table.device
         read = [torch.tensor(row[:most], dtype=torch.long, device=device) for row in rows]
-        # An empty text still needs a site, which does not count.
+        # The extra row gives empty texts a site, which does not count.
         x = pad_sequence([*read, read[0].new_zeros(1)], batch_first=True)[:-1]
         length = torch.tensor([len(row) for row in read], device=device)
         return self.likelihood.mean(x, torch.arange(x.shape[1], device=device) < length.unsqueeze(-1))
@@ -96,13 +95,10 @@ def likelihood(
 ) -> Likelihood | OfText:
     """The mean log-likelihood per token under a causal language model: a folder, a hub name, or the network with its
     `own` tokenizer. `tokenizer` is that of the canvas, of `vocab_size` tokens."""
-    network, own = loaded(
-        "AutoModelForCausalLM", source, own, device, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
-    )
+    network, own = loaded("AutoModelForCausalLM", source, own, device, allow_pickle, trust_remote_code)
     table, begin, longest = table_of(network), own.bos_token_id, longest_input(network, own)
     start = table[:0] if begin is None else table[begin : begin + 1]
     if same_words(tokenizer, own):
         table = resized(table, len(tokenizer) if vocab_size is None else vocab_size)
         return Likelihood(network, table, start, no_text(tokenizer), longest)
-    reads = LikelihoodOfText(Likelihood(network, table, start, (), longest), own)
-    return OfText(reads, decoder(tokenizer))
+    return OfText(LikelihoodOfText(Likelihood(network, table, start, (), longest), own), decoder(tokenizer))

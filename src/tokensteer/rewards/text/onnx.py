@@ -1,8 +1,7 @@
-"""BERT classifiers from ONNX files: weights taken out of the graph, dequantised, and put into the torch architecture.
+"""BERT classifiers from ONNX files: weights are read from the graph, dequantised, and loaded into the torch network.
 
-Exporters keep the names of biases and norms, but fold matrices into nameless ones. So a matrix is found by its bias:
-the bias is added to a product, and the product's second factor is the matrix. As a network of torch the classifier has
-gradients, which a file for inference has not.
+Exporters keep the names of biases and norms but not of matrices. So a matrix is found by its bias: the bias is added to
+a product, and the product's second factor is the matrix. Unlike the file, the torch network has gradients.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tokensteer.hub import transformers
 
 
 class Node(Protocol):
-    """What is read of a node of an ONNX graph."""
+    """The members of an ONNX node that are read."""
 
     @property
     def op_type(self) -> str: ...
@@ -32,12 +31,12 @@ class Node(Protocol):
     def attribute(self) -> Sequence[Any]: ...
 
 
-_PASSED = ("Mul", "Cast")  # between a product of integers and its bias
+_BETWEEN = ("Mul", "Cast")  # nodes between an integer product and its bias
 
 
 def bert_from_onnx(file: str | Path, labels: Sequence[str], heads: int | None = None) -> Any:
     """A BertForSequenceClassification with the weights of a file. `labels` name its outputs in order; `heads` is the
-    number of attention heads, by default one for each 64 dimensions, as in all BERTs of Google."""
+    number of attention heads, by default one for each 64 dimensions as in Google's BERTs."""
     try:
         onnx = import_module("onnx")
     except ImportError as error:
@@ -56,61 +55,13 @@ def bert_from_graph(
     nodes: Iterable[Node], stored: Mapping[str, Tensor], labels: Sequence[str], heads: int | None = None
 ) -> Any:
     """The same from the nodes of a graph and its stored tensors by name."""
-    return _network(_weights(list(nodes), stored), labels, heads)
-
-
-def _weights(nodes: Sequence[Node], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All weights by the names that torch gives them."""
-    made_by = {name: node for node in nodes for name in node.output}
-    named = {name: value for name, value in stored.items() if value.is_floating_point() and name[:1].isalpha()}
-    weights = {name: value for name, value in named.items() if name.endswith(("LayerNorm.weight", ".bias"))}
-    for name in {re.sub("_quantized$", "", name) for name in stored}:
-        if "_embeddings.weight" in name and not name.endswith(("_scale", "_zero_point")):
-            weights[name] = _value(name, stored)
-    for node in nodes:
-        if node.op_type in ("Add", "Gemm"):
-            for bias in (name for name in node.input if name.endswith(".bias") and name in weights):
-                product = node if node.op_type == "Gemm" else _product([i for i in node.input if i != bias], made_by)
-                if product is not None:
-                    weights[re.sub("bias$", "weight", bias)] = _matrix(product, stored)
-    return weights
-
-
-def _product(inputs: Sequence[str], made_by: Mapping[str, Node]) -> Node | None:
-    """The product that one of the inputs comes from."""
-    for name in inputs:
-        node = made_by.get(name)
-        if node is not None and node.op_type in ("MatMul", "MatMulInteger"):
-            return node
-        if node is not None and node.op_type in _PASSED:
-            return _product(node.input, made_by)
-    return None
-
-
-def _matrix(product: Node, stored: Mapping[str, Tensor]) -> Tensor:
-    """The second factor, as torch keeps it: (out, in)."""
-    value = _value(re.sub("_quantized$", "", product.input[1]), stored)
-    upright = any(attribute.name == "transB" and attribute.i for attribute in product.attribute)
-    return value if upright else value.T.contiguous()
-
-
-def _value(name: str, stored: Mapping[str, Tensor]) -> Tensor:
-    """(quantised - zero) · scale, or what is stored as it is."""
-    if name in stored:
-        return stored[name].float()
-    quantised, zero, scale = (stored[f"{name}_{part}"].float() for part in ("quantized", "zero_point", "scale"))
-    return (quantised - zero) * scale
-
-
-def _network(weights: Mapping[str, Tensor], labels: Sequence[str], heads: int | None) -> Any:
-    library = transformers()
+    weights, library = _weights(list(nodes), stored), transformers()
     words = weights.get("bert.embeddings.word_embeddings.weight")
     if words is None or "classifier.bias" not in weights:
         raise ValueError(f"no BERT classifier: it has no {'bert.embeddings' if words is None else 'classifier.bias'}")
     if len(weights["classifier.bias"]) != len(labels):
-        raise ValueError(
-            f"the classifier has {len(weights['classifier.bias'])} outputs, and {len(labels)} labels were given"
-        )
+        outputs = len(weights["classifier.bias"])
+        raise ValueError(f"the classifier has {outputs} outputs, and {len(labels)} labels were given: name each output")
     vocab_size, width = words.shape
     layers = {match[1] for name in weights if (match := re.match(r"bert\.encoder\.layer\.(\d+)\.", name))}
     config = library.BertConfig(
@@ -128,7 +79,49 @@ def _network(weights: Mapping[str, Tensor], labels: Sequence[str], heads: int | 
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:
-        raise ValueError(
-            f"not all weights of a BERT classifier are there: {' '.join(str(error).split())[:200]}"
-        ) from error
+        text = " ".join(str(error).split())[:200]
+        raise ValueError(f"the file has not all weights of a BERT classifier: {text}") from error
     return network.eval().requires_grad_(False)
+
+
+def _weights(nodes: Sequence[Node], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All weights by their names in torch."""
+    made_by = {name: node for node in nodes for name in node.output}
+    named = {name: value for name, value in stored.items() if value.is_floating_point() and name[:1].isalpha()}
+    weights = {name: value for name, value in named.items() if name.endswith(("LayerNorm.weight", ".bias"))}
+    for name in {re.sub("_quantized$", "", name) for name in stored}:
+        if "_embeddings.weight" in name and not name.endswith(("_scale", "_zero_point")):
+            weights[name] = _value(name, stored)
+    for node in nodes:
+        if node.op_type in ("Add", "Gemm"):
+            for bias in (name for name in node.input if name.endswith(".bias") and name in weights):
+                product = node if node.op_type == "Gemm" else _product([i for i in node.input if i != bias], made_by)
+                if product is not None:
+                    weights[re.sub("bias$", "weight", bias)] = _matrix(product, stored)
+    return weights
+
+
+def _product(inputs: Sequence[str], made_by: Mapping[str, Node]) -> Node | None:
+    """The product that one of the inputs is computed from."""
+    for name in inputs:
+        node = made_by.get(name)
+        if node is not None and node.op_type in ("MatMul", "MatMulInteger"):
+            return node
+        if node is not None and node.op_type in _BETWEEN:
+            return _product(node.input, made_by)
+    return None
+
+
+def _matrix(product: Node, stored: Mapping[str, Tensor]) -> Tensor:
+    """The second factor in torch's layout (out, in)."""
+    value = _value(re.sub("_quantized$", "", product.input[1]), stored)
+    upright = any(attribute.name == "transB" and attribute.i for attribute in product.attribute)
+    return value if upright else value.T.contiguous()
+
+
+def _value(name: str, stored: Mapping[str, Tensor]) -> Tensor:
+    """(quantised - zero) · scale, or the stored tensor if it is not quantised."""
+    if name in stored:
+        return stored[name].float()
+    quantised, zero, scale = (stored[f"{name}_{part}"].float() for part in ("quantized", "zero_point", "scale"))
+    return (quantised - zero) * scale

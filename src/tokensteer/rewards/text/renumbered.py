@@ -1,31 +1,31 @@
-"""A reward on the tokens of one vocabulary for a canvas that has some of them under other numbers."""
+"""A reward on one vocabulary for a canvas that has some of its tokens under other ids."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from tokensteer.core.models.denoiser import Embedded
+from tokensteer.core.twists.tilt import Reward
 from tokensteer.rewards.text.embedding import embed
 
 
-class Entered(Protocol):
-    """A reward that takes ids, or tokens embedded by its own table (V, d); `Classifier` is one."""
+@runtime_checkable
+class EmbeddedReward(Embedded, Protocol):
+    """A reward that takes ids, or tokens embedded by its own table (V, d), such as `Classifier`."""
 
-    @property
-    def embedding(self) -> Tensor: ...
-    def of_embeddings(self, embedded: Tensor) -> Tensor: ...
     def __call__(self, x0: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Renumbered:
-    """The reward of ids x0 (P, L) or one-hots (P, L, K), where token k is the token origin[k] of `reward`."""
+    """The reward of ids x0 (P, L) or one-hots (P, L, K), where token k is token origin[k] of `reward`."""
 
-    reward: Entered
+    reward: EmbeddedReward
     origin: Tensor
     differentiable: bool = field(default=True, init=False)
 
@@ -42,9 +42,9 @@ class Renumbered:
         return self.reward(self.origin[x0])
 
 
-def renumbered(reward: Entered, origin: Sequence[int]) -> Renumbered:
-    """`reward` for a canvas of fewer tokens: `origin` has for each its id in the reward's vocabulary."""
-    if not hasattr(reward, "of_embeddings"):
+def renumbered(reward: Reward, origin: Sequence[int]) -> Renumbered:
+    """`reward` for a canvas of fewer tokens; `origin` holds the id of each in the reward's vocabulary."""
+    if not isinstance(reward, EmbeddedReward):
         raise ValueError(
             f"renumbered: {type(reward).__name__} takes no embedded tokens. A classifier does if it is made for its "
             "own vocabulary, classifier(network, label, tokenizer, own=tokenizer); other rewards need no gradient: use "

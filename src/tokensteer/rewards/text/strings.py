@@ -1,7 +1,7 @@
-"""Rewards on strings: any function of texts, and a few that are often wanted.
+"""Rewards on strings: `of_text` turns any function of texts into a reward on ids, and a few common functions.
 
-A function takes a list of distinct texts and gives a number for each; `of_text` makes a reward on ids of it. Such a
-reward has no gradient: it is estimated from draws, and followed by REINFORCE.
+A function takes a list of distinct texts and returns a number for each. Such a reward has no gradient: gradient
+proposals use REINFORCE.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHOWN = 80  # characters of a text in an error
 
 @dataclass(frozen=True, eq=False)
 class OfText:
-    """The reward function(decode(x0)) of ids x0 (P, L), asked once for each distinct text."""
+    """The reward function(decode(x0)) of ids x0 (P, L), called with distinct texts only."""
 
     function: TextFunction
     decode: Decode
@@ -36,20 +36,18 @@ class OfText:
         first, row = distinct(x0)
         decoded = self.decode(x0[first])
         if len(decoded) != len(first):
-            raise ValueError(f"decode must give a text for each of {len(first)} sequences, got {len(decoded)}")
+            raise ValueError(f"decode must return a text for each of {len(first)} sequences, got {len(decoded)}")
         place = {text: k for k, text in enumerate(dict.fromkeys(decoded))}
-        r = self._asked(list(place)).to(x0.device)
+        r = self._rewards(list(place)).to(x0.device)
         return r[torch.tensor([place[text] for text in decoded], device=x0.device)][row]
 
-    def _asked(self, texts: list[str]) -> Tensor:
-        given = self.function(texts)
-        exact = isinstance(given, Tensor) and given.is_floating_point()
-        r = torch.as_tensor(given, dtype=None if exact else torch.float64).detach()
+    def _rewards(self, texts: list[str]) -> Tensor:
+        found = self.function(texts)
+        floats = isinstance(found, Tensor) and found.is_floating_point()
+        r = torch.as_tensor(found, dtype=None if floats else torch.float64).detach()
         if r.shape != (len(texts),):
-            raise ValueError(
-                f"the function must give a number for each of {len(texts)} texts, shape ({len(texts)},), got "
-                f"{tuple(r.shape)}"
-            )
+            shape = f"shape ({len(texts)},), got {tuple(r.shape)}"
+            raise ValueError(f"the function must return a number for each of {len(texts)} texts, {shape}")
         bad = r.isnan() | (r == torch.inf)
         if bad.any():
             worst = int(bad.int().argmax())
@@ -63,27 +61,25 @@ def of_text(function: TextFunction, decode: Decode) -> OfText:
     return OfText(function, decode)
 
 
-# ---- functions of texts. A word is found whole and whatever its case; spaces around its punctuation do not matter.
+# ---- functions of texts. Words match whole, in any case, and with any spaces around their punctuation.
 
 
 def letters_of(word: str) -> list[tuple[str, str]]:
-    """The characters of a word or phrase in lower case, each with the spaces before it: "" for none, "+" where a space
-    parts two letters, "*" for any number, beside punctuation."""
+    """The characters of a word or phrase in lower case, each with the spaces before it: "" for none, "+" between the
+    letters of two words, "*" (any number) beside punctuation."""
     found: list[tuple[str, str]] = []
-    last, apart = "", False
-    for c in word.strip().lower():
-        if c.isspace():
-            apart = True
-            continue
-        both_letters = is_letter(last) and is_letter(c)
-        found.append((c, "" if not last or (both_letters and not apart) else "+" if both_letters else "*"))
-        last, apart = c, False
+    last = ""
+    for part in word.lower().split():
+        for place, c in enumerate(part):
+            both_letters = is_letter(last) and is_letter(c)
+            found.append((c, "" if not last or (both_letters and place) else "+" if both_letters else "*"))
+            last = c
     return found
 
 
 def is_letter(c: str) -> bool:
-    """Whether a character belongs to a word, as in Python's regular expressions."""
-    return c.isalnum() or c == "_"  # and "" is none
+    """Whether a character belongs to a word, as in Python's regular expressions; False for ""."""
+    return c.isalnum() or c == "_"
 
 
 def checked_words(words: Iterable[str]) -> list[str]:
@@ -99,19 +95,19 @@ def _finder(word: str) -> re.Pattern[str]:
 
 
 def mentions(words: Iterable[str]) -> TextFunction:
-    """The share of the words that the text has."""
+    """The share of the words that occur in the text."""
     finders = [_finder(word) for word in checked_words(words)]
     return lambda texts: [sum(f.search(text.lower()) is not None for f in finders) / len(finders) for text in texts]
 
 
 def omits(words: Iterable[str]) -> TextFunction:
-    """Minus the number of times that the text has one of the words."""
+    """Minus the number of occurrences of the words in the text."""
     finders = [_finder(word) for word in checked_words(words)]
     return lambda texts: [-float(sum(len(f.findall(text.lower())) for f in finders)) for text in texts]
 
 
 def finds(pattern: str) -> TextFunction:
-    """1 for texts in which Python's regular expression is found, 0 for others."""
+    """1 for texts in which Python's `re` finds the pattern, 0 for others."""
     try:
         compiled = re.compile(pattern)
     except re.error as error:
@@ -120,12 +116,7 @@ def finds(pattern: str) -> TextFunction:
 
 
 def word_count(least: int, most: int) -> TextFunction:
-    """Minus the number of words that are missing from `least` or beyond `most`; words are what spaces part."""
+    """Minus the number of words short of `least` or beyond `most`; words are separated by spaces."""
     check_whole("word_count: least", least, 0)
     check_whole("word_count: most", most, least)
-
-    def count(texts: list[str]) -> list[float]:
-        numbers = [len(text.split()) for text in texts]
-        return [-float(max(least - n, n - most, 0)) for n in numbers]
-
-    return count
+    return lambda texts: [-float(max(least - n, n - most, 0)) for n in (len(text.split()) for text in texts)]

@@ -1,8 +1,7 @@
-"""Hard constraints on text as automata over tokens: words that must appear, words that must not, a pattern.
+"""Hard constraints on text as automata over tokens, for `constrain`: required words, forbidden words, a pattern.
 
-A text is spelt by tokens in many ways ("good", "go ##od", " Good"), and a sampler finds them all. So the constraint is
-an automaton over characters, and a token moves it as its characters would: what is accepted is exact for the decoded
-text, however it was spelt. Give the result to `constrain`.
+Tokens spell a text in many ways ("good", "go ##od", " Good"), and a sampler finds them all. So the constraint is an
+automaton over characters, and a token moves it as its characters do: it is exact for the decoded text.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from tokensteer.rewards.constraints.automaton import Automaton, both, minimal, n
 from tokensteer.rewards.constraints.regex import regex
 from tokensteer.rewards.text.strings import checked_words, is_letter, letters_of
 
-LETTER, SPACE, MARK = "letter", "space", "mark"  # characters that no word names
+LETTER, SPACE, MARK = "letter", "space", "mark"  # classes of characters that are in no word
 
 
 class Spells(Protocol):
-    """What is asked of a tokenizer here; those of `transformers` can do it."""
+    """A tokenizer that can decode, such as those of `transformers`."""
 
     @property
     def all_special_ids(self) -> Sequence[int]: ...
@@ -32,30 +31,28 @@ class Spells(Protocol):
 
 
 def spellings(tokenizer: Spells, vocab_size: int | None = None) -> list[str]:
-    """What each token adds to a text, spaces before it included; nothing for special tokens."""
+    """The characters that each token adds to a text, with the spaces before it; "" for special tokens."""
     size = len(tokenizer) if vocab_size is None else vocab_size
     special = set(tokenizer.all_special_ids) | set(range(len(tokenizer), size))
     ordinary = [k for k in range(size) if k not in special]
     alone = dict(zip(ordinary, _decoded(tokenizer, [[k] for k in ordinary]), strict=True))
-    # Many tokenizers drop the space before the first token: look at each one behind another.
+    # Many tokenizers drop the space before the first token, so each token is decoded after an anchor.
     anchor = next((k for k in ordinary if alone[k].isalnum()), None)
     if anchor is None:
         raise ValueError("the tokenizer has no token that is a word by itself: its texts cannot be read")
-    second = _decoded(tokenizer, [[anchor, k] for k in ordinary])
-    added = dict(zip(ordinary, second, strict=True))
-    return [_behind(alone[anchor], added[k], alone[k]) if k in added else "" for k in range(size)]
+    found = [""] * size
+    for k, both_tokens in zip(ordinary, _decoded(tokenizer, [[anchor, k] for k in ordinary]), strict=True):
+        after = both_tokens.startswith(alone[anchor])
+        found[k] = both_tokens[len(alone[anchor]) :] if after else " " + alone[k]
+    return found
 
 
 def _decoded(tokenizer: Spells, rows: list[list[int]]) -> list[str]:
     return tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def _behind(anchor: str, both_tokens: str, alone: str) -> str:
-    return both_tokens[len(anchor) :] if both_tokens.startswith(anchor) else " " + alone
-
-
 def lift(characters: Automaton, spelt: Sequence[Sequence[int]]) -> Automaton:
-    """An automaton over characters as one over tokens, of which the k-th is spelt[k], numbers of characters."""
+    """An automaton over characters as one over tokens; token k has the characters spelt[k], given as ids."""
     states = torch.arange(len(characters.step))
     kinds = {spelling: k for k, spelling in enumerate(dict.fromkeys(map(tuple, spelt)))}
     longest, stay = max(map(len, kinds)), characters.vocab_size
@@ -69,8 +66,7 @@ def lift(characters: Automaton, spelt: Sequence[Sequence[int]]) -> Automaton:
 
 
 def required(words: Iterable[str], tokenizer: Spells, vocab_size: int | None = None) -> Automaton:
-    """Texts with all of the words, each whole and whatever its case. `vocab_size` is the model's, by default the
-    tokenizer's."""
+    """Texts with all of the words, whole and in any case. `vocab_size` is the model's, by default the tokenizer's."""
     spelt = spellings(tokenizer, vocab_size)
     automata: list[Automaton] = []
     for word in checked_words(words):
@@ -81,19 +77,19 @@ def required(words: Iterable[str], tokenizer: Spells, vocab_size: int | None = N
 
 
 def forbidden(words: Iterable[str], tokenizer: Spells, vocab_size: int | None = None) -> Automaton:
-    """Texts with none of the words, whole and whatever their case."""
+    """Texts with none of the words, whole and in any case."""
     return negate(_with_one_of(checked_words(words), spellings(tokenizer, vocab_size)))
 
 
 def matching(pattern: str, tokenizer: Spells, vocab_size: int | None = None) -> Automaton:
-    """Texts that match the pattern as a whole, in the language of `regex`, up to a space at their beginning."""
+    """Texts that match the pattern (see `regex`) as a whole, up to a space at their beginning."""
     spelt = spellings(tokenizer, vocab_size)
     number = {c: k for k, c in enumerate(sorted(set("".join(spelt))))}
     whole = f"( )?({pattern})" if " " in number else pattern
     try:
         characters = regex(whole, list(number))
     except ValueError:
-        regex(pattern, list(number))  # to say where it is wrong in what was given
+        regex(pattern, list(number))  # for positions in the given pattern
         raise
     automaton = lift(characters, [[number[c] for c in spelling] for spelling in spelt])
     if not _can_be_met(automaton, tokenizer):
@@ -118,7 +114,7 @@ def _with_one_of(words: list[str], spelt: list[str]) -> Automaton:
 
 
 def _can_be_met(automaton: Automaton, tokenizer: Spells) -> bool:
-    """Whether ordinary tokens lead from the start to acceptance, in any number."""
+    """Whether some sequence of ordinary tokens, of any length, is accepted."""
     special = set(tokenizer.all_special_ids)
     ordinary = torch.tensor([k for k in range(automaton.vocab_size) if k not in special])
     step = automaton.step[:, unique(automaton.classes[ordinary])[0]]
