@@ -97,11 +97,10 @@ class StoreBuffer:
 
 
 @dataclass(frozen=True)
-class LogProbs(CategoricalStore):
-    """Log-masses (K, V), or other numbers on the vocabulary such as a gradient."""
+class _Values(CategoricalStore):
+    """One number for each token, (K, V)."""
 
     values: Tensor
-    normalised: ClassVar[bool] = False
 
     def lines(self) -> tuple[Tensor, ...]:
         return (self.values,)
@@ -112,6 +111,13 @@ class LogProbs(CategoricalStore):
     @property
     def vocab_size(self) -> int:
         return self.values.shape[-1]
+
+
+@dataclass(frozen=True)
+class LogProbs(_Values):
+    """Log-masses (K, V), or other numbers on the vocabulary such as a gradient."""
+
+    normalised: ClassVar[bool] = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -148,21 +154,10 @@ class _Softmax(CategoricalStore):
 
 
 @dataclass(frozen=True)
-class Logits(_Softmax):
+class Logits(_Softmax, _Values):
     """A network's logits (K, V), in its own precision."""
 
-    values: Tensor
     mask_id: int
-
-    def lines(self) -> tuple[Tensor, ...]:
-        return (self.values,)
-
-    def with_lines(self, *lines: Tensor) -> Self:
-        return replace(self, values=lines[0])
-
-    @property
-    def vocab_size(self) -> int:
-        return self.values.shape[-1]
 
     def at(self, index: Tensor) -> LogitRows:
         return LogitRows(self.values, index, self.mask_id)

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from tokensteer.core.categorical.sites import Laws, tokens_of
 from tokensteer.core.kernels.choices import on_canvas
-from tokensteer.core.kernels.kernel import Clocked, Kernel, PlainKernel, Stateful
+from tokensteer.core.kernels.kernel import Clocked, Kernel, Memory, PlainKernel, Stateful
 from tokensteer.core.kernels.measure import SiteMeasure
 from tokensteer.core.kernels.schedule import uniform_steps
 from tokensteer.core.numerics.domains import check_whole, check_wholes
@@ -76,9 +76,7 @@ class Blocks(PlainKernel):
         part = self.kernel.choose(x[:, block], laws.columns(block), inner)
         return None if part is None else on_canvas(part, laws, block)
 
-    def remember(
-        self, x: Tensor, before: Tensor | None, log_x0: Laws | None, generator: Generator | None
-    ) -> Tensor | None:
+    def remember(self, x: Tensor, before: Memory, log_x0: Laws | None, generator: Generator | None) -> Memory:
         return self.kernel.remember(x, before, log_x0, generator) if isinstance(self.kernel, Stateful) else None
 
     def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Sites | None:

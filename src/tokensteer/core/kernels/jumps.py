@@ -17,7 +17,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.categorical.sites import Laws, row_by_row, tokens_of
-from tokensteer.core.kernels.kernel import MaskedKernel, safe_log
+from tokensteer.core.kernels.kernel import MaskedKernel, Memory, safe_log
 from tokensteer.core.kernels.measure import Reveal, Table
 from tokensteer.core.kernels.noise import Interpolating
 from tokensteer.core.kernels.rates import hazard, next_opening, uniform_rate
@@ -106,9 +106,7 @@ class TimedFirstHitting(FirstHitting):
 
     schedule: Schedule = field(default_factory=Linear)
 
-    def remember(
-        self, x: Tensor, before: Tensor | None, log_x0: Laws | None, generator: Generator | None
-    ) -> Tensor | None:
+    def remember(self, x: Tensor, before: Memory, log_x0: Laws | None, generator: Generator | None) -> Memory:
         """When the next site opens, (P,); the parent's memory is when the last one opened."""
         now = torch.ones_like(x[:, 0], dtype=torch.float64) if before is None else before
         return next_opening(self.schedule, (x == self.mask_id).sum(-1), now, generator)

@@ -24,6 +24,9 @@ Sigma = Callable[[Step, float], float]
 Count = Callable[[Step, Tensor], Tensor]
 """count(step, masked), how many sites open in each row, from the number of its masked sites: (P,) -> (P,)."""
 
+Memory = Tensor | None
+"""What a kernel remembers of each particle, (P, ...)."""
+
 
 class Kernel(Protocol):
     """p(x_s | x_t) as a measure, which usually factorises over sites, given log p(x_0 | x_t).
@@ -79,9 +82,7 @@ class Stateful(Protocol):
     particle. `recall` is `choose` given that memory.
     """
 
-    def remember(
-        self, x: Tensor, before: Tensor | None, log_x0: Laws | None, generator: Generator | None
-    ) -> Tensor | None: ...
+    def remember(self, x: Tensor, before: Memory, log_x0: Laws | None, generator: Generator | None) -> Memory: ...
     def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Sites | None: ...
 
 

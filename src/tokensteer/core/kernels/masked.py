@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 
 from tokensteer.core.categorical.sites import Laws, tokens_of
 from tokensteer.core.kernels.choices import Remasking
-from tokensteer.core.kernels.kernel import MaskedKernel, Sigma, safe_log, where_like
+from tokensteer.core.kernels.kernel import MaskedKernel, Memory, Sigma, safe_log, where_like
 from tokensteer.core.kernels.measure import Reveal
 from tokensteer.core.kernels.schedule import Linear, LoopSchedule, Schedule, alphas
 from tokensteer.core.numerics.domains import check_number
@@ -150,9 +150,7 @@ class ConfidenceRemask:
     def survival(self, step: Step) -> float:
         return self.base.survival(step)
 
-    def remember(
-        self, x: Tensor, before: Tensor | None, log_x0: Laws | None, generator: Generator | None
-    ) -> Tensor | None:
+    def remember(self, x: Tensor, before: Memory, log_x0: Laws | None, generator: Generator | None) -> Memory:
         return carried_confidence(x, self.mask_id, before, log_x0) if self.carried else None
 
     def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Remasking:

@@ -21,7 +21,7 @@ from torch import Generator, Tensor
 from tokensteer.core.categorical.product import normal, tilted
 from tokensteer.core.categorical.sites import Laws, SiteDistributions, few_rows, tokens_of
 from tokensteer.core.kernels.choices import Ranking
-from tokensteer.core.kernels.kernel import Count, MaskedKernel
+from tokensteer.core.kernels.kernel import Count, MaskedKernel, Memory
 from tokensteer.core.kernels.measure import SiteMeasure, Table
 from tokensteer.core.kernels.ranked import best_sites, cosine_count
 from tokensteer.core.numerics.domains import check_number
@@ -157,9 +157,7 @@ class MaskGIT(MaskedKernel):
             raise TypeError(f"MaskGIT.count must be a function of step and masked, got {self.count!r}: fixed(2) is one")
         check_number("MaskGIT.temperature", self.temperature, "[0, inf)")
 
-    def remember(
-        self, x: Tensor, before: Tensor | None, log_x0: Laws | None, generator: Generator | None
-    ) -> Tensor | None:
+    def remember(self, x: Tensor, before: Memory, log_x0: Laws | None, generator: Generator | None) -> Memory:
         """Gumbel noise for each site, (P, L)."""
         if self.temperature == 0:
             return None

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Generator, Tensor
@@ -20,25 +19,9 @@ from tokensteer.core.numerics.draws import NEVER, inverse_cdf, uniforms
 from tokensteer.core.particles.path import Sites, Step
 
 
-class Noise(Protocol):
-    """The noise of a process: its distribution at the start, and how visible tokens constrain the prediction.
-
-    A canvas (P, L) holds the kernel's mask_id at free sites and tokens at fixed ones.
-    """
-
-    def begin(self, canvas: Tensor, generator: Generator | None) -> Tensor: ...
-    def log_begin(self, x: Tensor, canvas: Tensor, like: Tensor) -> Tensor:
-        """The log-probability of starting at x, (P,), in the dtype of `like`."""
-        ...
-
-    def believe(self, x: Tensor, log_x0: Tensor, t: float | Tensor) -> Tensor:
-        """The prediction, conditioned on the tokens of x_t that cannot be noise."""
-        ...
-
-
 @dataclass(frozen=True)
 class MaskNoise:
-    """All masks at the start. Visible tokens are kept, so the prediction there is not read."""
+    """All masks at the start. A canvas (P, L) holds the kernel's mask_id at free sites and tokens at fixed ones."""
 
     mask_id: int
 
@@ -46,15 +29,13 @@ class MaskNoise:
         return canvas.clone()
 
     def log_begin(self, x: Tensor, canvas: Tensor, like: Tensor) -> Tensor:
+        """The log-probability of starting at x, (P,), in the dtype of `like`."""
         return where_like((x == canvas).all(-1), 0.0, NEVER, like)
 
     def believe(self, x: Tensor, log_x0: Tensor, t: float | Tensor) -> Tensor:
+        """The prediction, conditioned on tokens of x_t that cannot be noise. Visible tokens are kept, so the prediction
+        there is not read."""
         return log_x0
-
-
-def noise_of(kernel: Kernel) -> Noise:
-    """The noise that a kernel removes."""
-    return kernel if isinstance(kernel, Interpolating) else MaskNoise(kernel.mask_id)
 
 
 @dataclass(frozen=True)
@@ -136,6 +117,14 @@ class Interpolating(PlainKernel):
         share = torch.where(from_clean > 0, mu / torch.where(from_clean > 0, from_clean, 1.0), 0.0)
         arrive = alpha_s * share + (1.0 - alpha_s) * v * share.sum(-1, keepdim=True)
         return (from_next * arrive).log()
+
+
+Noise = MaskNoise | Interpolating
+
+
+def noise_of(kernel: Kernel) -> Noise:
+    """The noise that a kernel removes."""
+    return kernel if isinstance(kernel, Interpolating) else MaskNoise(kernel.mask_id)
 
 
 def uniform_noise(vocab_size: int, schedule: Schedule | None = None) -> Interpolating:
