@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tokensteer.core.categorical import fused
-from tokensteer.core.categorical.forms import log_law
+from tokensteer.core.categorical.forms import masked_log_softmax
 from tokensteer.core.categorical.fused import LogitRows
 from tokensteer.core.categorical.gradient_tilt import softmax_slope
 
@@ -416,7 +416,7 @@ def test_the_laws_that_are_read_stay_as_they_are(dtype: torch.dtype) -> None:
 def test_a_mask_beyond_the_vocabulary_forbids_nothing() -> None:
     logits, worth = law(3, 5, 0), law(3, 5, 1)
     for mask in (-1, 5, 99):
-        assert torch.allclose(log_law(logits.clone(), mask), logits.log_softmax(-1))
+        assert torch.allclose(masked_log_softmax(logits.clone(), mask), logits.log_softmax(-1))
         mu = logits.softmax(-1)
         slope, means = softmax_slope(logits.clone(), worth.clone(), 5, mask)
         assert torch.allclose(means, (mu * worth).sum(-1))

@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 import tokensteer as ts
-from tokensteer.core.categorical.sites import Laws
+from tokensteer.core.categorical.sites import Categoricals
 from tokensteer.core.kernels.choices import Ranking
 from tokensteer.core.kernels.kernel import PlainKernel
 from tokensteer.core.kernels.maskgit import MaskGIT, RankedReveal
@@ -73,10 +73,10 @@ class ExtendedReveal:
     def with_mass(self, log_mass: Tensor | None) -> ExtendedReveal:
         return self
 
-    def tilt(self, h: Laws) -> ExtendedReveal:
+    def tilt(self, h: Categoricals) -> ExtendedReveal:
         return replace(self, ranked=self.ranked.tilt(h))
 
-    def tilt_tokens(self, h: Laws) -> ExtendedReveal:
+    def tilt_tokens(self, h: Categoricals) -> ExtendedReveal:
         return self.tilt(h)
 
     def pin(self, fixed: Tensor) -> ExtendedReveal:
@@ -103,17 +103,17 @@ class MaskGITExtended(PlainKernel):
         return self.marginal.mask_id
 
     def remember(
-        self, x: Tensor, before: Tensor | None, log_x0: Laws | None, generator: Generator | None
+        self, x: Tensor, before: Tensor | None, log_x0: Categoricals | None, generator: Generator | None
     ) -> Tensor | None:
         return self.marginal.remember(x, before, log_x0, generator)
 
-    def recall(self, x: Tensor, log_x0: Laws, step: ts.Step, memory: Tensor) -> Ranking:
+    def recall(self, x: Tensor, log_x0: Categoricals, step: ts.Step, memory: Tensor) -> Ranking:
         return self.marginal.recall(x, log_x0, step, memory)
 
-    def choose(self, x: Tensor, log_x0: Laws, step: ts.Step) -> Ranking:
+    def choose(self, x: Tensor, log_x0: Categoricals, step: ts.Step) -> Ranking:
         return self.marginal.choose(x, log_x0, step)
 
-    def __call__(self, x: Tensor, log_x0: Laws, step: ts.Step, sites: Sites | None = None) -> ExtendedReveal:
+    def __call__(self, x: Tensor, log_x0: Categoricals, step: ts.Step, sites: Sites | None = None) -> ExtendedReveal:
         if not isinstance(sites, DrawnTokens):
             return ExtendedReveal(self.marginal(x, log_x0, step, sites))
         idle = (sites.tokens == self.mask_id) | (x != self.mask_id)

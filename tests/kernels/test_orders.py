@@ -16,7 +16,7 @@ from toys import Toy, case
 
 import tokensteer as ts
 from tokensteer import testing
-from tokensteer.core.categorical.sites import tokens_of
+from tokensteer.core.categorical.sites import by_site
 from tokensteer.core.kernels.blocks import Blocks
 from tokensteer.core.kernels.choices import Ranking, Remasking, as_tensor
 from tokensteer.core.kernels.masked import ConfidenceRemask, Window, carried_confidence, remdm_loop
@@ -187,7 +187,7 @@ def test_product_of_maskgit_by_hand() -> None:
     prediction = model.predict(x, 1.0)
     combined = model.combined(prediction).dense()
     ranking = kernel.choose(x, prediction.laws(), model.steps[0])
-    normalised = RankedReveal(x, tokens_of(combined.log_softmax(-1)), ranking, torch.tensor([1]), M)
+    normalised = RankedReveal(x, by_site(combined.log_softmax(-1)), ranking, torch.tensor([1]), M)
     states, rows = B.states, torch.zeros(len(B.states)).long()
     log_p = model.log_prob(states, x[rows], prediction.take(rows), model.steps[0], ranking[rows])
     mass = combined.logsumexp(-1)[0]

@@ -163,7 +163,7 @@ class Logits(_Softmax, _Values):
         return LogitRows(self.values, index, self.mask_id)
 
     def rows(self, index: Tensor) -> Tensor:
-        return log_law(self.values[index], self.mask_id)
+        return masked_log_softmax(self.values[index], self.mask_id)
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class HiddenLogits(_Softmax):
         return LogitRows(self.states, index, self.mask_id, self.head.weight, self.head.bias)
 
     def rows(self, index: Tensor) -> Tensor:
-        return log_law(head_logits(self.states[index], self.head.weight, self.head.bias), self.mask_id)
+        return masked_log_softmax(head_logits(self.states[index], self.head.weight, self.head.bias), self.mask_id)
 
 
 class DrawnByRows(Categorical):
@@ -204,7 +204,7 @@ class DrawnByRows(Categorical):
             return LogitRows(log_p, torch.arange(len(log_p), device=log_p.device), None).draw(u[read])
 
         read = _places_read(index)
-        drawn = zip(*map(draw, torch.split(read, laws_at_once(self.vocab_size))), strict=True)
+        drawn = zip(*map(draw, torch.split(read, rows_at_once(self.vocab_size))), strict=True)
         tokens, log_p = (_scatter(index, read, torch.cat(parts)) for parts in drawn)
         return tokens, log_p
 
@@ -224,7 +224,7 @@ class Derived(DrawnByRows):
         return self.law.dtype
 
 
-def log_law(logits: Tensor, mask_id: int) -> Tensor:
+def masked_log_softmax(logits: Tensor, mask_id: int) -> Tensor:
     """log-softmax without the mask, in float32 or wider. Overwrites the mask's logit in place to save memory."""
     if 0 <= mask_id < logits.shape[-1]:
         logits[..., mask_id] = NEVER
@@ -234,7 +234,7 @@ def log_law(logits: Tensor, mask_id: int) -> Tensor:
 def score_by_parts(score: Callable[[Tensor], Tensor], vocab_size: int, index: Tensor) -> Tensor:
     """A score of distributions by their index, (k,) -> (k,), computed a few at a time; 0 where the index is -1."""
     read = _places_read(index)
-    parts = [score(index[part].clamp(min=0)) for part in torch.split(read, laws_at_once(vocab_size))]
+    parts = [score(index[part].clamp(min=0)) for part in torch.split(read, rows_at_once(vocab_size))]
     return _scatter(index, read, torch.cat(parts))
 
 
@@ -250,6 +250,6 @@ def _scatter(index: Tensor, read: Tensor, values: Tensor) -> Tensor:
     return values.new_zeros(len(index), *values.shape[1:]).index_copy(0, read, values)
 
 
-def laws_at_once(vocab_size: int) -> int:
+def rows_at_once(vocab_size: int) -> int:
     """How many whole distributions are computed at once."""
     return max(1, WORKING // (16 * vocab_size))

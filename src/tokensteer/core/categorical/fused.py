@@ -192,9 +192,6 @@ def head_logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return logits if bias is None else logits.add_(bias.to(exact))
 
 
-# ---- on a GPU
-
-
 def _fused(source: LogitRows, ask: Tensor) -> tuple[Tensor, Tensor]:
     x, mask, rows, V = source.x, source.mask, source.rows.contiguous(), source.vocab_size
     (k, M), align = ask.shape, 16 // x.itemsize

@@ -24,7 +24,7 @@ from tokensteer.core.categorical.forms import (
     score_by_parts,
 )
 from tokensteer.core.categorical.fused import HALF, FusedTilt, TileSums, fuses, sum_tiles
-from tokensteer.core.categorical.sites import SiteDistributions, lines_of
+from tokensteer.core.categorical.sites import SiteDistributions, line_index
 from tokensteer.core.categorical.triton_kernels import kernels, programs
 from tokensteer.core.numerics.draws import NEVER, WORKING
 
@@ -211,7 +211,7 @@ def gradient_tilt(
     most = math.inf if clip is None else clip
     site, scale = slopes.index.flatten(), scale.to(here).flatten()
     return SiteDistributions(
-        GradientTilt(slopes.store, site, scale, here.flatten(), most, masked_only), lines_of(where)
+        GradientTilt(slopes.store, site, scale, here.flatten(), most, masked_only), line_index(where)
     )
 
 
@@ -234,7 +234,7 @@ def tilt_by_gradient(
         return None
     line = torch.where(where, h.index, -1).flatten()
     law = GradientTilted.make(laws.store, laws.index.flatten(), h.store, line)
-    tokens = SiteDistributions(law, lines_of(where))
+    tokens = SiteDistributions(law, line_index(where))
     return tokens, tokens.read(law.gain, where)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tokensteer.core.categorical.forms import Categorical, Derived, DrawnByRows, HiddenLogits, score_by_parts
-from tokensteer.core.categorical.sites import SiteDistributions, lines_of
+from tokensteer.core.categorical.sites import SiteDistributions, line_index
 from tokensteer.core.numerics.draws import NEVER
 
 
@@ -104,10 +104,10 @@ class Tilted(Derived):
 def tilted(laws: SiteDistributions, h: SiteDistributions) -> SiteDistributions:
     """mu · exp(h), unnormalised, at the sites that have both."""
     both = (laws.index >= 0) & (h.index >= 0)
-    return SiteDistributions(Tilted(laws.store, laws.index.flatten(), h.store, h.index.flatten()), lines_of(both))
+    return SiteDistributions(Tilted(laws.store, laws.index.flatten(), h.store, h.index.flatten()), line_index(both))
 
 
-def normal(laws: SiteDistributions, mask_id: int) -> SiteDistributions:
+def normalise_each(laws: SiteDistributions, mask_id: int) -> SiteDistributions:
     """The distributions, each normalised."""
     if laws.normalised:
         return laws

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.categorical.forms import Categorical, LogProbs, laws_at_once
+from tokensteer.core.categorical.forms import Categorical, LogProbs, rows_at_once
 from tokensteer.core.numerics.capture import capturing
 from tokensteer.core.numerics.draws import NEVER, uniforms
 
@@ -123,7 +123,7 @@ class SiteDistributions:
 
     def _by_parts(self, score: Callable[[Tensor], Tensor], index: Tensor) -> Tensor:
         """A score of many distributions, a few at a time."""
-        return torch.cat([score(self.store.rows(part)) for part in torch.split(index, laws_at_once(self.vocab_size))])
+        return torch.cat([score(self.store.rows(part)) for part in torch.split(index, rows_at_once(self.vocab_size))])
 
     def dense(self) -> Tensor:
         """All distributions, (P, L, V), 0 where there is none: for small vocabularies and processes without a mask."""
@@ -141,9 +141,9 @@ class SiteDistributions:
         return SiteDistributions(LogProbs(change(self.at(known))), torch.where(known, rank, -1))
 
 
-def few_by_few(where: Tensor, vocab_size: int) -> Iterator[Tensor]:
+def site_groups(where: Tensor, vocab_size: int) -> Iterator[Tensor]:
     """The sites `where` (P, L) in groups, as masks (P, L), whose distributions are computed at once."""
-    for sites in torch.split(where.flatten().nonzero().squeeze(-1), laws_at_once(vocab_size)):
+    for sites in torch.split(where.flatten().nonzero().squeeze(-1), rows_at_once(vocab_size)):
         yield torch.zeros_like(where).flatten().index_fill(0, sites, True).view_as(where)
 
 
@@ -157,11 +157,11 @@ def _put(where: Tensor, sites: tuple[Tensor, ...] | None, values: Tensor) -> Ten
     return answer
 
 
-Laws = Tensor | SiteDistributions
+Categoricals = Tensor | SiteDistributions
 """A table of log-masses (P, L, V), or `SiteDistributions`."""
 
 
-def tokens_of(laws: Laws) -> SiteDistributions:
+def by_site(laws: Categoricals) -> SiteDistributions:
     """A table of log-masses (P, L, V) as `SiteDistributions`, which are returned as they are."""
     if isinstance(laws, SiteDistributions):
         return laws
@@ -170,36 +170,36 @@ def tokens_of(laws: Laws) -> SiteDistributions:
     return SiteDistributions(LogProbs(laws.reshape(-1, vocab_size).contiguous()), index)
 
 
-def dense_of(laws: Laws) -> Tensor:
+def as_table(laws: Categoricals) -> Tensor:
     """The table of log-masses, (P, L, V)."""
     return laws.dense() if isinstance(laws, SiteDistributions) else laws
 
 
-def few_rows(laws: Laws) -> tuple[Tensor, ...]:
+def row_groups(laws: Categoricals) -> tuple[Tensor, ...]:
     """The particles in groups (n,) whose distributions are computed at once."""
     rows, length, vocab_size = laws.shape if isinstance(laws, Tensor) else (*laws.index.shape, laws.vocab_size)
-    return torch.split(torch.arange(rows, device=laws.device), max(1, laws_at_once(vocab_size) // length))
+    return torch.split(torch.arange(rows, device=laws.device), max(1, rows_at_once(vocab_size) // length))
 
 
-def rows_of(laws: Laws, rows: Tensor) -> Tensor:
+def table_rows(laws: Categoricals, rows: Tensor) -> Tensor:
     """Log-masses (n, L, V) of some particles."""
     return laws[rows] if isinstance(laws, Tensor) else laws.take(rows).dense()
 
 
-def row_by_row(change: Callable[[Tensor, Tensor], Tensor], laws: Laws) -> Tensor:
+def map_rows(change: Callable[[Tensor, Tensor], Tensor], laws: Categoricals) -> Tensor:
     """change(rows, log_p) for all particles, (P, L, V), with the log-masses (n, L, V) of a few rows (n,) at a time."""
-    groups = few_rows(laws)
+    groups = row_groups(laws)
     if len(groups) == 1:
-        return change(groups[0], dense_of(laws))
+        return change(groups[0], as_table(laws))
     first, *others = groups
-    part = change(first, rows_of(laws, first))
+    part = change(first, table_rows(laws, first))
     answer = part.new_empty(sum(map(len, groups)), *part.shape[1:])
     answer[first] = part
     for rows in others:
-        answer[rows] = change(rows, rows_of(laws, rows))
+        answer[rows] = change(rows, table_rows(laws, rows))
     return answer
 
 
-def lines_of(where: Tensor) -> Tensor:
+def line_index(where: Tensor) -> Tensor:
     """The index of a store with one line for each site, (P, L), -1 outside `where`."""
     return torch.where(where, torch.arange(where.numel(), device=where.device).view_as(where), -1)

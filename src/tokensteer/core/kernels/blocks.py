@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.categorical.sites import Laws, tokens_of
+from tokensteer.core.categorical.sites import Categoricals, by_site
 from tokensteer.core.kernels.choices import on_canvas
 from tokensteer.core.kernels.kernel import Clocked, Kernel, Memory, PlainKernel, Stateful
 from tokensteer.core.kernels.measure import SiteMeasure
@@ -71,24 +71,24 @@ class Blocks(PlainKernel):
         start = self.start + block * self.size
         return slice(start if block else 0, start + self.size), self.grid(each)[step.index % each]
 
-    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Sites | None:
-        (block, inner), laws = self.within(step), tokens_of(log_x0)
+    def choose(self, x: Tensor, log_x0: Categoricals, step: Step) -> Sites | None:
+        (block, inner), laws = self.within(step), by_site(log_x0)
         part = self.kernel.choose(x[:, block], laws.columns(block), inner)
         return None if part is None else on_canvas(part, laws, block)
 
-    def remember(self, x: Tensor, before: Memory, log_x0: Laws | None, generator: Generator | None) -> Memory:
+    def remember(self, x: Tensor, before: Memory, log_x0: Categoricals | None, generator: Generator | None) -> Memory:
         return self.kernel.remember(x, before, log_x0, generator) if isinstance(self.kernel, Stateful) else None
 
-    def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Sites | None:
+    def recall(self, x: Tensor, log_x0: Categoricals, step: Step, memory: Tensor) -> Sites | None:
         assert isinstance(self.kernel, Stateful), "only a Stateful kernel makes a memory"
-        (block, inner), laws = self.within(step), tokens_of(log_x0)
+        (block, inner), laws = self.within(step), by_site(log_x0)
         part = self.kernel.recall(x[:, block], laws.columns(block), inner, memory[:, block])
         return None if part is None else on_canvas(part, laws, block)
 
     def remasks(self, step: Step) -> bool:
         return self.kernel.remasks(self.within(step)[1])
 
-    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None = None) -> SiteMeasure:
+    def __call__(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None = None) -> SiteMeasure:
         if x.shape[-1] != self.length:
             raise ValueError(f"Blocks was made for sequences of length {self.length}, got {x.shape[-1]}")
         block, inner = self.within(step)

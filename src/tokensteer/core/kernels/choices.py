@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tokensteer.core.categorical.sites import SiteDistributions, tokens_of
+from tokensteer.core.categorical.sites import SiteDistributions, by_site
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.particles.path import Sites
 
@@ -51,7 +51,7 @@ class Ranking:
         if scores.dim() != 3 or not scores.is_floating_point():
             kind = str(scores.dtype).removeprefix("torch.")
             raise ValueError(f"tokens are ranked by {what}; got {kind} of shape {tuple(scores.shape)}")
-        return cls(tokens_of(scores), torch.zeros_like(scores[..., 0]).masked_fill(scores[..., 0] == NEVER, NEVER))
+        return cls(by_site(scores), torch.zeros_like(scores[..., 0]).masked_fill(scores[..., 0] == NEVER, NEVER))
 
     @property
     def candidates(self) -> Tensor:

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.categorical.sites import Laws, row_by_row, tokens_of
+from tokensteer.core.categorical.sites import Categoricals, by_site, map_rows
 from tokensteer.core.kernels.kernel import MaskedKernel, Memory, safe_log
 from tokensteer.core.kernels.measure import Reveal, Table
 from tokensteer.core.kernels.noise import Interpolating
@@ -48,11 +48,11 @@ class TauLeap(MaskedKernel):
         alpha_t, alpha_s = alphas(self.schedule, step)
         return alpha_t / alpha_s
 
-    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None = None) -> Reveal:
+    def __call__(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None = None) -> Reveal:
         log_stay = NEVER if step.s == 0 else -(step.t - step.s) * hazard(self.schedule, step.t)
         masked, zeros = x == self.mask_id, torch.zeros(x.shape, dtype=log_x0.dtype, device=x.device)
         log_move = torch.full_like(zeros, NEVER).masked_fill(masked, safe_log(-math.expm1(log_stay)))
-        return Reveal(x, zeros.masked_fill(masked, log_stay), log_move, tokens_of(log_x0), self.mask_id)
+        return Reveal(x, zeros.masked_fill(masked, log_stay), log_move, by_site(log_x0), self.mask_id)
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class UniformLeap(Interpolating):
         if max(self.prior) - min(self.prior) > 1e-12:
             raise ValueError("UniformLeap is for uniform noise: make it as UniformLeap((1/V,) * V, schedule)")
 
-    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None = None) -> Table:
+    def __call__(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None = None) -> Table:
         if step.s == 0 or self.schedule.alpha(step.t) <= 0:
             return super().__call__(x, log_x0, step, sites)
 
         def log_p(rows: Tensor, log_x0: Tensor) -> Tensor:
             return leap(x[rows], uniform_rate(x[rows], log_x0, step.t, self.schedule), step.t - step.s).log_p
 
-        return Table(row_by_row(log_p, log_x0), x=x)
+        return Table(map_rows(log_p, log_x0), x=x)
 
 
 def event_steps(canvas: Tensor, mask_id: int) -> tuple[Step, ...]:
@@ -89,10 +89,10 @@ class FirstHitting(MaskedKernel):
     opening times are independent of all else: `opening_times`.
     """
 
-    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None = None) -> OneSite:
+    def __call__(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None = None) -> OneSite:
         masked, zeros = x == self.mask_id, torch.zeros(x.shape, dtype=log_x0.dtype, device=x.device)
         log_each = -masked.sum(-1, keepdim=True).to(log_x0.dtype).log()
-        return OneSite(x, zeros, torch.where(masked, log_each, NEVER), tokens_of(log_x0), self.mask_id)
+        return OneSite(x, zeros, torch.where(masked, log_each, NEVER), by_site(log_x0), self.mask_id)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class TimedFirstHitting(FirstHitting):
 
     schedule: Schedule = field(default_factory=Linear)
 
-    def remember(self, x: Tensor, before: Memory, log_x0: Laws | None, generator: Generator | None) -> Memory:
+    def remember(self, x: Tensor, before: Memory, log_x0: Categoricals | None, generator: Generator | None) -> Memory:
         """When the next site opens, (P,); the parent's memory is when the last one opened."""
         now = torch.ones_like(x[:, 0], dtype=torch.float64) if before is None else before
         return next_opening(self.schedule, (x == self.mask_id).sum(-1), now, generator)
@@ -114,7 +114,7 @@ class TimedFirstHitting(FirstHitting):
     def times(self, memory: Tensor) -> Tensor:
         return memory
 
-    def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Sites | None:
+    def recall(self, x: Tensor, log_x0: Categoricals, step: Step, memory: Tensor) -> Sites | None:
         return None
 
 
@@ -151,9 +151,9 @@ class OneSite(Reveal):
         total = self.log_move.logsumexp(-1, keepdim=True)
         return replace(self, log_move=self.log_move - torch.where(total == NEVER, 0.0, total))
 
-    def tilt(self, h: Laws) -> Reveal:
+    def tilt(self, h: Categoricals) -> Reveal:
         """q ∝ m · exp(h): the log-mass of token v at site l gains h[l, v] - h[l, mask], as its rate would."""
-        h = tokens_of(h)
+        h = by_site(h)
         jumps = replace(self, log_move=self.log_move - h.entry(self.x, self.masked))
         return jumps.tilt_each(h, carry_mass=True)._normalise_outcomes()
 

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.categorical.sites import Laws
+from tokensteer.core.categorical.sites import Categoricals
 from tokensteer.core.kernels.measure import SiteMeasure
 from tokensteer.core.numerics.domains import check_whole
 from tokensteer.core.numerics.draws import NEVER
@@ -32,7 +32,7 @@ class Kernel(Protocol):
     """p(x_s | x_t) as a measure, which usually factorises over sites, given log p(x_0 | x_t).
 
     The prediction is a `SiteDistributions`, which computes only the distributions that are read, or a tensor (P, L, V);
-    `tokens_of` converts the second into the first. `sites` is what `choose` returned for p or q, if it was called.
+    `by_site` converts the second into the first. `sites` is what `choose` returned for p or q, if it was called.
     """
 
     @property
@@ -40,8 +40,8 @@ class Kernel(Protocol):
         """The mask token; NO_MASK for a process without one, in which any site may change."""
         ...
 
-    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Sites | None: ...
-    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None = None) -> SiteMeasure: ...
+    def choose(self, x: Tensor, log_x0: Categoricals, step: Step) -> Sites | None: ...
+    def __call__(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None = None) -> SiteMeasure: ...
     def survival(self, step: Step) -> float:
         """alpha_t / alpha_s, the probability that the forward process keeps a token between s and t."""
         ...
@@ -54,7 +54,7 @@ class Kernel(Protocol):
 class PlainKernel:
     """Defaults for kernels that choose no sites, never remask, and have no forward process."""
 
-    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Sites | None:
+    def choose(self, x: Tensor, log_x0: Categoricals, step: Step) -> Sites | None:
         return None
 
     def remasks(self, step: Step) -> bool:
@@ -82,8 +82,10 @@ class Stateful(Protocol):
     particle. `recall` is `choose` given that memory.
     """
 
-    def remember(self, x: Tensor, before: Memory, log_x0: Laws | None, generator: Generator | None) -> Memory: ...
-    def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Sites | None: ...
+    def remember(
+        self, x: Tensor, before: Memory, log_x0: Categoricals | None, generator: Generator | None
+    ) -> Memory: ...
+    def recall(self, x: Tensor, log_x0: Categoricals, step: Step, memory: Tensor) -> Sites | None: ...
 
 
 @runtime_checkable
@@ -100,6 +102,6 @@ def safe_log(p: float) -> float:
     return math.log(p) if p > 0 else NEVER
 
 
-def where_like(condition: Tensor, yes: float, no: float, like: Laws) -> Tensor:
+def where_like(condition: Tensor, yes: float, no: float, like: Categoricals) -> Tensor:
     """where(condition, yes, no) in the dtype of `like`; torch.where would round two Python numbers to float32."""
     return torch.full(condition.shape, no, dtype=like.dtype, device=like.device).masked_fill_(condition, yes)

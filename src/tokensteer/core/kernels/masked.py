@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.categorical.sites import Laws, tokens_of
+from tokensteer.core.categorical.sites import Categoricals, by_site
 from tokensteer.core.kernels.choices import Remasking
 from tokensteer.core.kernels.kernel import MaskedKernel, Memory, Sigma, safe_log, where_like
 from tokensteer.core.kernels.measure import Reveal
@@ -91,14 +91,14 @@ class Ancestral(MaskedKernel):
         alpha_t, alpha_s = alphas(self.schedule, step)
         return alpha_t / alpha_s
 
-    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None = None) -> Reveal:
+    def __call__(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None = None) -> Reveal:
         alpha_t, alpha_s = alphas(self.schedule, step)
         sigma = self.remasking(step)
         opens = min(1.0, (alpha_s - (1.0 - sigma) * alpha_t) / (1.0 - alpha_t))
         masked = x == self.mask_id
         log_stay = where_like(masked, safe_log(1.0 - opens), safe_log(1.0 - sigma), log_x0)
         log_move = where_like(masked, safe_log(opens), safe_log(sigma), log_x0)
-        return Reveal(x, log_stay, log_move, tokens_of(log_x0), self.mask_id)
+        return Reveal(x, log_stay, log_move, by_site(log_x0), self.mask_id)
 
 
 @dataclass(frozen=True)
@@ -150,18 +150,18 @@ class ConfidenceRemask:
     def survival(self, step: Step) -> float:
         return self.base.survival(step)
 
-    def remember(self, x: Tensor, before: Memory, log_x0: Laws | None, generator: Generator | None) -> Memory:
+    def remember(self, x: Tensor, before: Memory, log_x0: Categoricals | None, generator: Generator | None) -> Memory:
         return carried_confidence(x, self.mask_id, before, log_x0) if self.carried else None
 
-    def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Remasking:
+    def recall(self, x: Tensor, log_x0: Categoricals, step: Step, memory: Tensor) -> Remasking:
         sigma, stays = self.base.remasking(step), (x == self.mask_id) | (memory == math.inf)
         log_share = (-self.sharpness * memory).masked_fill(stays, NEVER).log_softmax(-1)
         return Remasking((log_share + safe_log(sigma)).masked_fill(stays, NEVER).to(log_x0.dtype))
 
-    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Remasking:
+    def choose(self, x: Tensor, log_x0: Categoricals, step: Step) -> Remasking:
         return self.recall(x, log_x0, step, current_confidence(x, log_x0, self.mask_id))
 
-    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None = None) -> Reveal:
+    def __call__(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None = None) -> Reveal:
         remasking = self.choose(x, log_x0, step) if sites is None else Remasking.of(sites)
         plain = replace(self.base, sigma=no_remasking)(x, log_x0, step)
         return replace(
@@ -172,12 +172,12 @@ class ConfidenceRemask:
         )
 
 
-def current_confidence(x: Tensor, log_x0: Laws, mask_id: int) -> Tensor:
+def current_confidence(x: Tensor, log_x0: Categoricals, mask_id: int) -> Tensor:
     """mu^l(x^l | x_t), the probability of the current token, (P, L); 1 at masked sites."""
-    return tokens_of(log_x0).entry(x, x != mask_id).exp()
+    return by_site(log_x0).entry(x, x != mask_id).exp()
 
 
-def carried_confidence(x: Tensor, mask_id: int, before: Tensor | None, prediction: Laws | None) -> Tensor:
+def carried_confidence(x: Tensor, mask_id: int, before: Tensor | None, prediction: Categoricals | None) -> Tensor:
     """The probability that each token had when it was last opened, (P, L), from the parent's and its prediction.
 
     NaN at masked sites, +inf (never remasked) at the tokens of a prompt."""

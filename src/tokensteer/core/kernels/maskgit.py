@@ -18,8 +18,8 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.categorical.product import normal, tilted
-from tokensteer.core.categorical.sites import Laws, SiteDistributions, few_rows, tokens_of
+from tokensteer.core.categorical.product import normalise_each, tilted
+from tokensteer.core.categorical.sites import Categoricals, SiteDistributions, by_site, row_groups
 from tokensteer.core.kernels.choices import Ranking
 from tokensteer.core.kernels.kernel import Count, MaskedKernel, Memory
 from tokensteer.core.kernels.measure import SiteMeasure, Table
@@ -61,7 +61,7 @@ class RankedReveal:
 
     def keep(self, tokens: Tensor) -> Tensor:
         """x_s from tokens at all candidate sites."""
-        scores = torch.cat([_entry(self.ranking[few].scores(), tokens[few]) for few in few_rows(self.log_x0)])
+        scores = torch.cat([_entry(self.ranking[few].scores(), tokens[few]) for few in row_groups(self.log_x0)])
         return torch.where(best_sites(scores, self.candidates, self.count), tokens, self.x)
 
     def sample(self, generator: Generator | None) -> Tensor:
@@ -70,7 +70,7 @@ class RankedReveal:
     def log_prob(self, y: Tensor) -> Tensor:
         # The same groups of rows as in `keep`, and so the same numbers to the last bit: ties depend on that.
         own = self.ranking.uses(self.log_x0)
-        return torch.cat([self.take(few)._log_prob(y[few], own) for few in few_rows(self.log_x0)])
+        return torch.cat([self.take(few)._log_prob(y[few], own) for few in row_groups(self.log_x0)])
 
     def _log_prob(self, y: Tensor, own: bool) -> Tensor:
         """`log_prob` of a few rows; `own` if the ranking uses log_x0."""
@@ -89,7 +89,7 @@ class RankedReveal:
 
     def normalise(self) -> RankedReveal:
         """The measure of normalised token distributions: a proposal for an unnormalised measure, not its multiple."""
-        return replace(self, log_x0=normal(self.log_x0, self.mask_id))
+        return replace(self, log_x0=normalise_each(self.log_x0, self.mask_id))
 
     def total(self) -> Tensor:
         """NaN: the total has no closed form if token distributions are unnormalised."""
@@ -99,18 +99,18 @@ class RankedReveal:
         """Unchanged: `normalise` does not divide by the mass, which is not known before the move."""
         return self
 
-    def tilt(self, h: Laws) -> RankedReveal:
+    def tilt(self, h: Categoricals) -> RankedReveal:
         """Tilt the token distributions; the ranking, which p and q share, stays."""
-        return replace(self, log_x0=tilted(self.log_x0, tokens_of(h))).normalise()
+        return replace(self, log_x0=tilted(self.log_x0, by_site(h))).normalise()
 
-    def tilt_tokens(self, h: Laws) -> RankedReveal:
+    def tilt_tokens(self, h: Categoricals) -> RankedReveal:
         return self.tilt(h)
 
     def pin(self, fixed: Tensor) -> RankedReveal:
         return replace(self, ranking=self.ranking.pin(fixed))
 
     def covers(self, other: SiteMeasure) -> bool:
-        return all(self.take(few).dense().covers(other.take(few)) for few in few_rows(self.log_x0))
+        return all(self.take(few).dense().covers(other.take(few)) for few in row_groups(self.log_x0))
 
     def dense(self) -> Table:
         log_p = self.log_x0.dense().masked_fill(~self.candidates.unsqueeze(-1), NEVER)
@@ -157,19 +157,19 @@ class MaskGIT(MaskedKernel):
             raise TypeError(f"MaskGIT.count must be a function of step and masked, got {self.count!r}: fixed(2) is one")
         check_number("MaskGIT.temperature", self.temperature, "[0, inf)")
 
-    def remember(self, x: Tensor, before: Memory, log_x0: Laws | None, generator: Generator | None) -> Memory:
+    def remember(self, x: Tensor, before: Memory, log_x0: Categoricals | None, generator: Generator | None) -> Memory:
         """Gumbel noise for each site, (P, L)."""
         if self.temperature == 0:
             return None
         return -(-uniforms(tuple(x.shape), x, generator).log()).clamp(min=1e-300).log()
 
-    def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Ranking:
+    def recall(self, x: Tensor, log_x0: Categoricals, step: Step, memory: Tensor) -> Ranking:
         lift = (self.temperature * step.s * memory).to(log_x0.dtype)
-        return Ranking(tokens_of(log_x0), lift.masked_fill(x != self.mask_id, NEVER))
+        return Ranking(by_site(log_x0), lift.masked_fill(x != self.mask_id, NEVER))
 
-    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Ranking:
+    def choose(self, x: Tensor, log_x0: Categoricals, step: Step) -> Ranking:
         return self.recall(x, log_x0, step, torch.zeros_like(x, dtype=log_x0.dtype))
 
-    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None = None) -> RankedReveal:
+    def __call__(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None = None) -> RankedReveal:
         ranking = self.choose(x, log_x0, step) if sites is None else Ranking.of(sites)
-        return RankedReveal(x, tokens_of(log_x0), ranking, self.count(step, ranking.candidates.sum(-1)), self.mask_id)
+        return RankedReveal(x, by_site(log_x0), ranking, self.count(step, ranking.candidates.sum(-1)), self.mask_id)

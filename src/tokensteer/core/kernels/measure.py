@@ -18,8 +18,15 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.categorical.gradient_tilt import log_gradient_ratio, tilt_by_gradient, tilts_of_outcomes
-from tokensteer.core.categorical.product import normal, tilted
-from tokensteer.core.categorical.sites import Laws, SiteDistributions, few_by_few, row_by_row, rows_of, tokens_of
+from tokensteer.core.categorical.product import normalise_each, tilted
+from tokensteer.core.categorical.sites import (
+    Categoricals,
+    SiteDistributions,
+    by_site,
+    map_rows,
+    site_groups,
+    table_rows,
+)
 from tokensteer.core.numerics.draws import NEVER, categorical, uniforms
 from tokensteer.core.numerics.rows import same_rows, support
 from tokensteer.core.particles.path import Measure, Sites
@@ -45,11 +52,11 @@ class SiteMeasure(Measure, Protocol):
 
     def normalise(self) -> SiteMeasure: ...
     def with_mass(self, log_mass: Tensor | None) -> SiteMeasure: ...
-    def tilt(self, h: Laws) -> SiteMeasure:
+    def tilt(self, h: Categoricals) -> SiteMeasure:
         """q ∝ m · exp(h), with h (P, L, V) over all tokens, the mask included."""
         ...
 
-    def tilt_tokens(self, h: Laws) -> SiteMeasure:
+    def tilt_tokens(self, h: Categoricals) -> SiteMeasure:
         """Tilt the token given that a site opens, and not which sites open, if the measure tells these apart."""
         ...
 
@@ -101,14 +108,14 @@ class Table:
         return replace(self, log_mass=log_mass)
 
     def normalise(self) -> Table:
-        return replace(self, log_p=row_by_row(lambda rows, log_p: _log_normalised(log_p), self.log_p))
+        return replace(self, log_p=map_rows(lambda rows, log_p: _log_normalised(log_p), self.log_p))
 
-    def tilt(self, h: Laws) -> Table:
+    def tilt(self, h: Categoricals) -> Table:
         h = h.expand_as(self.log_p) if isinstance(h, Tensor) else h
-        log_p = row_by_row(lambda rows, log_p: _log_normalised(log_p + rows_of(h, rows)), self.log_p)
+        log_p = map_rows(lambda rows, log_p: _log_normalised(log_p + table_rows(h, rows)), self.log_p)
         return replace(self, log_p=log_p)
 
-    def tilt_tokens(self, h: Laws) -> Table:
+    def tilt_tokens(self, h: Categoricals) -> Table:
         return self.tilt(h)
 
     def pin(self, fixed: Tensor) -> Table:
@@ -213,7 +220,7 @@ class Reveal:
         if self.log_x0.normalised:
             return self
         log_move = self.log_move + self.token_mass if carry_mass else self.log_move
-        return replace(self, log_x0=normal(self.log_x0, self.mask_id), log_move=log_move)
+        return replace(self, log_x0=normalise_each(self.log_x0, self.mask_id), log_move=log_move)
 
     def _normalise_outcomes(self) -> Reveal:
         total = torch.logaddexp(self.log_stay, self.log_move)
@@ -221,14 +228,14 @@ class Reveal:
         log_stay = torch.where(empty, NEVER, self.log_stay - total)
         return replace(self, log_stay=log_stay, log_move=torch.where(empty, 0.0, self.log_move - total))
 
-    def tilt(self, h: Laws) -> Reveal:
-        h = tokens_of(h)
+    def tilt(self, h: Categoricals) -> Reveal:
+        h = by_site(h)
         stay, move = tilts_of_outcomes(h, self.x, self.mask_id)
         tilted = replace(self, log_stay=self.log_stay + stay, log_move=self.log_move + move)
         return tilted.tilt_each(h, carry_mass=True)._normalise_outcomes()
 
-    def tilt_tokens(self, h: Laws) -> Reveal:
-        return self.normalise().tilt_each(tokens_of(h), carry_mass=False)
+    def tilt_tokens(self, h: Categoricals) -> Reveal:
+        return self.normalise().tilt_each(by_site(h), carry_mass=False)
 
     def tilt_each(self, h: SiteDistributions, carry_mass: bool) -> Reveal:
         """Token distributions ∝ exp(log_x0 + h), normalised; their mass goes into `log_move`, or is dropped."""
@@ -250,7 +257,7 @@ class Reveal:
         opens = self.masked & (other.log_move > NEVER)
         return bool(stay.all() and move.all()) and all(
             bool(((self.log_x0.at(few) > NEVER) | (other.log_x0.at(few) == NEVER)).all())
-            for few in few_by_few(opens, self.log_x0.vocab_size)
+            for few in site_groups(opens, self.log_x0.vocab_size)
         )
 
     def dense(self) -> Table:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.categorical.sites import Laws, row_by_row
+from tokensteer.core.categorical.sites import Categoricals, map_rows
 from tokensteer.core.kernels.kernel import NO_MASK, Kernel, PlainKernel, where_like
 from tokensteer.core.kernels.measure import Table
 from tokensteer.core.kernels.schedule import Linear, Schedule, alphas
@@ -32,7 +32,7 @@ class MaskNoise:
         """The log-probability of starting at x, (P,), in the dtype of `like`."""
         return where_like((x == canvas).all(-1), 0.0, NEVER, like)
 
-    def believe(self, x: Tensor, log_x0: Tensor, t: float | Tensor) -> Tensor:
+    def condition(self, x: Tensor, log_x0: Tensor, t: float | Tensor) -> Tensor:
         """The prediction, conditioned on tokens of x_t that cannot be noise. Visible tokens are kept, so the prediction
         there is not read."""
         return log_x0
@@ -80,7 +80,7 @@ class Interpolating(PlainKernel):
         alpha_t, alpha_s = alphas(self.schedule, step)
         return alpha_t / alpha_s
 
-    def believe(self, x: Tensor, log_x0: Tensor, t: float | Tensor) -> Tensor:
+    def condition(self, x: Tensor, log_x0: Tensor, t: float | Tensor) -> Tensor:
         """A token without mass under v must be the clean one."""
         only = torch.full_like(log_x0, NEVER).scatter(-1, x.unsqueeze(-1), 0.0)
         return torch.where(self.law(log_x0)[x].unsqueeze(-1) > 0, log_x0, only)
@@ -105,13 +105,13 @@ class Interpolating(PlainKernel):
         at_s = torch.ones_like(v) if step.s == 0 else at_s
         return (self._forward(x, survival, like) * at_s).log() - at_t[x].log().unsqueeze(-1)
 
-    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None = None) -> Table:
-        return Table(row_by_row(lambda rows, log_x0: self._log_arrivals(x[rows], log_x0, step), log_x0), x=x)
+    def __call__(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None = None) -> Table:
+        return Table(map_rows(lambda rows, log_x0: self._log_arrivals(x[rows], log_x0, step), log_x0), x=x)
 
     def _log_arrivals(self, x: Tensor, log_x0: Tensor, step: Step) -> Tensor:
         """log p(x_s = w | x_t) for every w, (P, L, V)."""
         alpha_s, survival, v = alphas(self.schedule, step)[1], self.survival(step), self.law(log_x0)
-        mu = self.believe(x, log_x0, step.t).exp()
+        mu = self.condition(x, log_x0, step.t).exp()
         from_clean = self._forward(x, alpha_s * survival, log_x0)
         from_next = self._forward(x, survival, log_x0)
         share = torch.where(from_clean > 0, mu / torch.where(from_clean > 0, from_clean, 1.0), 0.0)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokensteer.core.categorical.sites import Laws, tokens_of
+from tokensteer.core.categorical.sites import Categoricals, by_site
 from tokensteer.core.kernels.choices import finite, open_mask
 from tokensteer.core.kernels.kernel import Count, MaskedKernel, where_like
 from tokensteer.core.kernels.measure import Reveal
@@ -83,13 +83,13 @@ class Ranked(MaskedKernel):
         super().__post_init__()
         check_number("Ranked.threshold", self.threshold, "[-inf, inf]")
 
-    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor:
+    def choose(self, x: Tensor, log_x0: Categoricals, step: Step) -> Tensor:
         masked = x == self.mask_id
-        scores = tokens_of(log_x0).each(self.confidence, masked)
+        scores = by_site(log_x0).each(self.confidence, masked)
         best = best_sites(scores, masked, self.count(step, masked.sum(-1)))
         return best | (masked & (scores >= self.threshold))
 
-    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None = None) -> Reveal:
+    def __call__(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None = None) -> Reveal:
         opens = self.choose(x, log_x0, step) if sites is None else open_mask(sites)
         log_stay, log_move = where_like(opens, NEVER, 0.0, log_x0), where_like(opens, 0.0, NEVER, log_x0)
-        return Reveal(x, log_stay, log_move, tokens_of(log_x0), self.mask_id, opens)
+        return Reveal(x, log_stay, log_move, by_site(log_x0), self.mask_id, opens)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensteer.core.categorical.forms import Categorical
-from tokensteer.core.categorical.sites import tokens_of
+from tokensteer.core.categorical.sites import by_site
 from tokensteer.core.kernels.kernel import NO_MASK, Clocked, Kernel
 from tokensteer.core.kernels.noise import MaskNoise, noise_of
 from tokensteer.core.models.denoiser import Denoiser, FromHidden, FromLogits, Structured, Timeless
@@ -64,7 +64,7 @@ def _check_memory(denoiser: Denoiser, kernel: Kernel, x: Tensor, other: Tensor, 
     def laws(x: Tensor) -> Categorical:
         if isinstance(denoiser, Structured) and kernel.mask_id != NO_MASK:
             return denoiser.laws(x, t)
-        return tokens_of(denoiser(x, t)).store
+        return by_site(denoiser(x, t)).store
 
     said, sites = laws(x), torch.arange(x.shape[1], device=x.device)
     before = said.entries(sites, tokens[0])
@@ -168,7 +168,7 @@ def _check_law(answer: Tensor, x: Tensor, kernel: Kernel) -> None:
     if answer.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"the denoiser must answer in float32 or float64, got {answer.dtype}: wrap it in from_logits")
     read = (x == mask_id) if has_mask else torch.ones_like(x, dtype=torch.bool)
-    total = tokens_of(answer).mass(read)
+    total = by_site(answer).mass(read)
     if total.isnan().any():
         raise ValueError("the denoiser gives NaN at masked sites of the template: check its weights and inputs")
     if has_mask and (answer[..., mask_id][read] > NEVER).any():

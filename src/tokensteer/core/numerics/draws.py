@@ -12,7 +12,7 @@ WORKING = 2**28  # bytes of dense distributions computed at once
 SEED_OFFSET = 0x5EED_1E55_0DD5  # added to seeds of shared noise, so that a run of the same seed draws other numbers
 
 
-def instead_of_never(values: Tensor, other: float) -> Tensor:
+def replace_neg_inf(values: Tensor, other: float) -> Tensor:
     """The values with -inf replaced by another number."""
     return values.nan_to_num(nan=math.nan, posinf=math.inf, neginf=other)
 
