@@ -1,4 +1,4 @@
-"""What drawing tokens costs on a GPU: the kernels of core.fused beside memory speed, cuBLAS and the plain ways.
+"""What drawing tokens costs on a GPU: the kernels of `fused` beside memory speed, cuBLAS and the plain ways.
 
 python -m benchmarks.kernels
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tokensteer.core.categorical.fused import draw_from_head, draw_from_logits, log_prob_from_head, log_prob_from_logits
+from tokensteer.core.categorical.fused import LogitRows
 
 VOCAB, HIDDEN, DRAWS, MASK = 50258, 768, 4, 50257
 BANDWIDTH = 4.8e12  # bytes per second of an H200, by its datasheet
@@ -72,15 +72,15 @@ def compare(K: int) -> None:
     states = torch.randn(K, HIDDEN, device=device, generator=g).bfloat16()
     weight = (3 * torch.randn(VOCAB, HIDDEN, device=device, generator=g) / HIDDEN**0.5).bfloat16()
     logits = states @ weight.T
-    tokens = draw_from_logits(logits, rows, u, MASK)[0][:, 0]
+    tokens = LogitRows(logits, rows, MASK).draw(u)[0][:, 0]
 
     sys.stdout.write(f"K = {K}, V = {VOCAB}, H = {HIDDEN}, bfloat16, M = {DRAWS}\n")
     sys.stdout.write(" from logits (device, host, peak beyond the inputs, share of memory speed)\n")
     floor = logits.numel() * 2 / BANDWIDTH * 1e3
     sys.stdout.write(f"  {'one pass at memory speed':<58}{floor:9.3f} ms\n")
-    say("draw_from_logits", lambda: draw_from_logits(logits, rows, u, MASK), floor)
-    say("draw_from_logits, half the rows skipped", lambda: draw_from_logits(logits, half, u, MASK), floor / 2)
-    say("log_prob_from_logits", lambda: log_prob_from_logits(logits, rows, tokens, MASK), floor)
+    say("draw_from_logits", lambda: LogitRows(logits, rows, MASK).draw(u), floor)
+    say("draw_from_logits, half the rows skipped", lambda: LogitRows(logits, half, MASK).draw(u), floor / 2)
+    say("log_prob_from_logits", lambda: LogitRows(logits, rows, MASK).log_prob(tokens), floor)
     say("float softmax + multinomial", lambda: multinomial(logits), floor)
     say("float log-softmax + 4 Gumbel draws", lambda: gumbel(logits), floor)
 
@@ -88,19 +88,19 @@ def compare(K: int) -> None:
     padded = torch.nn.functional.pad(weight, (0, 0, 0, -VOCAB % 64))
     product = say("cuBLAS matmul alone", lambda: states @ weight.T)
     say(f"cuBLAS matmul alone, V padded to {len(padded)}", lambda: states @ padded.T, product)
-    say("cuBLAS matmul + draw_from_logits", lambda: draw_from_logits(states @ weight.T, rows, u, MASK), product)
+    say("cuBLAS matmul + draw_from_logits", lambda: LogitRows(states @ weight.T, rows, MASK).draw(u), product)
     say(
         f"cuBLAS matmul, V padded to {len(padded)}, + draw_from_logits",
-        lambda: draw_from_logits((states @ padded.T)[:, :VOCAB], rows, u, MASK),
+        lambda: LogitRows((states @ padded.T)[:, :VOCAB], rows, MASK).draw(u),
         product,
     )
-    say("draw_from_head", lambda: draw_from_head(states, weight, None, rows, u, MASK), product)
+    say("draw_from_head", lambda: LogitRows(states, rows, MASK, weight).draw(u), product)
     say(
         "draw_from_head, half the rows skipped",
-        lambda: draw_from_head(states, weight, None, half, u, MASK),
+        lambda: LogitRows(states, half, MASK, weight).draw(u),
         product / 2,
     )
-    say("log_prob_from_head", lambda: log_prob_from_head(states, weight, None, rows, tokens, MASK), product)
+    say("log_prob_from_head", lambda: LogitRows(states, rows, MASK, weight).log_prob(tokens), product)
 
 
 def main() -> None:

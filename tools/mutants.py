@@ -40,8 +40,8 @@ linear ramp constant: app/runs/choices.py
 + "linear": constant_ramp
 ? tests/app/test_cli.py::test_ramps_have_names
 floor without kl: core/twists/tilt.py
-- instead_of_never(r, self.floor * self.kl)
-+ instead_of_never(r, self.floor)
+- replace_neg_inf(r, self.floor * self.kl)
++ replace_neg_inf(r, self.floor)
 ? tests/twists/test_floor.py
 window by t: core/kernels/masked.py
 - step.s >= self.t_off

@@ -31,7 +31,6 @@ from tokensteer.core.kernels.masked import Window as Window
 from tokensteer.core.kernels.masked import no_remasking as no_remasking
 from tokensteer.core.kernels.masked import remdm_loop as remdm_loop
 from tokensteer.core.kernels.maskgit import MaskGIT as MaskGIT
-from tokensteer.core.kernels.maskgit import MaskGITExtended as MaskGITExtended
 from tokensteer.core.kernels.noise import Interpolating as Interpolating
 from tokensteer.core.kernels.noise import uniform_noise as uniform_noise
 from tokensteer.core.kernels.ranked import Ranked as Ranked

@@ -12,14 +12,35 @@ import torch
 from torch import Tensor
 
 from tokensteer.core.categorical import fused
-from tokensteer.core.categorical.forms import log_law
-from tokensteer.core.categorical.fused import draw_from_head, draw_from_logits, log_prob_from_head, log_prob_from_logits
+from tokensteer.core.categorical.forms import masked_log_softmax
+from tokensteer.core.categorical.fused import LogitRows
+from tokensteer.core.categorical.gradient_tilt import softmax_slope
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 GPU = pytest.mark.parametrize("device", DEVICES[1:])
 BOTH = pytest.mark.parametrize("device", DEVICES)
 NEVER = -math.inf
 LOW = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def draw_from_logits(logits: Tensor, rows: Tensor, u: Tensor, forbidden: int | None) -> tuple[Tensor, Tensor]:
+    return LogitRows(logits, rows, forbidden).draw(u)
+
+
+def draw_from_head(
+    states: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor, u: Tensor, forbidden: int | None
+) -> tuple[Tensor, Tensor]:
+    return LogitRows(states, rows, forbidden, weight, bias).draw(u)
+
+
+def log_prob_from_logits(logits: Tensor, rows: Tensor, tokens: Tensor, forbidden: int | None) -> Tensor:
+    return LogitRows(logits, rows, forbidden).log_prob(tokens)
+
+
+def log_prob_from_head(
+    states: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor, tokens: Tensor, forbidden: int | None
+) -> Tensor:
+    return LogitRows(states, rows, forbidden, weight, bias).log_prob(tokens)
 
 
 def generator(seed: int) -> torch.Generator:
@@ -395,9 +416,9 @@ def test_the_laws_that_are_read_stay_as_they_are(dtype: torch.dtype) -> None:
 def test_a_mask_beyond_the_vocabulary_forbids_nothing() -> None:
     logits, worth = law(3, 5, 0), law(3, 5, 1)
     for mask in (-1, 5, 99):
-        assert torch.allclose(log_law(logits.clone(), mask), logits.log_softmax(-1))
+        assert torch.allclose(masked_log_softmax(logits.clone(), mask), logits.log_softmax(-1))
         mu = logits.softmax(-1)
-        slope, means = fused.softmax_slope(logits.clone(), worth.clone(), 5, mask)
+        slope, means = softmax_slope(logits.clone(), worth.clone(), 5, mask)
         assert torch.allclose(means, (mu * worth).sum(-1))
         assert torch.allclose(slope, mu * (worth - means.unsqueeze(-1)))
 

@@ -13,8 +13,13 @@ from toys import Toy
 
 import tokensteer as ts
 from tokensteer.core.categorical.forms import HiddenLogits, Logits, LogProbs
-from tokensteer.core.categorical.fused import softmax_slope
-from tokensteer.core.categorical.gradient_tilt import GradientTilt, GradientTilted, LowRankGradient, bent, gradient_tilt
+from tokensteer.core.categorical.gradient_tilt import (
+    GradientTilt,
+    GradientTilted,
+    LowRankGradient,
+    gradient_tilt,
+    softmax_slope,
+)
 from tokensteer.core.categorical.sites import SiteDistributions
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
@@ -55,7 +60,7 @@ def example(
         law = HiddenLogits(normal(K, H, seed=9).to(device, dtype), head, MASK)
     site, own = torch.tensor([0, 2, 4, 1, 3, 2, 0]), torch.tensor([4, 3, 2, 1, 0, 0, 1])
     scale, here = normal(7, seed=10).abs().to(device, exact), normal(7, seed=11).to(device, exact)
-    return bent(
+    return GradientTilted.make(
         law, own.to(device), GradientTilt(g, site.to(device), scale, here, clip), torch.arange(7, device=device)
     )
 
@@ -147,7 +152,7 @@ def test_a_slope_of_nan_is_not_clipped_away(device: str) -> None:
     g = law.gradient_tilt.slopes
     assert isinstance(g, LowRankGradient)
     g.drawn[4] = math.nan
-    law = bent(law.law, law.site, law.gradient_tilt, law.line)
+    law = GradientTilted.make(law.law, law.site, law.gradient_tilt, law.line)
     u = torch.full((7, 1), 0.5, dtype=torch.float64, device=device)
     log_p = law.draw(torch.arange(7, device=device), u)[1]
     assert log_p.isnan().squeeze(-1).tolist() == (law.gradient_tilt.site == 4).tolist()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import tokensteer as ts
 from tokensteer.core.categorical.forms import Categorical, HiddenLogits, Logits, LogProbs
-from tokensteer.core.categorical.product import Normalised, Powers, normal
+from tokensteer.core.categorical.product import Normalised, Powers, normalise_each
 from tokensteer.core.categorical.sites import SiteDistributions
 from tokensteer.core.kernels.measure import Reveal
 
@@ -204,7 +204,10 @@ def test_a_product_with_one_head_is_that_head_on_the_states_added_up() -> None:
     second = HiddenLogits(second.states, first.head, MASK)
     product, index = Powers((first, second), (1.5, -0.5)), torch.arange(LAWS).view(2, 3)
     everywhere = torch.ones_like(index, dtype=torch.bool)
-    ours, theirs = normal(SiteDistributions(product, index), MASK), SiteDistributions(Normalised(product, MASK), index)
+    ours, theirs = (
+        normalise_each(SiteDistributions(product, index), MASK),
+        SiteDistributions(Normalised(product, MASK), index),
+    )
     assert isinstance(ours.store, HiddenLogits)
     close(ours.at(everywhere), theirs.at(everywhere))
     for other in (  # powers that do not add up to one, another head, another form
@@ -212,7 +215,7 @@ def test_a_product_with_one_head_is_that_head_on_the_states_added_up() -> None:
         Powers((first, headed(2)), (1.5, -0.5)),
         Powers((first, logits(2)), (1.5, -0.5)),
     ):
-        assert isinstance(normal(SiteDistributions(other, index), MASK).store, Normalised)
+        assert isinstance(normalise_each(SiteDistributions(other, index), MASK).store, Normalised)
 
 
 @pytest.mark.parametrize("form", ["logits", "hidden", "one head"])

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from extended import MaskGITExtended
 from torch import Tensor, nn
 from torch.nn.functional import one_hot, pad
 
@@ -167,7 +168,7 @@ def make_kernel(dice: Dice, kind: str, mask_id: int, length: int, canvas: Tensor
             dice.pick("threshold", math.inf, -0.3),
         ),
         "MaskGIT": lambda: ts.MaskGIT(mask_id, count, dice.pick("temperature", 0.0, 1.5)),
-        "MaskGITExtended": lambda: ts.MaskGITExtended(ts.MaskGIT(mask_id, count)),
+        "MaskGITExtended": lambda: MaskGITExtended(ts.MaskGIT(mask_id, count)),
         "ConfidenceRemask": lambda: ts.ConfidenceRemask(
             ts.Ancestral(mask_id, schedule, sigma), 2.0, carried=dice.pick("carried", True, False)
         ),
@@ -374,7 +375,7 @@ def make_steering(dice: Dice) -> tuple[ts.Steering, Made]:
     few = made.support.numel() <= LISTED
     tilt = make_tilt(dice, made, few) if dice.often("tilt", 0.9) else None
     random_twist = tilt is not None and (tilt.estimator.random or tilt.potential is not ts.potentials.difference)
-    listed = few and not random_twist and not isinstance(model.kernel, ts.MaskGITExtended)
+    listed = few and not random_twist and not isinstance(model.kernel, MaskGITExtended)
     choices = ["FromModel", "FromModel", "Amortised", "Guided", "Optimal", "constrain"]
     chosen = dice.pick("proposal", *choices, *["Enumerated"] * 3 * listed, *["Gradient"] * 3 * (tilt is not None))
     base: Any = ts.Guided() if isinstance(model, ts.Product) and dice.often("guided base", 0.5) else ts.FromModel()

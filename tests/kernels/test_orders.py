@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 import torch
 from checks import POWERS, Answer, answer, judge, trial
+from extended import MaskGITExtended
 from torch import Generator, Tensor
 from toys import Toy, case
 
 import tokensteer as ts
 from tokensteer import testing
-from tokensteer.core.categorical.sites import tokens_of
-from tokensteer.core.kernels import masked
+from tokensteer.core.categorical.sites import by_site
 from tokensteer.core.kernels.blocks import Blocks
-from tokensteer.core.kernels.masked import ConfidenceRemask, remdm_loop
-from tokensteer.core.kernels.maskgit import MaskGIT, MaskGITExtended, RankedReveal
-from tokensteer.core.kernels.ranked import Ranked, Ranking
+from tokensteer.core.kernels.choices import Ranking, Remasking, as_tensor
+from tokensteer.core.kernels.masked import ConfidenceRemask, Window, carried_confidence, remdm_loop
+from tokensteer.core.kernels.maskgit import MaskGIT, RankedReveal
+from tokensteer.core.kernels.ranked import Ranked
 from tokensteer.core.numerics.rows import support
 from tokensteer.testing import TableDenoiser, enumerate_steering
 
@@ -89,7 +90,7 @@ def brute_force(measure: RankedReveal, row: int) -> dict[tuple[int, ...], float]
     """The law of one row: every draw at the candidate sites, sorted by score and then by index."""
     law: dict[tuple[int, ...], float] = {}
     sites = measure.candidates[row].nonzero().flatten().tolist()
-    mu, scores = measure.log_x0.dense()[row].exp(), measure.ranking.spelt()[row]
+    mu, scores = measure.log_x0.dense()[row].exp(), measure.ranking.scores()[row]
     for tokens in itertools.product(range(mu.shape[-1]), repeat=len(sites)):
         drawn = dict(zip(sites, tokens, strict=True))
         best = sorted(sites, key=lambda l: (-float(scores[l, drawn[l]]), l))[: int(measure.count[row])]
@@ -186,7 +187,7 @@ def test_product_of_maskgit_by_hand() -> None:
     prediction = model.predict(x, 1.0)
     combined = model.combined(prediction).dense()
     ranking = kernel.choose(x, prediction.laws(), model.steps[0])
-    normalised = RankedReveal(x, tokens_of(combined.log_softmax(-1)), ranking, torch.tensor([1]), M)
+    normalised = RankedReveal(x, by_site(combined.log_softmax(-1)), ranking, torch.tensor([1]), M)
     states, rows = B.states, torch.zeros(len(B.states)).long()
     log_p = model.log_prob(states, x[rows], prediction.take(rows), model.steps[0], ranking[rows])
     mass = combined.logsumexp(-1)[0]
@@ -237,9 +238,9 @@ def test_remdm_loop_keeps_the_marginals() -> None:
 def test_a_window_holds_only_steps_that_lie_within() -> None:
     """Steps of a tenth: those that cross an edge are plain, on either side."""
     steps = ts.uniform_steps(10)
-    window = masked.Window(lambda step, bound: 0.1, t_on=0.75, t_off=0.25)
+    window = Window(lambda step, bound: 0.1, t_on=0.75, t_off=0.25)
     assert [step.index for step in steps if window(step, 1.0) > 0] == [3, 4, 5, 6]  # from 0.7 to 0.3
-    whole = masked.Window(lambda step, bound: 0.1, t_on=1.0, t_off=0.0)
+    whole = Window(lambda step, bound: 0.1, t_on=1.0, t_off=0.0)
     assert all(whole(step, 1.0) == 0.1 for step in steps)
 
 
@@ -440,13 +441,28 @@ def test_noise_inside_blocks_and_with_a_tilt(proposal: str) -> None:
         (lambda: MaskGIT(M, 2), "count must be a function"),
         (lambda: MaskGIT(M, temperature=-1.0), "finite and not negative"),
         (lambda: MaskGIT(M, temperature=math.nan), "finite and not negative"),
-        (lambda: MaskGITExtended(M), r"MaskGITExtended\(MaskGIT\(mask_id\)\)"),
         (lambda: KEEP_TWO(*golden()[1:3], STEP, golden()[1] == M), r"scores \(P, L, V\)"),
     ],
 )
 def test_what_maskgit_cannot_mean_is_refused(make: Any, says: str) -> None:
     with pytest.raises((TypeError, ValueError), match=says):
         make()
+
+
+def test_a_choice_by_another_kind_of_kernel_is_refused() -> None:
+    _, x, log_p, _ = golden()
+    ranking, remasking, opened = (
+        kernel.choose(x, log_p, STEP) for kernel in (KEEP_TWO, ConfidenceRemask(REMASKING), Ranked(M))
+    )
+    for kernel, wrong in ((Ranked(M), ranking), (Ranked(M), remasking), (ConfidenceRemask(REMASKING), ranking)):
+        with pytest.raises(TypeError, match="chosen by another kind of kernel"):
+            kernel(x, log_p, STEP, wrong)
+    with pytest.raises(TypeError, match=r"scores \(P, L, V\).*got Remasking"):
+        KEEP_TWO(x, log_p, STEP, remasking)
+    assert isinstance(remasking, Remasking)
+    for kernel, sites in ((KEEP_TWO, ranking), (ConfidenceRemask(REMASKING), remasking), (Ranked(M), opened)):
+        given = [kernel(x, log_p, STEP, form).dense().log_p for form in (sites, as_tensor(sites))]
+        assert torch.equal(*given)
 
 
 # ---- blocks
@@ -590,7 +606,7 @@ def test_the_law_of_carried_confidence() -> None:
         prediction = model.predict(x, step.t).laws().dense()
         p = model.step_with(x, prediction, step, kernel.recall(x, prediction, step, psi))
         row, y = support(p.dense().log_p, 10**6)
-        after = torch.cat([y.double(), masked.remember(y, M, psi[row], prediction[row])], -1)
+        after = torch.cat([y.double(), carried_confidence(y, M, psi[row], prediction[row])], -1)
         law = {}
         for key, m in zip(after.tolist(), (weight[row] * p.take(row).log_prob(y).exp()).tolist(), strict=True):
             name = tuple(math.nan if math.isnan(v) else v for v in key)
@@ -614,16 +630,16 @@ def test_carried_confidence(proposal: str) -> None:
 
 def test_prompts_are_not_remembered_as_opened() -> None:
     start = torch.tensor([[1, M, M]])
-    psi = masked.remember(start, M, None, None)
+    psi = carried_confidence(start, M, None, None)
     prediction = B.model("mdm").predict(start, 1.0).laws().dense()
     kernel, step = ConfidenceRemask(REMASKING), ts.uniform_steps(4)[1]
-    assert (kernel.recall(start, prediction, step, psi) == -torch.inf).all()
-    psi = masked.remember(torch.tensor([[1, M, 2]]), M, psi, prediction)
+    assert (kernel.recall(start, prediction, step, psi).log_p == -torch.inf).all()
+    psi = carried_confidence(torch.tensor([[1, M, 2]]), M, psi, prediction)
     assert psi[0, 0] == torch.inf
     assert psi[0, 1].isnan()
     assert psi[0, 2] == prediction[0, 2, 2].exp()
     later = B.model("mdm").predict(torch.tensor([[1, 0, 2]]), 0.5).laws()
-    assert masked.remember(torch.tensor([[1, 0, 2]]), M, psi, later)[0, 2] == psi[0, 2]
+    assert carried_confidence(torch.tensor([[1, 0, 2]]), M, psi, later)[0, 2] == psi[0, 2]
 
 
 def test_loop_errors() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from checks import ROUNDING, answer
+from extended import MaskGITExtended
 from torch import Tensor, nn
 from torch.nn.functional import one_hot, pad
 from toys import FORMS, in_form
@@ -137,7 +138,7 @@ KERNELS = {
     "entropy": Case(lambda m, n: ts.Ranked(m, ts.ranked.fixed(1), ts.ranked.negative_entropy)),
     "threshold": Case(lambda m, n: ts.Ranked(m, threshold=math.log(0.5))),
     "maskgit": Case(lambda m, n: ts.MaskGIT(m)),
-    "extended": Case(lambda m, n: ts.MaskGITExtended(ts.MaskGIT(m)), truth=lambda m, n: ts.MaskGIT(m)),
+    "extended": Case(lambda m, n: MaskGITExtended(ts.MaskGIT(m)), truth=lambda m, n: ts.MaskGIT(m)),
     "leaps": Case(lambda m, n: ts.TauLeap(m)),
     "jumps": Case(lambda m, n: ts.FirstHitting(m), ts.event_steps),
     "blocks": Case(lambda m, n: ts.Blocks(remasking(m), 2, n, n), by_block, (0, 3)),

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import test_uniform as uniform
 import torch
+from extended import MaskGITExtended
 from torch import Tensor
 from toys import Toy, multilinear
 
@@ -130,8 +131,8 @@ CANNOT_BE_PINNED = {
     "blocks of it": (ts.Blocks(ts.MaskGIT(2, temperature=1.0), 1, 2, 2), "with a memory"),
     "carried": (ts.ConfidenceRemask(ts.Ancestral(2, sigma=ts.Cap(0.3))), "with a memory"),
     "clock": (ts.TimedFirstHitting(2), "with a memory"),
-    "extended": (ts.MaskGITExtended(ts.MaskGIT(2)), "did not draw: MaskGITExtended only weighs .* Use MaskGIT"),
-    "blocks of that": (ts.Blocks(ts.MaskGITExtended(ts.MaskGIT(2)), 1, 2, 2), "did not draw"),
+    "extended": (MaskGITExtended(ts.MaskGIT(2)), "did not draw: MaskGITExtended only weighs .* Use MaskGIT"),
+    "blocks of that": (ts.Blocks(MaskGITExtended(ts.MaskGIT(2)), 1, 2, 2), "did not draw"),
 }
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from extended import MaskGITExtended
 from torch import Tensor
 from toys import Toy
 
@@ -90,7 +91,7 @@ def parts(device: str) -> dict[str, ts.Steering]:
     kernels = {
         "margin": ts.Ranked(toy.mask_id, confidence=ts.ranked.margin),
         "maskgit": ts.MaskGIT(toy.mask_id, temperature=1.0),
-        "extended": ts.MaskGITExtended(ts.MaskGIT(toy.mask_id)),
+        "extended": MaskGITExtended(ts.MaskGIT(toy.mask_id)),
         "blocks": ts.Blocks(ts.MaskGIT(toy.mask_id, temperature=1.0), 1, 3, 3),
         "confidence": ts.ConfidenceRemask(remasking),
         "leap": ts.TauLeap(toy.mask_id),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from checks import Largest, answer, trial
+from extended import MaskGITExtended
 from torch import Tensor, nn
 from toys import Toy
 
@@ -375,7 +376,7 @@ def test_means_over_laws_are_taken_a_few_rows_at_a_time(monkeypatch: pytest.Monk
 MASKGIT = {
     "plain": ts.MaskGIT(3),
     "noisy": ts.MaskGIT(3, temperature=1.0),
-    "extended": ts.MaskGITExtended(ts.MaskGIT(3)),
+    "extended": MaskGITExtended(ts.MaskGIT(3)),
 }
 
 

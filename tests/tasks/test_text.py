@@ -20,7 +20,7 @@ from tokensteer import tensorfile as stored
 from tokensteer.app import cli
 from tokensteer.app.commands import fluency
 from tokensteer.app.runs import folder as runs
-from tokensteer.core.categorical.sites import dense_of
+from tokensteer.core.categorical.sites import as_table
 from tokensteer.core.twists.straight_through import takes_embeddings
 from tokensteer.rewards import constrain
 from tokensteer.rewards.text import matching, of_text, renumbered, required
@@ -668,7 +668,7 @@ def test_the_shipped_denoiser_knows_how_reviews_go_on(shipped):
         ids = vocabulary.encode(begun)
         x = torch.full((1, text_data.LENGTH), vocabulary.mask_id)
         x[0, : len(ids)] = torch.tensor(ids)
-        best = int(dense_of(task.model.denoiser(x, 0.8))[0, len(ids)].argmax())
+        best = int(as_table(task.model.denoiser(x, 0.8))[0, len(ids)].argmax())
         assert vocabulary.pieces[best] == on
 
 

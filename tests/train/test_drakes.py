@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot
 from toys import Toy, multilinear, numbers
 
 import tokensteer as ts
-from tokensteer.core.categorical.forms import log_law
+from tokensteer.core.categorical.forms import masked_log_softmax
 from tokensteer.tasks.nets import Transformer, TransformerConfig
 from tokensteer.testing import enumerate_steering
 from tokensteer.train import DrakesPlan, fit_drakes
@@ -88,9 +88,9 @@ def test_the_gradient_has_the_right_mean(sampler: str, temperature: float) -> No
         model = replace(model, steps=ts.uniform_steps(1))
     logits = torch.tensor([[0.4, -0.7, 0.0], [-0.3, 0.9, 0.0]], dtype=torch.float64)
     leaf = logits.expand(40_000, 2, 3).clone().requires_grad_()  # a copy for each path, so that each has its gradient
-    relaxation = Relaxation(model, lambda x, t: log_law(leaf.clone(), A.mask_id))
+    relaxation = Relaxation(model, lambda x, t: masked_log_softmax(leaf.clone(), A.mask_id))
     x, _ = walked(relaxation, len(leaf), temperature, seeded())
-    law = log_law(logits.clone(), A.mask_id).exp()[:, :2]
+    law = masked_log_softmax(logits.clone(), A.mask_id).exp()[:, :2]
     frequencies = x.detach()[..., :2]
     assert z_scores(frequencies, law).abs().max() < 4  # exact draws, whatever the temperature
     (gradient,) = torch.autograd.grad(reward_of(A)(x).sum(), leaf)
@@ -145,7 +145,7 @@ def test_divergences_are_exact(sampler: str) -> None:
     net.requires_grad_(False)
     model, denoiser = B.model(sampler), denoiser_of(B)(net)
     exact = enumerate_steering(ts.Steering(model, B.tilt(sampler), ts.Amortised(denoiser)))
-    law, expected = exact.log_law[0].exp(), 0.0
+    law, expected = exact.masked_log_softmax[0].exp(), 0.0
     for moves in exact.moves:
         mass = law[moves.row] * moves.log_q.exp()
         gap = torch.where(mass > 0, moves.log_q - moves.log_p, 0.0)

@@ -16,7 +16,7 @@ from tokensteer.core.models.prediction import Prediction
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.numerics.rows import distinct, support
 from tokensteer.core.particles.loop import sweep
-from tokensteer.core.particles.path import Evaluation, Measure, Step
+from tokensteer.core.particles.path import Evaluation, Measure, Sites, Step
 from tokensteer.core.steering.steering import Steering
 from tokensteer.testing.assertions import DRAWS, LARGEST_Z, demand, gap_of, partly_masked, random_tokens, tolerance_for
 from tokensteer.testing.exact import all_sequences
@@ -121,17 +121,19 @@ def _random_prediction(x: Tensor, vocab_size: int, mask_id: int, dtype: torch.dt
     return logits.index_fill(-1, torch.tensor(mask_id, device=x.device), NEVER).log_softmax(-1)
 
 
-def _assert_sites(what: str, kernel: Kernel, measure: Reveal, step: Step, sites: Tensor, other: Tensor) -> None:
+def _assert_sites(what: str, kernel: Kernel, measure: Reveal, step: Step, sites: Sites, other: Tensor) -> None:
     """Chosen sites are masked ones, and sites given to the kernel are kept, even with an `other` prediction."""
     x = measure.x
-    fits = sites.dtype == torch.bool and sites.shape == x.shape and not (sites & ~measure.masked).any()
     mend = "choose() must return booleans of the shape of x, true at masked sites only; or None"
+    demand(isinstance(sites, Tensor), f"{what} chooses a {type(sites).__name__}", mend)
+    assert isinstance(sites, Tensor)
+    fits = sites.dtype == torch.bool and sites.shape == x.shape and not (sites & ~measure.masked).any()
     demand(fits, f"{what} chooses sites that are not masked sites of x", mend)
     again, shared = (_masked_measure(kernel(x, log_x0, step, sites)) for log_x0 in (measure.log_x0, other))
     kept = torch.equal(again.dense().log_p, measure.dense().log_p)
     for given in (measure, again, shared):
         strays = given.masked & (given.log_move > NEVER) & ~sites
-        kept = kept and given.sites is not None and torch.equal(given.sites, sites) and not strays.any()
+        kept = kept and isinstance(given.sites, Tensor) and torch.equal(given.sites, sites) and not strays.any()
     mend = "p and q share their sites: open those given, call choose() only without them, put them in the measure"
     demand(kept, f"{what} does not keep to the sites it is given", mend)
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.core.kernels.choices import as_tensor
 from tokensteer.core.kernels.measure import SiteMeasure
-from tokensteer.core.kernels.ranked import Ranking
 from tokensteer.core.models.denoiser import Denoiser, Time, Timeless
 from tokensteer.core.models.diffusion import Meter, Model, clock
 from tokensteer.core.models.prediction import Prediction
@@ -118,7 +118,7 @@ def walk(steering: Steering, num_paths: int, generator: Generator | None, twists
         if isinstance(time, Tensor):
             times.append(time)
         if opened is not None:
-            sites.append(opened.spelt() if isinstance(opened, Ranking) else opened)
+            sites.append(as_tensor(opened))
         x.append(x_t)
         log_twist.append(here.evaluation.log_twist)
         risen = (there.evaluation.log_twist - here.evaluation.log_twist).view_as(there.log_w)

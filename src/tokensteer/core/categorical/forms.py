@@ -1,6 +1,6 @@
-"""Laws over the vocabulary, in whatever form the network gave them.
+"""Categorical distributions over the vocabulary, in the form a network returned them.
 
-A softmax is computed where a law is read and nowhere else. What is drawn and what is evaluated are the same numbers.
+A softmax is computed only for the distributions that are read. Draws and log-probabilities use the same numbers.
 """
 
 from __future__ import annotations
@@ -12,32 +12,26 @@ from typing import ClassVar, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from tokensteer.core.categorical.fused import (
-    draw_from_head,
-    draw_from_logits,
-    head_logits,
-    log_prob_from_head,
-    log_prob_from_logits,
-)
+from tokensteer.core.categorical.fused import LogitRows, head_logits
 from tokensteer.core.numerics.capture import capturing
 from tokensteer.core.numerics.draws import NEVER, WORKING
 
 
 class Categorical(Protocol):
-    """K laws over the vocabulary as logs, perhaps unnormalised. An index of -1 asks for nothing and gets 0."""
+    """K distributions over the vocabulary as logs, perhaps unnormalised. At an index of -1 all results are 0."""
 
     normalised: ClassVar[bool]
-    """Whether the laws sum to one by themselves, whatever they are."""
+    """Whether every distribution of this form sums to one."""
 
     @property
     def vocab_size(self) -> int: ...
     @property
     def dtype(self) -> torch.dtype:
-        """The precision of the law, float32 or float64, whatever its form of keeping."""
+        """The precision of the log-probabilities, float32 or float64, whatever is stored."""
         ...
 
     def rows(self, index: Tensor) -> Tensor:
-        """Whole laws, (k, V)."""
+        """Whole distributions, (k, V)."""
         ...
 
     def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
@@ -45,70 +39,51 @@ class Categorical(Protocol):
         ...
 
     def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (k, M) from uniforms u (k, M) in (0, 1], each law normalised by its own mass, and their
-        log-probabilities."""
+        """Tokens (k, M) from uniforms u (k, M) in (0, 1], and their log-probabilities, both after normalising."""
         ...
 
 
 class CategoricalStore(Categorical, Protocol):
-    """Laws that are kept from step to step."""
+    """Distributions that are kept from step to step, in tensors with one line for each distribution."""
 
-    @property
-    def nbytes(self) -> int: ...
-    def select(self, index: Tensor) -> Self: ...
-    def join(self, other: Self) -> Self:
-        """These laws and the others after them."""
+    def lines(self) -> tuple[Tensor, ...]:
+        """The tensors with one line for each distribution."""
         ...
 
-    def room(self, laws: int) -> Self:
-        """A store of this kind for so many laws, not yet written."""
+    def with_lines(self, *lines: Tensor) -> Self:
+        """A copy with other lines, in the order of `lines`."""
         ...
-
-    def put(self, first: int, other: Self) -> None:
-        """Write the laws of another store into this one, from the place `first` on."""
-        ...
-
-
-class StoredRows:
-    """A store is a dataclass, some of whose fields, `by_law`, have a line for each law."""
-
-    by_law: ClassVar[tuple[str, ...]]
-
-    def _lines(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name) for name in self.by_law}
-
-    def _with(self, lines: dict[str, Tensor]) -> Self:
-        return replace(self, **lines)  # pyright: ignore[reportArgumentType, reportCallIssue, reportUnknownVariableType]
 
     @property
     def nbytes(self) -> int:
-        return sum(lines.nbytes for lines in self._lines().values())
+        return sum(lines.nbytes for lines in self.lines())
 
     def select(self, index: Tensor) -> Self:
-        return self._with({name: lines[index] for name, lines in self._lines().items()})
+        return self.with_lines(*(lines[index] for lines in self.lines()))
 
     def join(self, other: Self) -> Self:
-        more = other._lines()
-        return self._with({name: torch.cat([own, more[name]]) for name, own in self._lines().items()})
+        """This store followed by the other."""
+        return self.with_lines(*(torch.cat(both) for both in zip(self.lines(), other.lines(), strict=True)))
 
     def room(self, laws: int) -> Self:
-        return self._with({name: own.new_empty(laws, *own.shape[1:]) for name, own in self._lines().items()})
+        """An uninitialised store of this kind for `laws` distributions."""
+        return self.with_lines(*(lines.new_empty(laws, *lines.shape[1:]) for lines in self.lines()))
 
     def put(self, first: int, other: Self) -> None:
-        for name, lines in other._lines().items():
-            getattr(self, name)[first : first + len(lines)] = lines
+        """Write the other store into this one, starting at `first`."""
+        for own, lines in zip(self.lines(), other.lines(), strict=True):
+            own[first : first + len(lines)] = lines
 
 
 class StoreBuffer:
-    """A store of so many laws that is filled a stretch at a time: what is said of a part goes where it will lie at
-    once, so that nothing is ever there twice."""
+    """A preallocated store of `laws` distributions; parts are written in place."""
 
     def __init__(self, laws: int) -> None:
         self.laws = laws
         self._store: CategoricalStore | None = None
 
     def put(self, first: int, part: CategoricalStore, laws: int) -> None:
-        """So many laws, from the place `first` on."""
+        """Write a part of `laws` distributions, starting at `first`. A part that is the whole is kept as it is."""
         if laws == self.laws:
             self._store = part
             return
@@ -117,21 +92,32 @@ class StoreBuffer:
 
     @property
     def store(self) -> CategoricalStore:
-        assert self._store is not None, "there is always a stretch"
+        assert self._store is not None, "the store is read after at least one part was written"
         return self._store
 
 
 @dataclass(frozen=True)
-class LogProbs(StoredRows):
-    """Laws as they are: log-masses (K, V). Also any other numbers on the vocabulary, such as a gradient."""
+class _Values(CategoricalStore):
+    """One number for each token, (K, V)."""
 
     values: Tensor
-    by_law: ClassVar[tuple[str, ...]] = ("values",)
-    normalised: ClassVar[bool] = False
+
+    def lines(self) -> tuple[Tensor, ...]:
+        return (self.values,)
+
+    def with_lines(self, *lines: Tensor) -> Self:
+        return replace(self, values=lines[0])
 
     @property
     def vocab_size(self) -> int:
         return self.values.shape[-1]
+
+
+@dataclass(frozen=True)
+class LogProbs(_Values):
+    """Log-masses (K, V), or other numbers on the vocabulary such as a gradient."""
+
+    normalised: ClassVar[bool] = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -144,104 +130,126 @@ class LogProbs(StoredRows):
         return self.values[index, tokens]
 
     def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        return draw_from_logits(self.values, index, u, None)
+        return LogitRows(self.values, index, None).draw(u)
 
 
-@dataclass(frozen=True)
-class Logits(StoredRows):
-    """A network's raw answers (K, V) in its own precision: the law is their softmax in float32, the mask forbidden."""
+class _Softmax(CategoricalStore):
+    """A softmax in float32 or wider, in which the mask has no mass."""
 
-    values: Tensor
-    mask_id: int
-    by_law: ClassVar[tuple[str, ...]] = ("values",)
     normalised: ClassVar[bool] = True
 
-    @property
-    def vocab_size(self) -> int:
-        return self.values.shape[-1]
+    def at(self, index: Tensor) -> LogitRows:
+        """The logits of the distributions `index` (k,)."""
+        raise NotImplementedError
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.promote_types(self.values.dtype, torch.float32)
-
-    def rows(self, index: Tensor) -> Tensor:
-        return log_law(self.values[index], self.mask_id)
+        return torch.promote_types(self.lines()[0].dtype, torch.float32)
 
     def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
-        return log_prob_from_logits(self.values, index, tokens, self.mask_id)
+        return self.at(index).log_prob(tokens)
 
     def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        return draw_from_logits(self.values, index, u, self.mask_id)
+        return self.at(index).draw(u)
 
 
 @dataclass(frozen=True)
-class HiddenLogits(StoredRows):
-    """A network's last hidden states (K, H) and its linear head, which is applied to the sites that are read."""
+class Logits(_Softmax, _Values):
+    """A network's logits (K, V), in its own precision."""
+
+    mask_id: int
+
+    def at(self, index: Tensor) -> LogitRows:
+        return LogitRows(self.values, index, self.mask_id)
+
+    def rows(self, index: Tensor) -> Tensor:
+        return masked_log_softmax(self.values[index], self.mask_id)
+
+
+@dataclass(frozen=True)
+class HiddenLogits(_Softmax):
+    """A network's last hidden states (K, H) and its linear head, which is applied only at the sites that are read."""
 
     states: Tensor
     head: nn.Linear
     mask_id: int
-    by_law: ClassVar[tuple[str, ...]] = ("states",)
-    normalised: ClassVar[bool] = True
+
+    def lines(self) -> tuple[Tensor, ...]:
+        return (self.states,)
+
+    def with_lines(self, *lines: Tensor) -> Self:
+        return replace(self, states=lines[0])
 
     @property
     def vocab_size(self) -> int:
         return self.head.out_features
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.promote_types(self.states.dtype, torch.float32)
+    def at(self, index: Tensor) -> LogitRows:
+        return LogitRows(self.states, index, self.mask_id, self.head.weight, self.head.bias)
 
     def rows(self, index: Tensor) -> Tensor:
-        return log_law(head_logits(self.states[index], self.head.weight, self.head.bias), self.mask_id)
+        return masked_log_softmax(head_logits(self.states[index], self.head.weight, self.head.bias), self.mask_id)
 
-    def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
-        weight, bias = self.head.weight, self.head.bias
-        return log_prob_from_head(self.states, weight, bias, index, tokens, self.mask_id)
+
+class DrawnByRows(Categorical):
+    """Draws from whole distributions, which are computed a few at a time, and only where they are read."""
+
+    def masses(self, index: Tensor) -> Tensor:
+        """The log-masses (k, V) that are drawn from; they need not be normalised."""
+        return self.rows(index)
 
     def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        return draw_from_head(self.states, self.head.weight, self.head.bias, index, u, self.mask_id)
+        def draw(read: Tensor) -> tuple[Tensor, Tensor]:
+            log_p = self.masses(index[read].clamp(min=0))
+            return LogitRows(log_p, torch.arange(len(log_p), device=log_p.device), None).draw(u[read])
+
+        read = _places_read(index)
+        drawn = zip(*map(draw, torch.split(read, rows_at_once(self.vocab_size))), strict=True)
+        tokens, log_p = (_scatter(index, read, torch.cat(parts)) for parts in drawn)
+        return tokens, log_p
 
 
-def log_law(logits: Tensor, mask_id: int) -> Tensor:
-    """log-softmax in float32 at least, the mask forbidden. The logits, of which there may be many, are overwritten."""
+@dataclass(frozen=True)
+class Derived(DrawnByRows):
+    """A distribution that is computed from another one, `law`, when it is read."""
+
+    law: Categorical
+
+    @property
+    def vocab_size(self) -> int:
+        return self.law.vocab_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.law.dtype
+
+
+def masked_log_softmax(logits: Tensor, mask_id: int) -> Tensor:
+    """log-softmax without the mask, in float32 or wider. Overwrites the mask's logit in place to save memory."""
     if 0 <= mask_id < logits.shape[-1]:
         logits[..., mask_id] = NEVER
     return logits.log_softmax(-1, torch.promote_types(logits.dtype, torch.float32))
 
 
-def draw_by_parts(rows: Callable[[Tensor], Tensor], vocab_size: int, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """`Law.draw` from laws spelt out by rows(index), (k, V), a few at a time and those alone that are asked for."""
-
-    def draw(asked: Tensor) -> tuple[Tensor, Tensor]:
-        laws = rows(index[asked].clamp(min=0))
-        return draw_from_logits(laws, torch.arange(len(laws), device=laws.device), u[asked], None)
-
-    asked = _asked_for(index)
-    drawn = zip(*map(draw, torch.split(asked, laws_at_once(vocab_size))), strict=True)
-    tokens, log_p = (_spread(index, asked, torch.cat(parts)) for parts in drawn)
-    return tokens, log_p
-
-
 def score_by_parts(score: Callable[[Tensor], Tensor], vocab_size: int, index: Tensor) -> Tensor:
-    """A score of laws by their index, (k,) -> (k,), a few at a time; 0 where the index is -1."""
-    asked = _asked_for(index)
-    parts = [score(index[part].clamp(min=0)) for part in torch.split(asked, laws_at_once(vocab_size))]
-    return _spread(index, asked, torch.cat(parts))
+    """A score of distributions by their index, (k,) -> (k,), computed a few at a time; 0 where the index is -1."""
+    read = _places_read(index)
+    parts = [score(index[part].clamp(min=0)) for part in torch.split(read, rows_at_once(vocab_size))]
+    return _scatter(index, read, torch.cat(parts))
 
 
-def _asked_for(index: Tensor) -> Tensor:
-    """The places of an index (k,) that ask for a law, (n,); all while a run is recorded, for the host cannot count."""
+def _places_read(index: Tensor) -> Tensor:
+    """The places (n,) of an index (k,) that are not -1; all places during capture, when the host cannot count them."""
     return torch.arange(len(index), device=index.device) if capturing() else (index >= 0).nonzero().squeeze(-1)
 
 
-def _spread(index: Tensor, asked: Tensor, values: Tensor) -> Tensor:
-    """Values (n, ...) for the places `asked` (n,) of an index (k,), 0 at those that ask for nothing, (k, ...)."""
-    if len(asked) == len(index):
+def _scatter(index: Tensor, read: Tensor, values: Tensor) -> Tensor:
+    """Values (n, ...) at the places `read` (n,) of an index (k,), 0 where the index is -1: (k, ...)."""
+    if len(read) == len(index):
         return torch.where((index >= 0).view(-1, *(1,) * (values.dim() - 1)), values, 0)
-    return values.new_zeros(len(index), *values.shape[1:]).index_copy(0, asked, values)
+    return values.new_zeros(len(index), *values.shape[1:]).index_copy(0, read, values)
 
 
-def laws_at_once(vocab_size: int) -> int:
-    """How many laws are spelt out at once."""
+def rows_at_once(vocab_size: int) -> int:
+    """How many whole distributions are computed at once."""
     return max(1, WORKING // (16 * vocab_size))

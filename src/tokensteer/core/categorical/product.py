@@ -1,8 +1,7 @@
-"""Token laws made of other laws: products of their powers, and laws made to sum to one.
+"""Distributions made of others: products of powers, tilts, and normalised distributions.
 
-A product of models is as large as its models together, and its normaliser runs over all of the vocabulary. Neither is
-computed until a law is read: tokens are drawn where sites open, and what is worth knowing of a token that is given is a
-number of each model. Twins share their laws as before.
+Nothing is computed until it is read. A product draws tokens only where sites open, and the log-mass of a given token
+takes one number of each model. Equal particles still share their distributions.
 """
 
 from __future__ import annotations
@@ -16,28 +15,27 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tokensteer.core.categorical.forms import Categorical, HiddenLogits, draw_by_parts, score_by_parts
-from tokensteer.core.categorical.sites import SiteDistributions, lines_of
+from tokensteer.core.categorical.forms import Categorical, Derived, DrawnByRows, HiddenLogits, score_by_parts
+from tokensteer.core.categorical.sites import SiteDistributions, line_index
 from tokensteer.core.numerics.draws import NEVER
 
 
 def product_of_powers(log_measures: Iterable[Tensor], powers: Sequence[float]) -> Tensor:
-    """log prod_k m_k^a_k, where no mass of a measure with a positive power stays no mass. Measures are large, and may
-    be made one after the other."""
+    """log prod_k m_k^a_k. A token without mass in a measure of positive power has none in the product. The measures
+    are large and may come from a generator, one at a time."""
     total = forbidden = None
     for log_m, power in zip(log_measures, powers, strict=True):
         part = power * log_m if power else torch.zeros_like(log_m)
         total = part if total is None else total + part
         if power > 0:
             forbidden = log_m == NEVER if forbidden is None else forbidden | (log_m == NEVER)
-    assert total is not None, "nobody multiplies nothing"
+    assert total is not None, "a product has at least one factor"
     return total if forbidden is None else total.masked_fill_(forbidden, NEVER)
 
 
 @dataclass(frozen=True)
-class Powers:
-    """The laws prod_k mu_k^a_k, unnormalised, of K laws each: a token has no mass where a law of positive power gives
-    it none."""
+class Powers(DrawnByRows):
+    """The products prod_k mu_k^a_k, unnormalised, of K distributions each; zeros as in `product_of_powers`."""
 
     laws: tuple[Categorical, ...]
     powers: tuple[float, ...]
@@ -57,63 +55,40 @@ class Powers:
     def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
         return product_of_powers((law.entries(index, tokens) for law in self.laws), self.powers)
 
-    def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        return draw_by_parts(self.rows, self.vocab_size, index, u)
-
 
 @dataclass(frozen=True)
-class Normalised:
-    """Laws divided by their mass. Where they have none any law will do, for the model gives no mass to what it draws:
-    all tokens but the mask are equally likely."""
+class Normalised(Derived):
+    """Distributions divided by their mass. One without mass becomes uniform over all tokens but the mask: the model
+    gives no mass to any draw from it, so any distribution will do."""
 
-    law: Categorical
     mask_id: int
     normalised: ClassVar[bool] = True
 
-    @property
-    def vocab_size(self) -> int:
-        return self.law.vocab_size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.law.dtype
-
     def rows(self, index: Tensor) -> Tensor:
-        return self._possible(index).log_softmax(-1)
+        return self.masses(index).log_softmax(-1)
 
     def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
         mass = score_by_parts(lambda part: self.law.rows(part).logsumexp(-1), self.vocab_size, index)
-        nothing = mass == NEVER
-        anything = torch.full_like(mass, -math.log(max(1, self.vocab_size - 1))).masked_fill(
-            tokens == self.mask_id, NEVER
-        )
-        return torch.where(nothing, anything, self.law.entries(index, tokens) - mass.masked_fill(nothing, 0.0))
+        empty = mass == NEVER
+        uniform = torch.full_like(mass, -math.log(max(1, self.vocab_size - 1)))
+        uniform = uniform.masked_fill(tokens == self.mask_id, NEVER)
+        return torch.where(empty, uniform, self.law.entries(index, tokens) - mass.masked_fill(empty, 0.0))
 
-    def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        return draw_by_parts(self._possible, self.vocab_size, index, u)
-
-    def _possible(self, index: Tensor) -> Tensor:
-        """The laws with some mass each, whatever it is."""
-        laws = self.law.rows(index)
-        words = torch.arange(self.vocab_size, device=laws.device)
-        anything = torch.zeros_like(words, dtype=laws.dtype).masked_fill(words == self.mask_id, NEVER)
-        return torch.where(laws.amax(-1, keepdim=True) == NEVER, anything, laws)
+    def masses(self, index: Tensor) -> Tensor:
+        log_p = self.law.rows(index)
+        tokens = torch.arange(self.vocab_size, device=log_p.device)
+        uniform = torch.zeros_like(tokens, dtype=log_p.dtype).masked_fill(tokens == self.mask_id, NEVER)
+        return torch.where(log_p.amax(-1, keepdim=True) == NEVER, uniform, log_p)
 
 
 @dataclass(frozen=True)
-class Tilted:
-    """The laws mu · exp(h), unnormalised, for K sites: mu is the law `site` (K,) of one store, h the line `line` (K,)
-    of another."""
+class Tilted(Derived):
+    """mu · exp(h), unnormalised, for K sites: mu is line `site` (K,) of `law`, h line `line` (K,) of another store."""
 
-    law: Categorical
     site: Tensor
     h: Categorical
     line: Tensor
     normalised: ClassVar[bool] = False
-
-    @property
-    def vocab_size(self) -> int:
-        return self.law.vocab_size
 
     @property
     def dtype(self) -> torch.dtype:
@@ -125,18 +100,15 @@ class Tilted:
     def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
         return self.law.entries(self.site[index], tokens) + self.h.entries(self.line[index], tokens)
 
-    def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        return draw_by_parts(self.rows, self.vocab_size, index, u)
-
 
 def tilted(laws: SiteDistributions, h: SiteDistributions) -> SiteDistributions:
-    """The laws mu · exp(h), unnormalised, where there is both."""
+    """mu · exp(h), unnormalised, at the sites that have both."""
     both = (laws.index >= 0) & (h.index >= 0)
-    return SiteDistributions(Tilted(laws.store, laws.index.flatten(), h.store, h.index.flatten()), lines_of(both))
+    return SiteDistributions(Tilted(laws.store, laws.index.flatten(), h.store, h.index.flatten()), line_index(both))
 
 
-def normal(laws: SiteDistributions, mask_id: int) -> SiteDistributions:
-    """Laws that sum to one."""
+def normalise_each(laws: SiteDistributions, mask_id: int) -> SiteDistributions:
+    """The distributions, each normalised."""
     if laws.normalised:
         return laws
     one = _of_one_head(laws.store) if isinstance(laws.store, Powers) else None
@@ -144,15 +116,13 @@ def normal(laws: SiteDistributions, mask_id: int) -> SiteDistributions:
 
 
 def _of_one_head(product: Powers) -> HiddenLogits | None:
-    """A product of softmaxes of one head, its powers adding up to one, is the softmax of that head on the states so
-    added: guidance between two readings of one network costs no more than either. Sums in half precision would be
-    another law, though one near to it."""
+    """The product as one softmax, if its factors share a head and its powers add up to one: then it is the softmax of
+    the head on the weighted sum of states, and guidance costs no more than one model. None in half precision, where
+    that sum would be rounded."""
     first, *others = product.laws
-    if (
-        not isinstance(first, HiddenLogits)
-        or first.states.dtype != first.dtype
-        or abs(sum(product.powers) - 1.0) > 1e-9
-    ):
+    if not isinstance(first, HiddenLogits) or first.states.dtype != first.dtype:
+        return None
+    if abs(sum(product.powers) - 1.0) > 1e-9:
         return None
     states = product.powers[0] * first.states
     for law, power in zip(others, product.powers[1:], strict=True):

@@ -1,8 +1,8 @@
-"""The Triton kernels behind `core.fused`, which says what they are for and is their reference in plain torch.
+"""The Triton kernels of `fused`, which explains them and has the reference in plain torch.
 
-A law is a row of logits, or of hidden states with a head (HEADED); it may be bent (BENT), that is, multiplied by the
-exp of scale · (drawn · rewarded + entered · embedded - here), clipped. A tile is some of its logits: ROWS laws by WORDS
-of the vocabulary, in float32 and never stored.
+A distribution (`law`) is a row of logits, or of hidden states with a head (HEADED). It may be tilted (TILTED): the
+clipped scale · (drawn · rewarded + entered · embedded - here) is added to its logits. A tile is a part of the logits,
+ROWS distributions by WORDS tokens of the vocabulary, in float32 and never stored.
 """
 
 from functools import cache
@@ -11,7 +11,14 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
-constexpr = Any  # Triton looks for this word in its kernels' annotations
+constexpr = Any  # Triton recognises this name in the annotations of kernels
+
+
+def programs() -> SimpleNamespace:
+    """The Triton kernels, where they are known to be installed."""
+    found = kernels()
+    assert found is not None, "callers check that Triton is installed"
+    return found
 
 
 @cache
@@ -123,16 +130,16 @@ def kernels() -> SimpleNamespace | None:
     @triton.jit
     def tile(
         law: "Any", weight: "Any", bias: "Any", stride: "Any", drawn: "Any", rewarded: "Any", entered: "Any",
-        embedded: "Any", bent: "Any", scale: "Any", here: "Any", clip: "Any", row: "Any", word: "Any", V: "Any",
-        mask: "Any", H: "constexpr", HEADED: "constexpr", BIASED: "constexpr", BENT: "constexpr", D: "constexpr",
+        embedded: "Any", tilt: "Any", scale: "Any", here: "Any", clip: "Any", row: "Any", word: "Any", V: "Any",
+        mask: "Any", H: "constexpr", HEADED: "constexpr", BIASED: "constexpr", TILTED: "constexpr", D: "constexpr",
         E: "constexpr", DEPTH: "constexpr", WORDS: "constexpr", ROWS: "constexpr",
     ) -> "Any":  # fmt: skip
-        # The logits, and what they are bent by.
+        # The logits, and the tilt that is added to them.
         safe = tl.minimum(word, V - 1).to(tl.int64)
         h = tl.zeros((ROWS, WORDS), tl.float32)
-        if BENT:
-            h = product(h, drawn, rewarded, bent, safe, D, DEPTH)
-            h = product(h, entered, embedded, bent, safe, E, DEPTH)
+        if TILTED:
+            h = product(h, drawn, rewarded, tilt, safe, D, DEPTH)
+            h = product(h, entered, embedded, tilt, safe, E, DEPTH)
             h = scale[:, None] * (h - here[:, None])
             h = tl.maximum(h, -clip, propagate_nan=tl.PropagateNan.ALL)
             h = tl.minimum(h, clip, propagate_nan=tl.PropagateNan.ALL)
@@ -155,10 +162,10 @@ def kernels() -> SimpleNamespace | None:
     @triton.jit
     def tile_sums(
         law: "Any", weight: "Any", bias: "Any", stride: "Any", drawn: "Any", rewarded: "Any", entered: "Any",
-        embedded: "Any", bents: "Any", scales: "Any", heres: "Any", clip: "Any", order: "Any", rows: "Any",
-        tops: "Any", sums: "Any", bent_tops: "Any", bent_sums: "Any", k: "Any", V: "Any", mask: "Any",
+        embedded: "Any", tilts: "Any", scales: "Any", heres: "Any", clip: "Any", order: "Any", rows: "Any",
+        tops: "Any", sums: "Any", tilted_tops: "Any", tilted_sums: "Any", k: "Any", V: "Any", mask: "Any",
         blocks: "Any", H: "constexpr",
-        HEADED: "constexpr", BIASED: "constexpr", BENT: "constexpr", D: "constexpr", E: "constexpr",
+        HEADED: "constexpr", BIASED: "constexpr", TILTED: "constexpr", D: "constexpr", E: "constexpr",
         DEPTH: "constexpr", WORDS: "constexpr", ROWS: "constexpr", GROUP: "constexpr",
     ) -> None:  # fmt: skip
         # Row blocks run fastest, in groups whose states stay in cache: weights come from memory once a group.
@@ -171,22 +178,22 @@ def kernels() -> SimpleNamespace | None:
         if tl.max(row, 0) < 0:
             return
         word = b * WORDS + tl.arange(0, WORDS)
-        bent, scale, here = tl.load(bents + i), tl.load(scales + i), tl.load(heres + i)
+        tilt, scale, here = tl.load(tilts + i), tl.load(scales + i), tl.load(heres + i)
         x, h = tile(
-            law, weight, bias, stride, drawn, rewarded, entered, embedded, tl.maximum(bent, 0), scale, here, clip,
-            tl.maximum(row, 0), word, V, mask, H, HEADED, BIASED, BENT, D, E, DEPTH, WORDS, ROWS,
+            law, weight, bias, stride, drawn, rewarded, entered, embedded, tl.maximum(tilt, 0), scale, here, clip,
+            tl.maximum(row, 0), word, V, mask, H, HEADED, BIASED, TILTED, D, E, DEPTH, WORDS, ROWS,
         )  # fmt: skip
         sum_up(x, tops, sums, i * blocks + b, row >= 0)
-        if BENT:
-            sum_up(x + h, bent_tops, bent_sums, i * blocks + b, row >= 0)
+        if TILTED:
+            sum_up(x + h, tilted_tops, tilted_sums, i * blocks + b, row >= 0)
 
     @triton.jit
     def find_in_tiles(
         law: "Any", weight: "Any", bias: "Any", stride: "Any", drawn: "Any", rewarded: "Any", entered: "Any",
-        embedded: "Any", bents: "Any", scales: "Any", heres: "Any", clip: "Any", order: "Any", rows: "Any",
+        embedded: "Any", tilts: "Any", scales: "Any", heres: "Any", clip: "Any", order: "Any", rows: "Any",
         lines: "Any", block: "Any", within: "Any", log_norm: "Any", tokens: "Any", log_p: "Any", draws: "Any",
         M: "Any", V: "Any", mask: "Any", blocks: "Any", H: "constexpr", HEADED: "constexpr", BIASED: "constexpr",
-        BENT: "constexpr", D: "constexpr", E: "constexpr", DEPTH: "constexpr", WORDS: "constexpr", ROWS: "constexpr",
+        TILTED: "constexpr", D: "constexpr", E: "constexpr", DEPTH: "constexpr", WORDS: "constexpr", ROWS: "constexpr",
         LINED: "constexpr",
     ) -> None:  # fmt: skip
         slot = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -195,14 +202,14 @@ def kernels() -> SimpleNamespace | None:
         i = draw // M
         line = tl.maximum(tl.load(lines + i), 0) if LINED else i
         row = tl.maximum(tl.load(rows + line), 0)
-        bent, scale, here = tl.load(bents + line), tl.load(scales + line), tl.load(heres + line)
+        tilt, scale, here = tl.load(tilts + line), tl.load(scales + line), tl.load(heres + line)
         part = tl.load(within + draw).to(tl.float32)
         n = tl.arange(0, WORDS)
         b = tl.min(own, 0)
         while b < blocks:  # the few blocks that these draws, in order, fell into
             x, h = tile(
-                law, weight, bias, stride, drawn, rewarded, entered, embedded, tl.maximum(bent, 0), scale, here, clip,
-                row, b * WORDS + n, V, mask, H, HEADED, BIASED, BENT, D, E, DEPTH, WORDS, ROWS,
+                law, weight, bias, stride, drawn, rewarded, entered, embedded, tl.maximum(tilt, 0), scale, here, clip,
+                row, b * WORDS + n, V, mask, H, HEADED, BIASED, TILTED, D, E, DEPTH, WORDS, ROWS,
             )  # fmt: skip
             x += h
             mass = tl.exp(x - tl.max(x, 1)[:, None])

@@ -8,25 +8,22 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.categorical.sites import Laws, tokens_of
-from tokensteer.core.kernels.kernel import Clocked, Kernel, PlainKernel, Stateful
+from tokensteer.core.categorical.sites import Categoricals, by_site
+from tokensteer.core.kernels.choices import on_canvas
+from tokensteer.core.kernels.kernel import Clocked, Kernel, Memory, PlainKernel, Stateful
 from tokensteer.core.kernels.measure import SiteMeasure
-from tokensteer.core.kernels.ranked import Ranking
 from tokensteer.core.kernels.schedule import uniform_steps
-from tokensteer.core.numerics.domains import check_whole
-from tokensteer.core.numerics.draws import NEVER
+from tokensteer.core.numerics.domains import check_whole, check_wholes
 from tokensteer.core.particles.path import Sites, Step
-
-# ---- blocks
 
 
 @dataclass(frozen=True)
 class Blocks(PlainKernel):
-    """Semi-autoregressive decoding: `kernel` inside one block of `size` sites after the other, from left to right.
+    """`kernel` inside one block of `size` sites after the other, from left to right.
 
-    Each block takes an equal share of num_steps and sees its own time, from 1 to 0 along `grid`; sites outside stay as
-    they are. Blocks are counted from `start`, behind a prompt; what is before it belongs to the first of them. Weights,
-    particles and their resampling run on from block to block.
+    Each block takes an equal share of num_steps and has its own time, from 1 to 0 along `grid`; sites outside do not
+    change. Blocks begin at `start`, behind a prompt; sites before it belong to the first block. Particles, weights and
+    resampling continue from block to block.
     """
 
     kernel: Kernel
@@ -41,8 +38,7 @@ class Blocks(PlainKernel):
             raise ValueError(
                 "Blocks: a block has its own time, and so have the particles of this kernel: use FirstHitting"
             )
-        for name in ("size", "length", "num_steps"):
-            check_whole(f"Blocks.{name}", getattr(self, name))
+        check_wholes("Blocks", size=self.size, length=self.length, num_steps=self.num_steps)
         check_whole("Blocks.start", self.start, 0)
         if not 0 <= self.start < self.length:
             raise ValueError(f"Blocks: start must be a site of the {self.length} there are, got {self.start}")
@@ -64,7 +60,7 @@ class Blocks(PlainKernel):
         return self.kernel.mask_id
 
     def within(self, step: Step) -> tuple[slice, Step]:
-        """The sites of the block that this step works on, and the step in the block's own time."""
+        """The sites of this step's block, and the step in the block's own time."""
         if step.index >= self.num_steps or (step.s == 0) != (step.index == self.num_steps - 1):
             raise ValueError(
                 f"Blocks was made for {self.num_steps} steps, and step {step.index} goes from t = {step.t:.4g} to "
@@ -75,37 +71,24 @@ class Blocks(PlainKernel):
         start = self.start + block * self.size
         return slice(start if block else 0, start + self.size), self.grid(each)[step.index % each]
 
-    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Sites | None:
-        block, inner = self.within(step)
-        part = self.kernel.choose(x[:, block], tokens_of(log_x0).columns(block), inner)
-        return self._spread(part, x, log_x0, block)
+    def choose(self, x: Tensor, log_x0: Categoricals, step: Step) -> Sites | None:
+        (block, inner), laws = self.within(step), by_site(log_x0)
+        part = self.kernel.choose(x[:, block], laws.columns(block), inner)
+        return None if part is None else on_canvas(part, laws, block)
 
-    def remember(
-        self, x: Tensor, before: Tensor | None, log_x0: Laws | None, generator: Generator | None
-    ) -> Tensor | None:
+    def remember(self, x: Tensor, before: Memory, log_x0: Categoricals | None, generator: Generator | None) -> Memory:
         return self.kernel.remember(x, before, log_x0, generator) if isinstance(self.kernel, Stateful) else None
 
-    def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Sites | None:
-        assert isinstance(self.kernel, Stateful), "there is no memory without a kernel that remembers"
-        block, inner = self.within(step)
-        part = self.kernel.recall(x[:, block], tokens_of(log_x0).columns(block), inner, memory[:, block])
-        return self._spread(part, x, log_x0, block)
-
-    def _spread(self, part: Sites | None, x: Tensor, log_x0: Laws, block: slice) -> Sites | None:
-        """What was chosen inside the block, on the whole canvas."""
-        if part is None:
-            return None
-        if isinstance(part, Ranking):
-            return part.within(log_x0, block)
-        nowhere = NEVER if part.is_floating_point() else False
-        sites = torch.full((*x.shape, *part.shape[2:]), nowhere, dtype=part.dtype, device=part.device)
-        sites[:, block] = part
-        return sites
+    def recall(self, x: Tensor, log_x0: Categoricals, step: Step, memory: Tensor) -> Sites | None:
+        assert isinstance(self.kernel, Stateful), "only a Stateful kernel makes a memory"
+        (block, inner), laws = self.within(step), by_site(log_x0)
+        part = self.kernel.recall(x[:, block], laws.columns(block), inner, memory[:, block])
+        return None if part is None else on_canvas(part, laws, block)
 
     def remasks(self, step: Step) -> bool:
         return self.kernel.remasks(self.within(step)[1])
 
-    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None = None) -> SiteMeasure:
+    def __call__(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None = None) -> SiteMeasure:
         if x.shape[-1] != self.length:
             raise ValueError(f"Blocks was made for sequences of length {self.length}, got {x.shape[-1]}")
         block, inner = self.within(step)

@@ -4,41 +4,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.categorical.sites import Laws
+from tokensteer.core.categorical.sites import Categoricals
 from tokensteer.core.kernels.measure import SiteMeasure
+from tokensteer.core.numerics.domains import check_whole
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.particles.path import Sites, Step
 
 NO_MASK = -1
 
-
 Sigma = Callable[[Step, float], float]
-
+"""sigma(step, bound), the probability that an open site is masked again; at most `bound`."""
 
 Count = Callable[[Step, Tensor], Tensor]
+"""count(step, masked), how many sites open in each row, from the number of its masked sites: (P,) -> (P,)."""
+
+Memory = Tensor | None
+"""What a kernel remembers of each particle, (P, ...)."""
 
 
 class Kernel(Protocol):
-    """p(x_s | x_t) as a measure, most often one that factorises over sites, given log p(x_0 | x_t).
+    """p(x_s | x_t) as a measure, which usually factorises over sites, given log p(x_0 | x_t).
 
-    The prediction is a `SiteDistributions`, which computes only the distributions that are read, or a plain tensor
-    (P, L, V); `tokens_of` converts the second into the first.
+    The prediction is a `SiteDistributions`, which computes only the distributions that are read, or a tensor (P, L, V);
+    `by_site` converts the second into the first. `sites` is what `choose` returned for p or q, if it was called.
     """
 
     @property
     def mask_id(self) -> int:
-        """The token that stands for what is not known; NO_MASK where any site may still change."""
+        """The mask token; NO_MASK for a process without one, in which any site may change."""
         ...
 
-    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Sites | None: ...
-    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None = None) -> SiteMeasure: ...
+    def choose(self, x: Tensor, log_x0: Categoricals, step: Step) -> Sites | None: ...
+    def __call__(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None = None) -> SiteMeasure: ...
     def survival(self, step: Step) -> float:
-        """alpha_t / alpha_s, the probability that the forward process leaves a token alone between s and t."""
+        """alpha_t / alpha_s, the probability that the forward process keeps a token between s and t."""
         ...
 
     def remasks(self, step: Step) -> bool:
@@ -47,9 +52,9 @@ class Kernel(Protocol):
 
 
 class PlainKernel:
-    """Defaults for kernels that choose no sites, never mask an open site again, and have no forward process to name."""
+    """Defaults for kernels that choose no sites, never remask, and have no forward process."""
 
-    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Sites | None:
+    def choose(self, x: Tensor, log_x0: Categoricals, step: Step) -> Sites | None:
         return None
 
     def remasks(self, step: Step) -> bool:
@@ -59,33 +64,44 @@ class PlainKernel:
         return 1.0
 
 
+@dataclass(frozen=True)
+class MaskedKernel(PlainKernel):
+    """`PlainKernel` of a process with a mask token."""
+
+    mask_id: int
+
+    def __post_init__(self) -> None:
+        check_whole(f"{type(self).__name__}.mask_id", self.mask_id, 0)
+
+
 @runtime_checkable
 class Stateful(Protocol):
-    """A kernel whose choice of sites depends on more than x_t: on noise drawn for the step, or on what went before.
+    """A kernel whose choice of sites depends on more than x_t: on noise drawn for the step, or on earlier steps.
 
-    `remember` makes the memory at x_t (P, ...), None for none, from the parent's memory and prediction; it travels with
-    the particle. `recall` is `choose` with it.
+    `remember` returns the memory at x_t (P, ...), or None, from the parent's memory and prediction; it travels with the
+    particle. `recall` is `choose` given that memory.
     """
 
     def remember(
-        self, x: Tensor, before: Tensor | None, log_x0: Laws | None, generator: Generator | None
-    ) -> Tensor | None: ...
-    def recall(self, x: Tensor, log_x0: Laws, step: Step, memory: Tensor) -> Sites | None: ...
+        self, x: Tensor, before: Memory, log_x0: Categoricals | None, generator: Generator | None
+    ) -> Memory: ...
+    def recall(self, x: Tensor, log_x0: Categoricals, step: Step, memory: Tensor) -> Sites | None: ...
 
 
 @runtime_checkable
 class Clocked(Stateful, Protocol):
-    """A kernel whose particles have clocks of their own, kept in their memory: the denoiser is asked at these times."""
+    """A kernel whose particles have their own times, kept in their memory, at which the denoiser is evaluated."""
 
     def times(self, memory: Tensor) -> Tensor:
         """When each particle moves, (P,)."""
         ...
 
 
-def log_or_never(p: float) -> float:
+def safe_log(p: float) -> float:
+    """log p, -inf at 0."""
     return math.log(p) if p > 0 else NEVER
 
 
-def choice_of(condition: Tensor, yes: float, no: float, like: Laws) -> Tensor:
-    """where(condition, yes, no) in the precision of `like`: two bare numbers would be rounded to float32."""
+def where_like(condition: Tensor, yes: float, no: float, like: Categoricals) -> Tensor:
+    """where(condition, yes, no) in the dtype of `like`; torch.where would round two Python numbers to float32."""
     return torch.full(condition.shape, no, dtype=like.dtype, device=like.device).masked_fill_(condition, yes)

@@ -1,59 +1,72 @@
 """Measures on token sequences.
 
 A step of a discrete diffusion is a measure on sequences that factorises over sites, m(y) = prod_l m^l(y^l). It may be
-unnormalised: a product of models is. The masked processes have more structure still: a site either stays as it is or
-moves, and only a masked site that opens needs a token. `Reveal` keeps that structure, so that the vocabulary is touched
-where sites open and nowhere else; `Table` spells every entry out, for any other process and for enumeration.
+unnormalised: a product of models is. In a masked process a site either stays or moves, and only a masked site that
+opens needs a token. `Reveal` keeps that structure, so that the vocabulary is read only where sites open; `Table` is a
+dense table, for any other process and for enumeration.
 
-What is sampled and what is evaluated are the same numbers: every draw inverts the cumulative sum of the very
-probabilities that `log_prob` reads.
+Draws and `log_prob` use the same numbers: a draw inverts the cumulative sum of the probabilities that `log_prob` reads.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.categorical.gradient_tilt import bend, log_bend, outcomes
-from tokensteer.core.categorical.product import normal, tilted
-from tokensteer.core.categorical.sites import Laws, SiteDistributions, few_by_few, row_by_row, rows_of, tokens_of
+from tokensteer.core.categorical.gradient_tilt import log_gradient_ratio, tilt_by_gradient, tilts_of_outcomes
+from tokensteer.core.categorical.product import normalise_each, tilted
+from tokensteer.core.categorical.sites import (
+    Categoricals,
+    SiteDistributions,
+    by_site,
+    map_rows,
+    site_groups,
+    table_rows,
+)
 from tokensteer.core.numerics.draws import NEVER, categorical, uniforms
 from tokensteer.core.numerics.rows import same_rows, support
 from tokensteer.core.particles.path import Measure, Sites
 
+Indexed = TypeVar("Indexed", bound=Sites)
+
 
 @runtime_checkable
 class SiteMeasure(Measure, Protocol):
-    """A measure that is made site by site, possibly unnormalised.
+    """A measure that is defined site by site, possibly unnormalised."""
 
-    It `factorises` unless a subclass says that sites hang together; `dense` is then only a table that covers it.
-    """
-
-    @property
-    def factorises(self) -> bool: ...
+    factorises: ClassVar[bool]
+    """Whether sites are independent. If not, `dense` is a table that covers the measure and is not equal to it."""
 
     def take(self, rows: Tensor) -> SiteMeasure: ...
-
     def total(self) -> Tensor:
         """The log of the mass of all sequences, (P,)."""
         ...
 
     def covers(self, other: SiteMeasure) -> bool:
-        """Whether this measure gives mass wherever `other`, from the same state, does."""
+        """Whether this measure has mass wherever `other`, from the same state, has."""
         ...
 
     def normalise(self) -> SiteMeasure: ...
     def with_mass(self, log_mass: Tensor | None) -> SiteMeasure: ...
-    def tilt(self, h: Laws) -> SiteMeasure: ...
-    def tilt_tokens(self, h: Laws) -> SiteMeasure: ...
-    def pin(self, fixed: Tensor) -> SiteMeasure: ...
+    def tilt(self, h: Categoricals) -> SiteMeasure:
+        """q ∝ m · exp(h), with h (P, L, V) over all tokens, the mask included."""
+        ...
+
+    def tilt_tokens(self, h: Categoricals) -> SiteMeasure:
+        """Tilt the token given that a site opens, and not which sites open, if the measure tells these apart."""
+        ...
+
+    def pin(self, fixed: Tensor) -> SiteMeasure:
+        """The measure in which the sites `fixed` (P, L) do not move."""
+        ...
+
     def dense(self) -> Table: ...
     def support(self, limit: int) -> tuple[Tensor, Tensor]:
-        """Every sequence in reach of each particle, as `support` lists them; it may list some of no mass."""
+        """Every sequence that each particle can reach, listed as by `rows.support`; some may have no mass."""
         ...
 
 
@@ -65,22 +78,19 @@ def draw(measure: Measure, generator: Generator | None) -> tuple[Tensor, Tensor]
     return y, measure.log_prob(y)
 
 
-def _rows(value: Sites | None, rows: Tensor) -> Any:
+def _take(value: Indexed | None, rows: Tensor) -> Indexed | None:
     return None if value is None else value[rows]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A site-factorised measure as a dense table of logs, (P, L, V); x (P, L) is the state it leads on from."""
+    """A measure that factorises, as a table of log-masses (P, L, V). x (P, L) is the state before the step."""
 
     log_p: Tensor
     sites: Sites | None = None
     log_mass: Tensor | None = None
     x: Tensor | None = None
-
-    @property
-    def factorises(self) -> bool:
-        return True
+    factorises: ClassVar[bool] = True
 
     def sample(self, generator: Generator | None) -> Tensor:
         return categorical(self.log_p, generator)
@@ -89,7 +99,7 @@ class Table:
         return self.log_p.gather(-1, y.unsqueeze(-1)).squeeze(-1).sum(-1)
 
     def take(self, rows: Tensor) -> Table:
-        return Table(self.log_p[rows], _rows(self.sites, rows), _rows(self.log_mass, rows), _rows(self.x, rows))
+        return Table(self.log_p[rows], _take(self.sites, rows), _take(self.log_mass, rows), _take(self.x, rows))
 
     def total(self) -> Tensor:
         return self.log_p.logsumexp(-1).sum(-1)
@@ -98,17 +108,14 @@ class Table:
         return replace(self, log_mass=log_mass)
 
     def normalise(self) -> Table:
-        return replace(self, log_p=row_by_row(lambda rows, log_p: _summing_to_one(log_p), self.log_p))
+        return replace(self, log_p=map_rows(lambda rows, log_p: _log_normalised(log_p), self.log_p))
 
-    def tilt(self, h: Laws) -> Table:
-        """q ∝ m · exp(h), site by site."""
+    def tilt(self, h: Categoricals) -> Table:
         h = h.expand_as(self.log_p) if isinstance(h, Tensor) else h
-        return replace(
-            self, log_p=row_by_row(lambda rows, log_p: _summing_to_one(log_p + rows_of(h, rows)), self.log_p)
-        )
+        log_p = map_rows(lambda rows, log_p: _log_normalised(log_p + table_rows(h, rows)), self.log_p)
+        return replace(self, log_p=log_p)
 
-    def tilt_tokens(self, h: Laws) -> Table:
-        """A table does not tell opening from choosing a token: the same as `tilt`."""
+    def tilt_tokens(self, h: Categoricals) -> Table:
         return self.tilt(h)
 
     def pin(self, fixed: Tensor) -> Table:
@@ -127,9 +134,9 @@ class Table:
         return support(self.log_p, limit)
 
 
-def _summing_to_one(log_p: Tensor) -> Tensor:
-    nothing = log_p.amax(-1, keepdim=True) == NEVER  # any law will do, for p gives no mass to what it draws
-    return torch.where(nothing, 0.0, log_p).log_softmax(-1)
+def _log_normalised(log_p: Tensor) -> Tensor:
+    empty = log_p.amax(-1, keepdim=True) == NEVER  # any distribution will do: p gives no mass to its draws
+    return torch.where(empty, 0.0, log_p).log_softmax(-1)
 
 
 @dataclass(frozen=True)
@@ -137,7 +144,7 @@ class Reveal:
     """One step of a masked process: every site stays with mass exp(log_stay) or moves with mass exp(log_move).
 
     A masked site that moves opens, with token v at mass exp(log_x0[v]); an open site that moves is masked again.
-    x, log_stay, log_move are (P, L); the token laws log_x0 are read at masked sites only and need not be normalised.
+    x, log_stay, log_move are (P, L); log_x0 is read at masked sites only and need not be normalised.
     """
 
     x: Tensor
@@ -147,10 +154,7 @@ class Reveal:
     mask_id: int
     sites: Sites | None = None
     log_mass: Tensor | None = None
-
-    @property
-    def factorises(self) -> bool:
-        return True
+    factorises: ClassVar[bool] = True
 
     @cached_property
     def masked(self) -> Tensor:
@@ -158,16 +162,15 @@ class Reveal:
 
     @cached_property
     def token_mass(self) -> Tensor:
-        """log sum_v exp(log_x0[v]) at masked sites, 0 elsewhere: (P, L)."""
-        # Kept, for it may take the whole vocabulary, and who normalises a measure most often wants its total too.
+        """log sum_v exp(log_x0[v]) at masked sites, 0 elsewhere: (P, L). Both `normalise` and `total` use it."""
         return self.log_x0.mass(self.masked)
 
     def sample(self, generator: Generator | None) -> Tensor:
-        """A draw; the measure must be normalised, as every proposal is. Tokens are drawn where sites open."""
+        """A draw. The measure must be normalised, as every proposal is."""
         return self.draw(generator)[0]
 
     def draw(self, generator: Generator | None) -> tuple[Tensor, Tensor]:
-        """A draw and its log-probability, (P,), which the token law gives away as it is drawn from."""
+        """A draw and its log-probability, (P,), without a second pass over the vocabulary."""
         masked = self.masked
         u = torch.rand(self.x.shape, generator=generator, device=self.x.device, dtype=torch.float64)
         moves = u.log() < self.log_move
@@ -184,9 +187,10 @@ class Reveal:
         return torch.where(still, self.log_stay, moved).sum(-1)
 
     def log_over(self, p: Reveal, y: Tensor) -> Tensor | None:
-        """log of this measure over p, from the same state, at a draw y from it, (P,), if its tokens are p's bent."""
+        """log q(y) - log p(y) at a draw y from this measure q, (P,); None unless its tokens are p's, tilted by a
+        gradient. p is from the same state."""
         still = y == self.x
-        token = log_bend(self.log_x0, p.log_x0, y, self.masked & ~still)
+        token = log_gradient_ratio(self.log_x0, p.log_x0, y, self.masked & ~still)
         if token is None:
             return None
         return torch.where(still, self.log_stay - p.log_stay, self.log_move - p.log_move + token).sum(-1)
@@ -198,8 +202,8 @@ class Reveal:
             log_stay=self.log_stay[rows],
             log_move=self.log_move[rows],
             log_x0=self.log_x0.take(rows),
-            sites=_rows(self.sites, rows),
-            log_mass=_rows(self.log_mass, rows),
+            sites=_take(self.sites, rows),
+            log_mass=_take(self.log_mass, rows),
         )
 
     def total(self) -> Tensor:
@@ -212,43 +216,36 @@ class Reveal:
         return self.normalise_tokens(carry_mass=True)._normalise_outcomes()
 
     def normalise_tokens(self, carry_mass: bool = False) -> Reveal:
-        """Make the token law at masked sites sum to one; its old mass goes into `log_move`, or is dropped."""
+        """Normalise the token distributions at masked sites; their mass goes into `log_move`, or is dropped."""
         if self.log_x0.normalised:
             return self
         log_move = self.log_move + self.token_mass if carry_mass else self.log_move
-        return replace(self, log_x0=normal(self.log_x0, self.mask_id), log_move=log_move)
+        return replace(self, log_x0=normalise_each(self.log_x0, self.mask_id), log_move=log_move)
 
     def _normalise_outcomes(self) -> Reveal:
         total = torch.logaddexp(self.log_stay, self.log_move)
-        nothing = total == NEVER  # neither staying nor moving is possible: move, and let p say so
-        return replace(
-            self,
-            log_stay=torch.where(nothing, NEVER, self.log_stay - total),
-            log_move=torch.where(nothing, 0.0, self.log_move - total),
-        )
+        empty = total == NEVER  # neither staying nor moving is possible: move, which has no mass under p
+        log_stay = torch.where(empty, NEVER, self.log_stay - total)
+        return replace(self, log_stay=log_stay, log_move=torch.where(empty, 0.0, self.log_move - total))
 
-    def tilt(self, h: Laws) -> Reveal:
-        """q ∝ m · exp(h) over all entries, the mask included (h: (P, L, V))."""
-        h = tokens_of(h)
-        stay, move = outcomes(h, self.x, self.mask_id)
+    def tilt(self, h: Categoricals) -> Reveal:
+        h = by_site(h)
+        stay, move = tilts_of_outcomes(h, self.x, self.mask_id)
         tilted = replace(self, log_stay=self.log_stay + stay, log_move=self.log_move + move)
         return tilted.tilt_each(h, carry_mass=True)._normalise_outcomes()
 
-    def tilt_tokens(self, h: Laws) -> Reveal:
-        """Tilt the token given that a site opens, and leave alone which sites open."""
-        return self.normalise().tilt_each(tokens_of(h), carry_mass=False)
+    def tilt_tokens(self, h: Categoricals) -> Reveal:
+        return self.normalise().tilt_each(by_site(h), carry_mass=False)
 
     def tilt_each(self, h: SiteDistributions, carry_mass: bool) -> Reveal:
-        """Token laws ∝ exp(log_x0 + h), normalised; the mass they had goes into `log_move`, or is dropped."""
-        masked = self.masked
-        bent = bend(self.log_x0, h, masked)
-        if bent is None:
+        """Token distributions ∝ exp(log_x0 + h), normalised; their mass goes into `log_move`, or is dropped."""
+        by_gradient = tilt_by_gradient(self.log_x0, h, self.masked)
+        if by_gradient is None:
             return replace(self, log_x0=tilted(self.log_x0, h)).normalise_tokens(carry_mass)
-        log_x0, mass = bent
+        log_x0, mass = by_gradient
         return replace(self, log_x0=log_x0, log_move=self.log_move + mass if carry_mass else self.log_move)
 
     def pin(self, fixed: Tensor) -> Reveal:
-        """Sites of a prompt never move, whatever the kernel says."""
         log_stay, log_move = self.log_stay.masked_fill(fixed, 0.0), self.log_move.masked_fill(fixed, NEVER)
         return replace(self, log_stay=log_stay, log_move=log_move)
 
@@ -260,7 +257,7 @@ class Reveal:
         opens = self.masked & (other.log_move > NEVER)
         return bool(stay.all() and move.all()) and all(
             bool(((self.log_x0.at(few) > NEVER) | (other.log_x0.at(few) == NEVER)).all())
-            for few in few_by_few(opens, self.log_x0.vocab_size)
+            for few in site_groups(opens, self.log_x0.vocab_size)
         )
 
     def dense(self) -> Table:
@@ -278,8 +275,8 @@ class Reveal:
 class Listed:
     """A measure on a short list of sequences for each particle, for proposals that do not factorise.
 
-    The lists lie end to end: candidates (K, L) with log_p (K,), normalised within each list, and `owner` (K,) in
-    ascending order saying whose list it is; particle i uses list row[i].
+    The lists are concatenated: candidates (K, L) with log_p (K,), normalised within each list, and `owner` (K,), the
+    number of the list, ascending. Particle i has list row[i].
     """
 
     candidates: Tensor
@@ -290,7 +287,7 @@ class Listed:
     log_mass: Tensor | None = None
 
     def sample(self, generator: Generator | None) -> Tensor:
-        # Each list takes up one unit of the joint cumulative sum; clamping keeps rounding from crossing its ends.
+        # Each list is one unit of the joint cumulative sum; the clamp keeps rounding from crossing its ends.
         cdf = self.log_p.double().exp().cumsum(0)
         start = torch.searchsorted(self.owner, self.row)
         end = torch.searchsorted(self.owner, self.row, right=True) - 1
@@ -307,5 +304,5 @@ class Listed:
         return found[key[len(listed) :]]
 
     def take(self, rows: Tensor) -> Listed:
-        sites, log_mass = _rows(self.sites, rows), _rows(self.log_mass, rows)
+        sites, log_mass = _take(self.sites, rows), _take(self.log_mass, rows)
         return replace(self, row=self.row[rows], sites=sites, log_mass=log_mass)

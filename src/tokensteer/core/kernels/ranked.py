@@ -1,123 +1,58 @@
-"""Kernels that rank sites by confidence: which masked sites open next.
+"""Kernels that open the masked sites of highest confidence first.
 
-The rank of a site comes from the prediction there. As long as it depends only on x_t and on noise that p and q share,
-the ratio p/q runs over the newly opened sites. p and q share the choice, so `choose` makes it once and passes it on as
-`sites`.
+The confidence of a site comes from the prediction there. If it depends only on x_t and on noise that p and q share, the
+ratio p/q runs over the newly opened sites. `choose` makes the choice once, and p and q share it as `sites`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tokensteer.core.categorical.sites import Laws, SiteDistributions, tokens_of
-from tokensteer.core.kernels.kernel import Count, PlainKernel, choice_of
+from tokensteer.core.categorical.sites import Categoricals, by_site
+from tokensteer.core.kernels.choices import finite, open_mask
+from tokensteer.core.kernels.kernel import Count, MaskedKernel, where_like
 from tokensteer.core.kernels.measure import Reveal
 from tokensteer.core.numerics.domains import check_number, check_whole
 from tokensteer.core.numerics.draws import NEVER
-from tokensteer.core.particles.path import Step
-
-
-def entry_at(table: Tensor, y: Tensor) -> Tensor:
-    """table[..., y], (P, L)."""
-    return table.gather(-1, y.unsqueeze(-1)).squeeze(-1)
-
-
-def possible(scores: Tensor) -> Tensor:
-    """Scores with -inf made the lowest number, so that -inf is left to say "takes no part"."""
-    return scores.clamp(min=torch.finfo(scores.dtype).min)
+from tokensteer.core.particles.path import Sites, Step
 
 
 def best_sites(scores: Tensor, among: Tensor, count: Tensor) -> Tensor:
     """The `count` (P,) sites of highest score among those allowed, (P, L); ties go to the lowest index."""
-    order = possible(scores).masked_fill(~among, NEVER).sort(dim=-1, descending=True, stable=True).indices
+    order = finite(scores).masked_fill(~among, NEVER).sort(dim=-1, descending=True, stable=True).indices
     places = torch.arange(scores.shape[-1], device=scores.device).expand(scores.shape)
     rank = torch.empty_like(order).scatter_(-1, order, places)
     return among & (rank < count.unsqueeze(-1))
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """The score of each token at each site: log mu^l(token) + lift^l, with lift (P, L) -inf at sites that take no part.
-
-    All scores are a table (P, L, V), which is large: they are spelt out a few rows at a time, whoever asks for them,
-    so that all see the same numbers.
-    """
-
-    laws: SiteDistributions
-    lift: Tensor
-
-    @classmethod
-    def of(cls, scores: Ranking | Tensor) -> Ranking:
-        """A ranking, or a table of scores (P, L, V) as one."""
-        if isinstance(scores, Ranking):
-            return scores
-        if scores.dim() != 3 or not scores.is_floating_point():
-            raise ValueError(
-                f"tokens are ranked by scores (P, L, V), -inf at sites that take no part, or by a Ranking; got "
-                f"{str(scores.dtype).removeprefix('torch.')} of shape {tuple(scores.shape)}"
-            )
-        return cls(tokens_of(scores), torch.zeros_like(scores[..., 0]).masked_fill(scores[..., 0] == NEVER, NEVER))
-
-    @property
-    def candidates(self) -> Tensor:
-        return self.lift != NEVER
-
-    def __getitem__(self, rows: Tensor | slice) -> Ranking:
-        return Ranking(replace(self.laws, index=self.laws.index[rows]), self.lift[rows])
-
-    def pin(self, fixed: Tensor) -> Ranking:
-        return replace(self, lift=self.lift.masked_fill(fixed, NEVER))
-
-    def within(self, laws: Laws, block: slice) -> Ranking:
-        """This ranking of a block of sites, on the canvas that the laws are of."""
-        laws = tokens_of(laws)
-        lift = torch.full(laws.index.shape, NEVER, dtype=self.lift.dtype, device=self.lift.device)
-        lift[:, block] = self.lift
-        return Ranking(laws, lift)
-
-    def orders(self, laws: SiteDistributions) -> bool:
-        """Whether these very laws are what it ranks by."""
-        return self.laws.store is laws.store and self.laws.index is laws.index
-
-    def spelt(self, laws: Tensor | None = None) -> Tensor:
-        """All scores, (P, L, V), from laws (P, L, V) where they have been spelt out already."""
-        lift = self.lift.unsqueeze(-1)
-        return possible((self.laws.dense() if laws is None else laws) + lift).masked_fill_(lift == NEVER, NEVER)
-
-
 def evenly(step: Step, masked: Tensor) -> Tensor:
-    """Open masked·(t - s)/t sites, at least one while any is left: a steady pace that ends with none masked."""
+    """Open masked·(t - s)/t sites, at least one: equal numbers at equal steps, and none left at the end."""
     return (masked * ((step.t - step.s) / step.t)).round().long().clamp(min=1)
 
 
 Confidence = Callable[[Tensor], Tensor]
-
-
-# ---- how many
+"""From log mu (K, V) to a number for each site (K,), higher for a surer prediction."""
 
 
 def fixed(number: int) -> Count:
-    """Open `number` sites at every step, and what is left at the last."""
+    """Open `number` sites at every step, and all remaining ones at the last."""
     check_whole("fixed: number", number, hint="at least one site must open at each step")
     return lambda step, masked: masked if step.s == 0 else torch.full_like(masked, number)
 
 
 def cosine_count(step: Step, masked: Tensor) -> Tensor:
-    """MaskGIT's pace: a share cos(pi/2 · (1 - t)) of sites is masked at t; at least one opens while any is left."""
+    """MaskGIT's pace: a share cos(pi/2 · (1 - t)) of sites is masked at t; at least one opens."""
     left = math.sin(math.pi / 2 * step.s) / math.sin(math.pi / 2 * step.t)
     return (masked - (masked * left + 1e-9).floor().long()).clamp(min=1)
 
 
-# ---- confidences: from log mu (K, V) to (K,), higher is surer
-
-
 def max_probability(log_x0: Tensor) -> Tensor:
-    """max_v log mu^l(v), the default of `Ranked`."""
+    """max_v log mu^l(v)."""
     return log_x0.amax(-1)
 
 
@@ -133,31 +68,28 @@ def margin(log_x0: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Ranked(PlainKernel):
-    """Open the `count` masked sites of highest confidence, and every one whose confidence reaches `threshold`.
+class Ranked(MaskedKernel):
+    """Open the `count` masked sites of highest confidence, and all whose confidence reaches `threshold`.
 
-    By default the confidence is max_v mu^l(v), the low-confidence order of LLaDA; ties go to the lowest index.
-    `count(step, masked)` returns how many sites open, from the number of masked sites of each row, (P,). The order
-    depends on x_t alone, so the ratio p/q runs over the newly opened sites only.
+    By default the confidence is max_v log mu^l(v), the low-confidence order of LLaDA; ties go to the lowest index. The
+    order depends on x_t alone, so the ratio p/q runs over the newly opened sites.
     """
 
-    mask_id: int
     count: Count = evenly
     confidence: Confidence = max_probability
     threshold: float = math.inf
 
     def __post_init__(self) -> None:
-        check_whole("Ranked.mask_id", self.mask_id, 0)
+        super().__post_init__()
         check_number("Ranked.threshold", self.threshold, "[-inf, inf]")
 
-    def choose(self, x: Tensor, log_x0: Laws, step: Step) -> Tensor:
+    def choose(self, x: Tensor, log_x0: Categoricals, step: Step) -> Tensor:
         masked = x == self.mask_id
-        scores = tokens_of(log_x0).each(self.confidence, masked)
+        scores = by_site(log_x0).each(self.confidence, masked)
         best = best_sites(scores, masked, self.count(step, masked.sum(-1)))
         return best | (masked & (scores >= self.threshold))
 
-    def __call__(self, x: Tensor, log_x0: Laws, step: Step, sites: Tensor | None = None) -> Reveal:
-        sites = self.choose(x, log_x0, step) if sites is None else sites
-        log_stay = choice_of(sites, NEVER, 0.0, log_x0)
-        log_move = choice_of(sites, 0.0, NEVER, log_x0)
-        return Reveal(x, log_stay, log_move, tokens_of(log_x0), self.mask_id, sites)
+    def __call__(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None = None) -> Reveal:
+        opens = self.choose(x, log_x0, step) if sites is None else open_mask(sites)
+        log_stay, log_move = where_like(opens, NEVER, 0.0, log_x0), where_like(opens, 0.0, NEVER, log_x0)
+        return Reveal(x, log_stay, log_move, by_site(log_x0), self.mask_id, opens)

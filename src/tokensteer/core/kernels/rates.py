@@ -1,12 +1,12 @@
-"""Continuous time: what the kernels are steps of.
+"""Rates and opening times of the process in continuous time, which the kernels discretise.
 
-Sites change one at a time, at rates R_t(x, y) from x to its neighbour y, and time runs down from 1 to 0. A path holds
-its state between jumps. A particle that moves by rates Q instead of R collects weight while it holds and when it jumps:
+Sites change one at a time, at rates R_t(x, y) from x to its neighbour y, and time runs down from 1 to 0. A particle
+that moves by rates Q instead of R collects weight between jumps and at jumps:
 
     log w = psi_s(x_s) - psi_t(x_t) + ∫ sum_y [Q(x, y) - R(x, y)] dt + sum over jumps of log R/Q
 
-with the ramp's and the jumps' parts of psi taken together, since they telescope. Where the targets pi_t are known, the
-noise in detailed balance with Q gives a weight that needs no model, as in LEAPS (`balance_log_weight`).
+where the changes of psi by the ramp and by jumps telescope. If the targets pi_t are known, the noise in detailed
+balance with Q gives a weight without a model, as in LEAPS (`balance_log_weight`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from torch import Generator, Tensor
 from tokensteer.core.kernels.schedule import Schedule
 from tokensteer.core.numerics.draws import uniforms
 
-# ---- rates
-
 
 def hazard(schedule: Schedule, t: float) -> float:
     """-alpha'(t) / (1 - alpha(t)), the rate at which a masked site opens."""
@@ -28,13 +26,13 @@ def hazard(schedule: Schedule, t: float) -> float:
 
 
 def _each(function: Callable[[float], float], t: Tensor) -> Tensor:
-    """A function of a number at every element of t, in double precision."""
+    """function(t) at every element of t, in double precision."""
     values = [function(float(v)) for v in t.flatten().cpu().numpy()]
     return torch.tensor(values, dtype=torch.float64, device=t.device).view_as(t)
 
 
 def _at(function: Callable[[float], float], t: Tensor | float, like: Tensor) -> Tensor:
-    """A function of the time, one for all or one for each row, to be multiplied with `like` (P, L, V)."""
+    """function(t), for one t or one for each row, in a shape and dtype to multiply `like` (P, L, V) by."""
     return _each(function, torch.as_tensor(t, dtype=torch.float64)).view(-1, 1, 1).to(like)
 
 
@@ -45,10 +43,10 @@ def masked_rate(x: Tensor, log_x0: Tensor, t: Tensor | float, schedule: Schedule
 
 
 def uniform_rate(x: Tensor, log_x0: Tensor, t: Tensor | float, schedule: Schedule) -> Tensor:
-    """The reverse of noise that replaces a token by a uniform one, whose marginals are alpha·x_0 + (1 - alpha)/V.
+    """The reverse of noise that replaces tokens by uniform ones, with marginals alpha·x_0 + (1 - alpha)/V.
 
     Noise replaces at rate -alpha'/alpha. Reversed given x_0^l and averaged over the prediction mu^l = p(x_0^l | x_t),
-    which here sees site l too, with b = (1 - alpha)/V:
+    which here depends on x^l too, with b = (1 - alpha)/V:
 
         R_t(x -> x^{l:=v}) = -alpha'/(alpha V) · [1 - mu^l(x^l)·alpha/(alpha + b) + mu^l(v)·alpha/b]     v != x^l
     """
@@ -60,11 +58,8 @@ def uniform_rate(x: Tensor, log_x0: Tensor, t: Tensor | float, schedule: Schedul
     return (-slope / size * (leave / alpha + mu / b)).scatter(-1, here, 0.0)
 
 
-# ---- exact times
-
-
 def time_of(schedule: Schedule, noise: Tensor) -> Tensor:
-    """The t with 1 - alpha(t) = noise, by bisection; 0 where the schedule ends with more noise than that."""
+    """The t with 1 - alpha(t) = noise, by bisection; 0 if the schedule has more noise than that at t = 0."""
 
     def solve(target: float) -> float:
         low, high = 0.0, 1.0
@@ -77,9 +72,9 @@ def time_of(schedule: Schedule, noise: Tensor) -> Tensor:
 
 
 def opening_times(schedule: Schedule, masked: Tensor, generator: Generator | None, t: float = 1.0) -> Tensor:
-    """When sites open, drawn exactly: falling times (P, max n) for n masked sites (P,) at time t; 0 after the last.
+    """Exact draws of the opening times, descending, (P, max n), of n masked sites (P,) at time t; 0 after the last.
 
-    Each site opens on its own, so with n masked P(none opens before tau) = ((1 - alpha_tau)/(1 - alpha_t))^n = U.
+    Sites open independently, so with n masked P(none opens before tau) = ((1 - alpha_tau)/(1 - alpha_t))^n = U.
     """
     left = masked.unsqueeze(-1) - torch.arange(int(masked.max()), device=masked.device)
     u = uniforms(tuple(left.shape), masked, generator)
@@ -88,10 +83,8 @@ def opening_times(schedule: Schedule, masked: Tensor, generator: Generator | Non
 
 
 def next_opening(schedule: Schedule, masked: Tensor, t: Tensor, generator: Generator | None) -> Tensor:
-    """When the next of n masked sites (P,) opens after times t (P,), drawn exactly: `opening_times` one by one.
-
-    Where none is masked the clock stands still.
-    """
+    """Exact draws of the next opening time after t (P,) of n masked sites (P,): `opening_times` one by one. It is t if
+    no site is masked."""
     u = uniforms(tuple(masked.shape), masked, generator)
     noise = (1.0 - _each(schedule.alpha, t)) * u ** (1.0 / masked.clamp(min=1))
     return torch.where(masked > 0, time_of(schedule, noise).minimum(t), t)

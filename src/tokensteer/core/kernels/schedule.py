@@ -1,7 +1,7 @@
-"""Schedules of noise and grids of time.
+"""Noise schedules and time grids.
 
-Time runs from t = 1 (all noise) down to t = 0 (clean data). A schedule gives alpha(t), the probability that a token
-survives to time t, and its derivative; a grid cuts [0, 1] into steps.
+Time runs from t = 1 (all noise) down to t = 0 (clean data). A schedule is alpha(t), the probability that a token
+survives to time t, and its derivative; a grid divides [0, 1] into steps.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ class Schedule(Protocol):
 
     def alpha(self, t: float) -> float: ...
     def derivative(self, t: float) -> float: ...
+
+
+def alphas(schedule: Schedule, step: Step) -> tuple[float, float]:
+    """alpha_t and alpha_s. At s = 0 alpha_s is 1 whatever the schedule is, so that no site stays masked."""
+    return schedule.alpha(step.t), 1.0 if step.s == 0 else schedule.alpha(step.s)
 
 
 @dataclass(frozen=True)
@@ -106,16 +111,13 @@ def uniform_steps(num_steps: int) -> tuple[Step, ...]:
 
 
 def cosine_steps(num_steps: int) -> tuple[Step, ...]:
-    """t = cos(pi/2 · done): small steps at first, when all is still open, and large ones at the end."""
+    """t = cos(pi/2 · done): small steps at first, large ones at the end."""
     return _grid(num_steps, lambda done: math.cos(math.pi / 2 * done))
-
-
-# ---- ReMDM
 
 
 @dataclass(frozen=True)
 class LoopSchedule:
-    """alpha of ReMDM-loop: up to `alpha_on` until t = t_on, constant in [t_off, t_on], then up to 1."""
+    """alpha of ReMDM-loop: rises to `alpha_on` at t = t_on, is constant down to t_off, then rises to 1."""
 
     t_on: float
     t_off: float
@@ -124,8 +126,8 @@ class LoopSchedule:
     def __post_init__(self) -> None:
         if not 0 < self.t_off < self.t_on < 1 or not 0 < self.alpha_on < 1:
             raise ValueError(
-                f"Loop needs 0 < t_off < t_on < 1 and 0 < alpha_on < 1, got t_off = {self.t_off}, t_on = {self.t_on}, "
-                f"alpha_on = {self.alpha_on}"
+                f"LoopSchedule needs 0 < t_off < t_on < 1 and 0 < alpha_on < 1, got t_off = {self.t_off}, "
+                f"t_on = {self.t_on}, alpha_on = {self.alpha_on}"
             )
 
     def alpha(self, t: float) -> float:

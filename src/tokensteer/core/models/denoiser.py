@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from tokensteer.core.categorical.forms import CategoricalStore, HiddenLogits, Logits, log_law
+from tokensteer.core.categorical.forms import CategoricalStore, HiddenLogits, Logits, masked_log_softmax
 
 Time = float | Tensor  # one for all, or (P,) where particles have clocks of their own
 
@@ -54,7 +54,7 @@ class FromLogits:
         return logits if logits.is_floating_point() else logits.to(torch.float32)
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
-        return log_law(self._ask(x, t).clone(), self.mask_id)
+        return masked_log_softmax(self._ask(x, t).clone(), self.mask_id)
 
     def laws(self, x: Tensor, t: Time) -> Logits:
         return self.kept(self._ask(x, t))
@@ -99,7 +99,7 @@ class FromHidden:
         return self.trunk(x) if self.ignores_time else self.trunk(x, t)
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
-        return log_law(self.head(self._ask(x, t)).clone(), self.mask_id)  # a hook may hold on to what it saw
+        return masked_log_softmax(self.head(self._ask(x, t)).clone(), self.mask_id)  # a hook may hold on to what it saw
 
     def laws(self, x: Tensor, t: Time) -> HiddenLogits:
         return self.kept(self._ask(x, t))

@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.categorical.forms import CategoricalStore, LogProbs, StoreBuffer
-from tokensteer.core.categorical.sites import Laws, SiteDistributions
+from tokensteer.core.categorical.sites import Categoricals, SiteDistributions
 from tokensteer.core.kernels.kernel import NO_MASK, Clocked, Kernel
 from tokensteer.core.kernels.measure import SiteMeasure
 from tokensteer.core.kernels.noise import Interpolating, noise_of
@@ -78,7 +78,7 @@ class Model(Protocol):
         """The token law of the target at masked sites, perhaps unnormalised."""
         ...
 
-    def step_with(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None) -> SiteMeasure:
+    def step_with(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None) -> SiteMeasure:
         """The kernel with any token law, the template's sites pinned."""
         ...
 
@@ -222,7 +222,7 @@ class Diffusion:
 
     def _known(self, ids: Tensor, log_x0: Tensor, t: Time) -> Tensor:
         """The network's answer made to agree with what x shows, where no mask tells what is known."""
-        log_x0 = noise_of(self.kernel).believe(ids, log_x0, t)
+        log_x0 = noise_of(self.kernel).condition(ids, log_x0, t)
         if self._prompt is None:
             return log_x0
         known = torch.full_like(log_x0, NEVER).scatter(-1, ids.unsqueeze(-1), 0.0)
@@ -234,7 +234,7 @@ class Diffusion:
     def combined(self, prediction: Prediction) -> SiteDistributions:
         return prediction.laws()
 
-    def step_with(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None) -> SiteMeasure:
+    def step_with(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None) -> SiteMeasure:
         return self.pin(self.kernel(x, log_x0, step, sites), len(x))
 
     def pin(self, measure: SiteMeasure, rows: int) -> SiteMeasure:

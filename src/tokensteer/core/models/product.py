@@ -21,7 +21,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.categorical.product import Powers, product_of_powers
-from tokensteer.core.categorical.sites import Laws, SiteDistributions
+from tokensteer.core.categorical.sites import Categoricals, SiteDistributions
 from tokensteer.core.kernels.kernel import NO_MASK, Kernel
 from tokensteer.core.kernels.masked import Ancestral
 from tokensteer.core.kernels.measure import Reveal, SiteMeasure, Table
@@ -175,7 +175,7 @@ class Product:
     def log_start(self, x: Tensor) -> Tensor:
         return self.models[0].log_start(x)
 
-    def step_with(self, x: Tensor, log_x0: Laws, step: Step, sites: Sites | None) -> SiteMeasure:
+    def step_with(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None) -> SiteMeasure:
         return self.models[0].step_with(x, log_x0, step, sites)
 
     def transition(self, x: Tensor, prediction: Prediction, step: Step, sites: Sites | None) -> SiteMeasure:

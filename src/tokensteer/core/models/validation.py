@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensteer.core.categorical.forms import Categorical
-from tokensteer.core.categorical.sites import tokens_of
+from tokensteer.core.categorical.sites import by_site
 from tokensteer.core.kernels.kernel import NO_MASK, Clocked, Kernel
 from tokensteer.core.kernels.noise import MaskNoise, noise_of
 from tokensteer.core.models.denoiser import Denoiser, FromHidden, FromLogits, Structured, Timeless
@@ -66,7 +66,7 @@ def check_log_probs(log_x0: Tensor, x: Tensor, kernel: Kernel, tolerance: float 
     if log_x0.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"the denoiser must return float32 or float64, got {log_x0.dtype}: wrap it in from_logits")
     read = (x == mask_id) if has_mask else torch.ones_like(x, dtype=torch.bool)
-    log_sum = tokens_of(log_x0).mass(read).abs()
+    log_sum = by_site(log_x0).mass(read).abs()
     if log_sum.isnan().any():
         raise ValueError("the denoiser gives NaN at masked sites: check its weights and inputs")
     if has_mask and (log_x0[..., mask_id][read] > NEVER).any():
@@ -140,7 +140,7 @@ def _check_memory(denoiser: Denoiser, kernel: Kernel, x: Tensor, other: Tensor, 
     def predict(x: Tensor) -> Categorical:
         if isinstance(denoiser, Structured) and kernel.mask_id != NO_MASK:
             return denoiser.laws(x, t)
-        return tokens_of(denoiser(x, t)).store
+        return by_site(denoiser(x, t)).store
 
     prediction, sites = predict(x), torch.arange(x.shape[1], device=x.device)
     before = prediction.entries(sites, tokens[0])

@@ -1,13 +1,14 @@
-"""How many rows a network is given at once, and what is kept of its answers: as much as memory allows.
+"""Chunked network calls within a memory budget, and counts of their rows.
 
-A chunk is sized by a budget and a guess of what a row takes; if a network runs out of memory all the same, the chunk is
-halved, reported once, and the work goes on, with the same random numbers. Nothing else changes: rows are independent.
+The size of a chunk follows from a budget and an estimate of the bytes of a row. If a network still runs out of memory,
+the chunk is halved, with one warning, and retried with the same random numbers. Results do not depend on the chunks.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -28,7 +29,7 @@ ON_CPU = 2**31
 
 
 def parse_memory(memory: str | float) -> int:
-    """Bytes from a number or from words such as "8GiB"."""
+    """Bytes, from a number or a string such as "8GiB"."""
     words = f"{memory:.0f}" if type(memory) in (int, float) else str(memory)
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-z]*)\s*", words.lower())
     unit = None if match is None else UNITS.get(match[2])
@@ -42,9 +43,9 @@ def parse_memory(memory: str | float) -> int:
 
 @dataclass
 class Meter(threading.local):
-    """Counts rows given to a network, and rows asked for that need not be. Read by `Result` and never by a sampler.
+    """Counts the rows and calls of a network, and the rows `saved` by sharing results; `Result` reports them.
 
-    Each thread has counts of its own, so that runs which share a network do not count each other's rows."""
+    Each thread has its own counts, so that runs which share a network do not count each other's rows."""
 
     rows: int = 0
     saved: int = 0
@@ -56,15 +57,13 @@ class Meter(threading.local):
         self.saved += 0 if asked is None else asked - rows
 
     def __reduce__(self) -> tuple[type[Meter], tuple[()]]:
-        return Meter, ()  # a copy has counts of its own too
+        return Meter, ()  # a copy starts from zero
 
 
 @dataclass
 class Chunks(threading.local):
-    """The budget of one network: `memory` in bytes, None until it is known what the device has free; `most` rows at
-    once, learned by running out of memory, for each use of the network: they differ in what a row takes.
-
-    Each thread has a budget of its own, so that runs which share a network do not change each other's."""
+    """The budget of one network: `memory` in bytes, None until the free memory of the device is known, and the `most`
+    rows at once, by bytes of a row, found by running out of memory. Each thread has its own budget."""
 
     memory: int | None = None
     most: dict[int, int] = field(default_factory=dict[int, int])
@@ -73,18 +72,18 @@ class Chunks(threading.local):
         return Chunks, ()
 
     def size(self, row_bytes: int, device: torch.device) -> int:
-        if self.memory is None and device.type == "cuda":  # asked once: it takes a while
+        if self.memory is None and device.type == "cuda":  # once: this call is slow
             self.memory = torch.cuda.mem_get_info(device)[0] // 2
         rows = max(1, (ON_CPU if self.memory is None else self.memory) // max(1, row_bytes))
         return min(rows, self.most.get(row_bytes, rows))
 
     def holds(self, answers: int) -> bool:
-        """Whether there is room for so many bytes of answers, for as many of the next step, and for both as one."""
+        """Whether results of so many bytes fit three times: those of this step, of the next, and a joined copy."""
         room = _physical() // 2 if self.memory is None else self.memory
         return 3 * answers <= room
 
     def run(self, network: Callable[[Tensor], Answer], rows: Tensor, row_bytes: int) -> list[Answer]:
-        """network(rows[part]) for all parts of the rows (n, ...), at least one."""
+        """network(rows[part]) for all chunks of the rows (n, ...), at least one."""
         return self.stretches(lambda part: network(rows[part]), len(rows), row_bytes, rows.device)
 
     def stretches(
@@ -95,10 +94,10 @@ class Chunks(threading.local):
         device: torch.device,
         generator: Generator | None = None,
     ) -> list[Answer]:
-        """network(part) for stretches of so many rows, at least one; `generator` is what it draws from."""
+        """network(part) for all chunks of `count` rows, at least one; `generator` is what the network draws from."""
         answers: list[Answer] = []
         done, size = 0, self.size(row_bytes, device)
-        size = -(-count // max(1, -(-count // size)))  # parts of a size: the largest is what memory is for
+        size = -(-count // max(1, -(-count // size)))  # chunks of equal size
         while done < count or not answers:
             drawn = None if generator is None or capturing() else generator.get_state()
             try:
@@ -108,34 +107,30 @@ class Chunks(threading.local):
                 if capturing() or not ran_out(error):
                     raise
                 if taken <= 1:
-                    self.most.pop(row_bytes, None)  # fewer did not help: something else is too large
+                    self.most.pop(row_bytes, None)  # a smaller chunk did not help
                     error.add_note("One row alone does not fit: shorten the sequences, or take a smaller network.")
                     raise
-                size = self._halve(taken, row_bytes)
-                if generator is not None and drawn is not None:  # those who try again draw the same numbers
+                if not self.most:
+                    warnings.warn(
+                        f"a network or reward ran out of memory with {taken} rows at once: going on with fewer. A "
+                        "smaller memory=... spares the tries",
+                        stacklevel=2,
+                    )
+                size = self.most[row_bytes] = taken // 2
+                if generator is not None and drawn is not None:  # draw the same numbers again
                     generator.set_state(drawn)
                 torch.cuda.empty_cache()
             else:
                 done += size
         return answers
 
-    def _halve(self, size: int, row_bytes: int) -> int:
-        if not self.most:
-            warnings.warn(
-                f"a network or reward ran out of memory with {size} rows at once: going on with fewer. A smaller "
-                "memory=... spares the tries",
-                stacklevel=2,
-            )
-        self.most[row_bytes] = size // 2
-        return size // 2
-
 
 def _physical() -> int:
-    """Bytes of memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**63
+    """Bytes of memory of this machine; unlimited on Windows, where it is not known."""
+    return 2**63 if sys.platform == "win32" else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def ran_out(error: Exception) -> bool:
-    """Whether it was memory that there was not enough of; on a CPU that is no error of torch's own kind."""
-    said = ("can't allocate memory", "not enough memory")  # by torch on Linux, and elsewhere
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in said)
+    """Whether the error is lack of memory. On a CPU torch raises a RuntimeError that only its text tells apart."""
+    texts = ("can't allocate memory", "not enough memory")  # on Linux, and elsewhere
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in texts)

@@ -1,4 +1,4 @@
-"""Whether a run is being recorded as a CUDA graph (`replay`), when the host may not look at what is on the device."""
+"""Whether a CUDA graph is being captured, during which the host cannot read values from the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The domains of numbers that users give, checked where an object is made of them."""
+"""Checks that numbers given by users lie in their domains, for use at construction."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, cast
 
 
 def check_whole(name: str, value: object, least: int = 1, hint: str = "") -> None:
-    """Raise unless the value is a whole number of at least `least`. 16.0 and True are refused."""
+    """Raise ValueError unless the value is a whole number of at least `least`; 16.0 and True are none."""
     try:
         number = None if isinstance(value, bool) else index(cast("Any", value))
     except TypeError:
@@ -19,7 +19,7 @@ def check_whole(name: str, value: object, least: int = 1, hint: str = "") -> Non
 
 
 def check_wholes(owner: str, least: int = 1, /, **values: object) -> None:
-    """`check_whole` for several numbers of an object; None stands for what was not given and is not checked."""
+    """`check_whole` for several numbers or tuples of numbers of an object; None is not checked."""
     for name, value in values.items():
         for one in cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,):
             if one is not None:
@@ -29,14 +29,14 @@ def check_wholes(owner: str, least: int = 1, /, **values: object) -> None:
 
 
 def check_seed(name: str, value: object) -> None:
-    """Raise unless the value is a whole number from 0 to 2^63 - 1."""
+    """Raise ValueError unless the value is a whole number from 0 to 2^63 - 1."""
     check_whole(name, value, -(2**63))
     if not 0 <= index(cast("Any", value)) < 2**63:
         raise ValueError(f"{name} must be a number from 0 to 2^63 - 1, got {value}")
 
 
 def check_number(name: str, value: object, domain: str = "(-inf, inf)", hint: str = "") -> None:
-    """Raise unless the value is a number in an interval, written as "(0, 1]"; NaN lies in none."""
+    """Raise ValueError unless the value is a number in the interval `domain`, written as "(0, 1]"; NaN is in none."""
     try:
         number = None if isinstance(value, bool | str) else float(cast("Any", value))
     except (TypeError, ValueError):
@@ -51,7 +51,7 @@ def check_number(name: str, value: object, domain: str = "(-inf, inf)", hint: st
 
 
 def check_numbers(owner: str, domain: str, /, **values: object) -> None:
-    """`check_number` for several numbers of an object; None stands for what was not given and is not checked."""
+    """`check_number` for several numbers of an object; None is not checked."""
     for name, value in values.items():
         if value is not None:
             check_number(f"{owner}.{name}", value, domain)

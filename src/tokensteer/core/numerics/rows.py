@@ -1,4 +1,4 @@
-"""Lists of sequences: all that a table can reach, and which rows of a batch are the same."""
+"""Lists of sequences: the support of a table, and the distinct rows of a batch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from tokensteer.core.numerics.draws import NEVER
 
 
 def support(log_p: Tensor, limit: int) -> tuple[Tensor, Tensor]:
-    """Every sequence to which a (P, L, V) table of logs gives mass: `rows` (K,) and `sequences` (K, L).
-
-    Row by row, the last site running fastest. Raises when there are more than `limit`.
-    """
+    """Every sequence with mass under a (P, L, V) table of logs: `rows` (K,) and `sequences` (K, L), ordered by row, the
+    last site fastest. Raises if there are more than `limit`."""
     possible = log_p > NEVER
     count = possible.sum(-1)
     total = count.double().prod(-1)
@@ -31,11 +29,11 @@ def support(log_p: Tensor, limit: int) -> tuple[Tensor, Tensor]:
 
 
 def same_rows(x: Tensor) -> Tensor:
-    """A number for each row of x >= 0, the same for equal rows and for them alone."""
+    """A number for each row of x >= 0, the same for two rows exactly if they are equal."""
     base = int(x.max()) + 1 if x.numel() else 1
-    exact = base ** x.shape[1] < 2**62  # then one integer tells the whole row
+    exact = base ** x.shape[1] < 2**62  # then one integer encodes the row
     places = torch.arange(x.shape[1], device=x.device)
-    # Sorting integers is far quicker than sorting rows, so long rows are told apart by a hash, which is then checked.
+    # Sorting integers is far faster than sorting rows, so long rows are compared by a hash, which is then checked.
     weights = base**places if exact else (places * 2 + 1) * 0x5851F42D4C957F2D ^ (places + 1) * 0x9E3779B97F4A7C1
     _, row = unique((x * weights).sum(-1))
     if exact:
@@ -45,19 +43,19 @@ def same_rows(x: Tensor) -> Tensor:
 
 
 def unique(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct rows of x in order, and which of them each row is."""
+    """The distinct rows of x in order, and the index among them of each row."""
     dim = None if x.dim() == 1 else 0
     return torch.unique(x, dim=dim, return_inverse=True)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
 
 def _first(row: Tensor) -> Tensor:
-    """The first place of each of the numbers 0, 1, ..., (D,)."""
+    """The first index of each of the numbers 0, 1, ..., (D,)."""
     positions = torch.arange(len(row), device=row.device)
     return torch.full((int(row.max()) + 1,), len(row), device=row.device).scatter_reduce(0, row, positions, "amin")
 
 
 def log_sum_runs(log_mass: Tensor, lengths: Tensor) -> Tensor:
-    """log of the sums of exp(log_mass) (K,) over consecutive runs of the given lengths, in a fixed order."""
+    """The log-sum-exp of log_mass (K,) over consecutive runs of the given lengths."""
     highest = torch.segment_reduce(log_mass, "max", lengths=lengths)
     shift = torch.where(highest == NEVER, 0.0, highest)
     mass = (log_mass - shift.repeat_interleave(lengths)).exp()
@@ -65,6 +63,6 @@ def log_sum_runs(log_mass: Tensor, lengths: Tensor) -> Tensor:
 
 
 def distinct(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`first` (D,) picks one particle of each distinct row of x, `row` (P,) says which of them each particle is."""
+    """`first` (D,), one particle for each distinct row of x, and `row` (P,), the index of each particle's row in it."""
     row = same_rows(x)
     return _first(row), row

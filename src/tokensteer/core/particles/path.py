@@ -10,7 +10,7 @@ from collections.abc import Generator as Context
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 from torch import Generator, Tensor
 
@@ -33,9 +33,11 @@ class Step:
         check_number("Step.s", self.s, "[0, inf)")
 
 
-Sites = Any
-"""What a kernel chose at each particle, and p and q share: most often which sites open, (P, L), or by which scores they
-are ranked. It can be indexed by particles."""
+class Sites(Protocol):
+    """What a kernel chose for each particle, shared by p and q, and indexed by particles: a boolean tensor (P, L), the
+    sites that open, or an object of the kernel's own, such as a ranking."""
+
+    def __getitem__(self, rows: Tensor, /) -> Self: ...
 
 
 class Measure(Protocol):

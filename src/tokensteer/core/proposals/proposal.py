@@ -12,8 +12,8 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
-from tokensteer.core.categorical.product import normal
-from tokensteer.core.categorical.sites import Laws
+from tokensteer.core.categorical.product import normalise_each
+from tokensteer.core.categorical.sites import Categoricals
 from tokensteer.core.kernels.kernel import Stateful
 from tokensteer.core.kernels.measure import SiteMeasure
 from tokensteer.core.models.diffusion import Model
@@ -63,7 +63,7 @@ def inmost(proposal: Proposal, kind: type[Kind]) -> Kind | None:
     return proposal
 
 
-def chosen(x: Tensor, log_x0: Laws, evaluation: Evaluation, step: Step, model: Model) -> Sites | None:
+def chosen(x: Tensor, log_x0: Categoricals, evaluation: Evaluation, step: Step, model: Model) -> Sites | None:
     """The sites that the kernel opens, by the order of log_x0 and what it remembers of the particles."""
     if evaluation.memory is not None and isinstance(model.kernel, Stateful):
         return model.kernel.recall(x, log_x0, step, evaluation.memory)
@@ -92,7 +92,7 @@ class Guided:
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
         prediction = prediction_of(evaluation)
         sites = chosen(x, model.clean(prediction), evaluation, step, model)
-        return model.step_with(x, normal(model.combined(prediction), model.kernel.mask_id), step, sites)
+        return model.step_with(x, normalise_each(model.combined(prediction), model.kernel.mask_id), step, sites)
 
 
 @dataclass(frozen=True)

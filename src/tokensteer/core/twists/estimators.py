@@ -15,12 +15,12 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
-from tokensteer.core.categorical.forms import laws_at_once
-from tokensteer.core.categorical.sites import Laws, SiteDistributions, dense_of, tokens_of
+from tokensteer.core.categorical.forms import rows_at_once
+from tokensteer.core.categorical.sites import Categoricals, SiteDistributions, as_table, by_site
 from tokensteer.core.kernels.kernel import NO_MASK
 from tokensteer.core.models.denoiser import carry_over
 from tokensteer.core.numerics.domains import check_number, check_whole
-from tokensteer.core.numerics.draws import NEVER, instead_of_never, shared_uniforms, spread_uniforms, uniforms_at
+from tokensteer.core.numerics.draws import NEVER, replace_neg_inf, shared_uniforms, spread_uniforms, uniforms_at
 from tokensteer.core.numerics.rows import distinct, support
 
 Average = Callable[[Tensor, Tensor, float], Tensor]
@@ -33,7 +33,7 @@ class NoisyState(NamedTuple):
     """
 
     x: Tensor
-    log_x0: Laws
+    log_x0: Categoricals
     t: float
     mask_id: int
     noise: Tensor | None = None
@@ -44,7 +44,7 @@ class NoisyState(NamedTuple):
 
     @property
     def tokens(self) -> SiteDistributions:
-        return tokens_of(self.log_x0)
+        return by_site(self.log_x0)
 
     @property
     def ids(self) -> Tensor:
@@ -61,7 +61,7 @@ class NoisyState(NamedTuple):
 
     def clean_law(self) -> Tensor:
         """p(x_0 | x_t) with what is visible carried over, (P, L, V), differentiable in x."""
-        log_x0 = dense_of(self.log_x0)
+        log_x0 = as_table(self.log_x0)
         return log_x0.exp() if self.mask_id == NO_MASK else carry_over(self.one_hots, log_x0, self.mask_id)
 
     def zeros(self, *shape: int) -> Tensor:
@@ -125,7 +125,7 @@ def _weights_and_centre(r: Tensor, log_v: Tensor) -> tuple[Tensor, Tensor]:
     """v, and the largest reward as a constant, 0 where there is none. Only the numerator's weights carry a gradient:
     that makes the gradient through them the REINFORCE estimator."""
     centre = r.detach().masked_fill(log_v == NEVER, NEVER).amax(0)
-    return log_v.exp(), instead_of_never(centre, 0.0)
+    return log_v.exp(), replace_neg_inf(centre, 0.0)
 
 
 # ---- estimators
@@ -141,7 +141,7 @@ def _score(look: NoisyState, x0: Tensor) -> Tensor:
 
     Gathering from an expanded tensor keeps the gradient's sums in a fixed order, so that a seed gives the same run.
     """
-    law = look.clean_law() if look.relaxed else dense_of(look.log_x0).exp()
+    law = look.clean_law() if look.relaxed else as_table(look.log_x0).exp()
     mu = law.expand(len(x0), *law.shape).gather(-1, x0.unsqueeze(-1)).squeeze(-1)
     # Sites that are seen do not count; a 1 there, since the gradient of log 0 would be NaN.
     return torch.where(look.hidden, mu, 1.0).log().sum(-1)
@@ -267,7 +267,7 @@ class SoftInput:
         if look.relaxed or not len(look.x):
             return tilt.exact(look.clean_law())
         # Laws of whole rows are large: as many at once as may be spelt out.
-        at_once = max(1, laws_at_once(look.tokens.vocab_size) // look.x.shape[1])
+        at_once = max(1, rows_at_once(look.tokens.vocab_size) // look.x.shape[1])
         parts = torch.split(torch.arange(len(look.x), device=look.x.device), at_once)
         return torch.cat([tilt.exact(look.take(rows).clean_law()) for rows in parts])
 

@@ -15,8 +15,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import linear
 
 from tokensteer.core.categorical.forms import CategoricalStore
-from tokensteer.core.categorical.fused import softmax_slope
-from tokensteer.core.categorical.gradient_tilt import LowRankGradient
+from tokensteer.core.categorical.gradient_tilt import LowRankGradient, softmax_slope
 from tokensteer.core.categorical.sites import SiteDistributions
 from tokensteer.core.kernels.kernel import NO_MASK
 from tokensteer.core.models.denoiser import Embedded, FromHidden, FromLogits

@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 
 from tokensteer.core.numerics.batching import Chunks, Meter
 from tokensteer.core.numerics.domains import check_number, check_whole
-from tokensteer.core.numerics.draws import instead_of_never
+from tokensteer.core.numerics.draws import replace_neg_inf
 from tokensteer.core.particles.path import Evaluation
 from tokensteer.core.twists.estimators import Average, NoisyState, Relaxed, Sampled, SoftInput, log_mean_exp
 from tokensteer.core.twists.potentials import Potential, difference
@@ -203,7 +203,7 @@ class Tilt:
 
     def floored(self, r: Tensor) -> Tensor:
         """Estimates with -inf replaced by the floor."""
-        return instead_of_never(r, self.floor * self.kl)
+        return replace_neg_inf(r, self.floor * self.kl)
 
 
 def _check_ramp(ramp: Ramp) -> None:

@@ -30,7 +30,7 @@ from tokensteer.core.models.diffusion import Model
 from tokensteer.core.numerics.batching import Meter
 from tokensteer.core.numerics.domains import check_number
 from tokensteer.core.numerics.draws import NEVER
-from tokensteer.core.particles.path import Evaluation, Measure, Step
+from tokensteer.core.particles.path import Evaluation, Measure, Sites, Step
 from tokensteer.core.proposals.proposal import FromModel, SiteProposal
 from tokensteer.core.steering.steering import Steering
 from tokensteer.core.twists.estimators import NoisyState
@@ -202,7 +202,7 @@ class Conditioned:
     log_mass: None = None  # the next weight is unknown: the look-ahead at y uses another prediction
 
     @property
-    def sites(self) -> Tensor | None:
+    def sites(self) -> Sites | None:
         return self.base.sites
 
     def sample(self, generator: Generator | None) -> Tensor:
