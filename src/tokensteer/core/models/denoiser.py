@@ -9,7 +9,7 @@ or a tensor (P,) for kernels with one clock for each particle (`TimedFirstHittin
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -39,11 +39,15 @@ class Structured(Protocol):
 
 @dataclass(frozen=True)
 class FromLogits:
-    """The denoiser that `from_logits` makes."""
+    """A denoiser from a network's raw logits, with the mask excluded and the rest normalised, in float32 at least.
+
+    The network is called as network(x, t), or as network(x) if it `ignores_time`; then particles that have not moved
+    are not computed again.
+    """
 
     network: Callable[..., Tensor]
     mask_id: int
-    ignores_time: bool
+    ignores_time: bool = field(default=False, kw_only=True)
 
     def _logits(self, x: Tensor, t: Time) -> Tensor:
         logits = self.network(x) if self.ignores_time else self.network(x, t)
@@ -61,15 +65,6 @@ class FromLogits:
         return Logits(rows if rows.stride(-1) == 1 else rows.contiguous(), self.mask_id)
 
 
-def from_logits(network: Callable[..., Tensor], mask_id: int, *, ignores_time: bool = False) -> FromLogits:
-    """A denoiser from a network's raw logits, with the mask excluded and the rest normalised, in float32 at least.
-
-    The network is called as network(x, t), or as network(x) if it `ignores_time`; then particles that have not moved
-    are not computed again.
-    """
-    return FromLogits(network, mask_id, ignores_time)
-
-
 def check_head(head: nn.Module) -> None:
     """Raise unless the head is a plain linear layer: its weight is read and it is never called."""
     if type(head).forward is not nn.Linear.forward:
@@ -81,12 +76,13 @@ def check_head(head: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class FromHidden:
-    """The denoiser that `from_hidden` makes."""
+    """`FromLogits` for a network whose logits are head(trunk(x, t)). The head is applied only where tokens are needed,
+    so that logits over a large vocabulary are never stored."""
 
     trunk: Callable[..., Tensor]
     head: nn.Linear
     mask_id: int
-    ignores_time: bool
+    ignores_time: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         check_head(self.head)
@@ -105,12 +101,7 @@ class FromHidden:
         return HiddenLogits(answer.flatten(0, 1), self.head, self.mask_id)
 
 
-def from_hidden(
-    trunk: Callable[..., Tensor], head: nn.Linear, mask_id: int, *, ignores_time: bool = False
-) -> FromHidden:
-    """`from_logits` for a network whose logits are head(trunk(x, t)). The head is applied only where tokens are needed,
-    so that logits over a large vocabulary are never stored."""
-    return FromHidden(trunk, head, mask_id, ignores_time)
+from_logits, from_hidden = FromLogits, FromHidden  # the public names
 
 
 def carry_over(x: Tensor, log_x0: Tensor, mask_id: int) -> Tensor:

@@ -161,5 +161,5 @@ class Product(Model):
 
 
 def guided(conditional: Diffusion, unconditional: Diffusion, scale: float) -> Product:
-    """Classifier-free guidance as a target, p(x | c)^scale · p(x)^(1 - scale) (Lee et al., 2025)."""
+    """Classifier-free guidance as a target, p(x | c)^scale · p(x)^(1 - scale) (Lee et al., 2025); 1 for p(x | c)."""
     return Product((conditional, unconditional), (scale, 1.0 - scale))

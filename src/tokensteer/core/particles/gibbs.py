@@ -61,9 +61,6 @@ class Pinned:
     def resources(self) -> Resources:
         return self.path.resources
 
-    def _time(self, t: float) -> int:
-        return [self.steps[0].t, *(step.s for step in self.steps)].index(t)
-
     def _rows(self, rows: int) -> Tensor:
         """Indices of the pinned particles, (B,)."""
         populations = self.reference.shape[1]
@@ -76,7 +73,7 @@ class Pinned:
         self, x: Tensor, t: float, generator: Generator | None, parent: Evaluation | None = None, weighed: bool = True
     ) -> Evaluation:
         evaluation = self.path.evaluate(x, t, generator, parent, weighed)
-        self._latest = x, evaluation, self._time(t)
+        self._latest = x, evaluation, [self.steps[0].t, *(step.s for step in self.steps)].index(t)
         return evaluation
 
     def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> Moved:

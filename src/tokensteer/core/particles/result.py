@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -108,10 +108,6 @@ class Result:
     def _pick(self, index: Tensor) -> Tensor:
         return self.samples.gather(1, index.unsqueeze(-1).expand(-1, -1, self.samples.shape[-1]))
 
-    def _rows_of(self, name: str) -> str:
-        saved = self.saved.get(name, 0)
-        return f"{self.rows[name]:,} {name}" + (f" ({saved:,} saved)" if saved else "")
-
     def lineages(self) -> Tensor:
         """The index at every time of the ancestor of each final particle, (T + 1, B, N)."""
         line = [torch.arange(self.log_w.shape[1], device=self.log_w.device).expand(self.log_w.shape)]
@@ -121,8 +117,7 @@ class Result:
 
     def save(self, file: str | Path) -> None:
         """Write all but the generator to one safetensors file; `Result.load` reads it back."""
-        named = ((f.name, getattr(self, f.name)) for f in fields(self))
-        tensors = {name: value.contiguous() for name, value in named if isinstance(value, Tensor)}
+        tensors = {name: value.contiguous() for name, value in vars(self).items() if isinstance(value, Tensor)}
         counts = {"rows": self.rows, "saved": self.saved}
         counted = {f"{of}.{name}": torch.tensor(n) for of, rows in counts.items() for name, n in rows.items()}
         whole = {**tensors, **counted, "templates": torch.tensor(self.templates)}
@@ -166,7 +161,8 @@ class Result:
             posterior = (self.weights[self.alive] * counted).sum(-1).mean()
             best = self._counted_reward(self.reward).max()
             lines.append(f"  reward   {float(posterior):.4f} weighted mean, {float(best):.4f} best")
-        lines.append("  rows     " + ", ".join(self._rows_of(name) for name in self.rows))
+        saved = {name: f" ({n:,} saved)" for name, n in self.saved.items() if n}
+        lines.append("  rows     " + ", ".join(f"{n:,} {name}{saved.get(name, '')}" for name, n in self.rows.items()))
         return "\n".join(lines)
 
 
