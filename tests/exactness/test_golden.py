@@ -82,7 +82,7 @@ def test_toys(name: str, form: str) -> None:
     toy = Toy(name, form=form)
     for joint, mu in (("p1", "mu1"), ("p2", "mu2")):
         look = ts.NoisyState(toy.states, toy.model("mdm", joint).predict(toy.states, 0.5).laws(), 0.5, toy.mask_id)
-        close(look.clean_law()[..., :-1], toy.data[mu])
+        close(look.clean_probs()[..., :-1], toy.data[mu])
     close(toy.soft_reward, toy.data["rhat_lse"])
 
 
@@ -230,7 +230,7 @@ def test_moments_of_random_twists(kind: str, form: str) -> None:
     def moment(sign: float, t: int) -> Tensor:
         """E[exp(± psi_t)] at every state, over all M-tuples of clean completions."""
         look = ts.NoisyState(toy.states, model.predict(toy.states, 0.5).laws(), 0.5, toy.mask_id)
-        law = look.clean_law()
+        law = look.clean_probs()
         row, x0 = support(law.log(), 10**6)
         log_p = law.log()[row].gather(-1, x0.unsqueeze(-1)).squeeze(-1).sum(-1)
         moments: list[Tensor] = []
@@ -296,7 +296,7 @@ def test_gradients(index: int, carry: str, form: str, monkeypatch: pytest.Monkey
     def estimate(tilt: ts.Tilt) -> tuple[Tensor, Tensor]:
         # A constant x in the carry-over is the `where` convention: the direct effect of a token is lost.
         look = ts.NoisyState(x if carry == "soft" else x.detach(), denoiser(x, 0.5), 0.5, toy.mask_id)
-        close(look.clean_law()[0, :, : toy.mask_id], out["mu"])
+        close(look.clean_probs()[0, :, : toy.mask_id], out["mu"])
         value = tilt.estimate(look, None)
         return value, torch.autograd.grad(value.sum(), x)[0][0]
 

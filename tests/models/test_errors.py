@@ -134,7 +134,7 @@ def test_the_right_thing_works() -> None:
             "reward writes to the sequences",
         ),
         (lambda: ts.Steering(ids_only(), ts.Tilt(ones), ts.Gradient()), "one-hots.*adapters.module"),
-        (lambda: run(when=lambda log_w, step: True), r"a trigger must say of each of 2.*bools \(2,\), got bool"),
+        (lambda: run(when=lambda log_w, step: True), r"a trigger must return for each of 2.*bools \(2,\), got bool"),
         (lambda: run(when=lambda log_w, step: log_w > 0), r"bools \(2,\), got torch.bool \(2, 4\)"),
         (
             lambda: run(resample=lambda log_w, generator: log_w.argsort()),

@@ -179,7 +179,7 @@ def test_a_run_that_makes_the_host_look_is_not_recorded(name: str) -> None:
     plain = method(kernel=kernel, steps=ts.uniform_steps(LENGTH - 1), sharing=name == "sharing")
     path = plain.steering
     looking = replace(plain, steering=replace(path, twist=replace(path.twist, **LOOKING.get(name, {}))))
-    with pytest.raises(ValueError, match="sharing=False" if name == "sharing" else "the host looks at the device"):
+    with pytest.raises(ValueError, match="sharing=False" if name == "sharing" else "reads the device on the host"):
         ts.captured(looking, 8)
     assert looking(8, generator=seeded(1)).log_w.isfinite().all()  # and nothing is broken by the attempt
 
@@ -219,5 +219,5 @@ def test_only_a_method_is_recorded() -> None:
 
 
 def test_only_a_gpu_records() -> None:
-    with pytest.raises(ValueError, match="only a run on a GPU can be recorded, and the model is on cpu"):
+    with pytest.raises(ValueError, match="only a run on a GPU can be captured, and the model is on cpu"):
         ts.captured(method("cpu"), 8)

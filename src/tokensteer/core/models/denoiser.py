@@ -1,17 +1,15 @@
-"""Denoisers: what a network says of the clean data.
+"""Denoisers: functions of x (P, L) and t that return log p(x_0 | x_t) at each site, (P, L, V), -inf at the mask.
 
-A denoiser gives log p(x_0 | x_t) at each site, (P, L, V), -inf at the mask. Only its answers at masked sites are read:
-what is visible is carried over by this library, never by the network. For gradients it is called with one-hots instead
-of ids, and carry-over must then be differentiable,  mu(x) = x[tokens] + x[mask] · exp(log_x0),  so that the effect of
-a token on its own site is felt (`carry_over`). The time t is a number; kernels whose particles have clocks of their own
-(`TimedFirstHitting`) call it with a tensor (P,) instead, one time for each row. A denoiser is any function; one that
-says more of itself (`Timeless`, `Structured`) is asked less.
+Only values at masked sites are read; visible tokens are carried over by this library. For gradients a denoiser is
+called with one-hots (P, L, V), and visible tokens are carried over differentiably (`carry_over`). The time is a number,
+or a tensor (P,) for kernels with one clock for each particle (`TimedFirstHitting`). A denoiser that is `Timeless` or
+`Structured` is called less often, or costs less memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -19,15 +17,13 @@ from torch import Tensor, nn
 
 from tokensteer.core.categorical.forms import CategoricalStore, HiddenLogits, Logits, masked_log_softmax
 
-Time = float | Tensor  # one for all, or (P,) where particles have clocks of their own
-
-
+Time = float | Tensor  # one for all particles, or one for each, (P,)
 Denoiser = Callable[[Tensor, Any], Tensor]  # x and a `Time`
 
 
 @runtime_checkable
 class Timeless(Protocol):
-    """A denoiser that says whether it ignores the time; if so, a particle that has not moved keeps its prediction."""
+    """A denoiser or estimator with `ignores_time`; if True, a particle that has not moved keeps its prediction."""
 
     @property
     def ignores_time(self) -> bool: ...
@@ -35,7 +31,7 @@ class Timeless(Protocol):
 
 @runtime_checkable
 class Structured(Protocol):
-    """A denoiser that can keep its answer in the form the network gave it, (P·L) laws, instead of (P, L, V) logs."""
+    """A denoiser that can return its P·L distributions in the form the network gave them, not as (P, L, V) logs."""
 
     def __call__(self, x: Tensor, t: Time) -> Tensor: ...
     def laws(self, x: Tensor, t: Time) -> CategoricalStore: ...
@@ -43,78 +39,69 @@ class Structured(Protocol):
 
 @dataclass(frozen=True)
 class FromLogits:
-    """A denoiser from a network's raw logits: see `from_logits`."""
+    """A denoiser from a network's raw logits, with the mask excluded and the rest normalised, in float32 at least.
+
+    The network is called as network(x, t), or as network(x) if it `ignores_time`; then particles that have not moved
+    are not computed again.
+    """
 
     network: Callable[..., Tensor]
     mask_id: int
-    ignores_time: bool
+    ignores_time: bool = field(default=False, kw_only=True)
 
-    def _ask(self, x: Tensor, t: Time) -> Tensor:
+    def _logits(self, x: Tensor, t: Time) -> Tensor:
         logits = self.network(x) if self.ignores_time else self.network(x, t)
         return logits if logits.is_floating_point() else logits.to(torch.float32)
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
-        return masked_log_softmax(self._ask(x, t).clone(), self.mask_id)
+        return masked_log_softmax(self._logits(x, t).clone(), self.mask_id)
 
     def laws(self, x: Tensor, t: Time) -> Logits:
-        return self.kept(self._ask(x, t))
+        return self.kept(self._logits(x, t))
 
     def kept(self, answer: Tensor) -> Logits:
-        """The laws of the network's answer (P, L, V)."""
-        rows = answer.flatten(0, 1)  # a compiled network may leave gaps between its rows, which do no harm
+        """The distributions of logits (P, L, V)."""
+        rows = answer.flatten(0, 1)  # rows of a compiled network may have gaps between them
         return Logits(rows if rows.stride(-1) == 1 else rows.contiguous(), self.mask_id)
 
 
-def from_logits(network: Callable[..., Tensor], mask_id: int, *, ignores_time: bool = False) -> FromLogits:
-    """A denoiser from a network's raw logits: the mask is forbidden and the rest normalised, in float32 at least.
-
-    The network is called as network(x, t), or network(x) if it ignores time. Say so if it does: particles that have not
-    moved are then not asked about again.
-    """
-    return FromLogits(network, mask_id, ignores_time)
-
-
 def check_head(head: nn.Module) -> None:
-    """A head is read by its weight and not called, so that one which does more than a linear layer would go unheard."""
+    """Raise unless the head is a plain linear layer: its weight is read and it is never called."""
     if type(head).forward is not nn.Linear.forward:
         raise ValueError(
-            f"{type(head).__name__} is no plain linear head: its weight alone would be read, without its adapter. Use "
+            f"{type(head).__name__} is no plain linear head: only its weight would be read, not its adapter. Use "
             "from_logits(network, mask_id), which calls it"
         )
 
 
 @dataclass(frozen=True)
 class FromHidden:
-    """A denoiser from a network and its head: see `from_hidden`."""
+    """`FromLogits` for a network whose logits are head(trunk(x, t)). The head is applied only where tokens are needed,
+    so that logits over a large vocabulary are never stored."""
 
     trunk: Callable[..., Tensor]
     head: nn.Linear
     mask_id: int
-    ignores_time: bool
+    ignores_time: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         check_head(self.head)
 
-    def _ask(self, x: Tensor, t: Time) -> Tensor:
+    def _hidden(self, x: Tensor, t: Time) -> Tensor:
         return self.trunk(x) if self.ignores_time else self.trunk(x, t)
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
-        return masked_log_softmax(self.head(self._ask(x, t)).clone(), self.mask_id)  # a hook may hold on to what it saw
+        return masked_log_softmax(self.head(self._hidden(x, t)).clone(), self.mask_id)  # a hook may keep the logits
 
     def laws(self, x: Tensor, t: Time) -> HiddenLogits:
-        return self.kept(self._ask(x, t))
+        return self.kept(self._hidden(x, t))
 
     def kept(self, answer: Tensor) -> HiddenLogits:
-        """The laws of the trunk's answer (P, L, H)."""
+        """The distributions of hidden states (P, L, H)."""
         return HiddenLogits(answer.flatten(0, 1), self.head, self.mask_id)
 
 
-def from_hidden(
-    trunk: Callable[..., Tensor], head: nn.Linear, mask_id: int, *, ignores_time: bool = False
-) -> FromHidden:
-    """`from_logits` for a network whose logits are head(trunk(x, t)): the head is applied only where tokens are asked
-    for, so that logits over a large vocabulary are never stored."""
-    return FromHidden(trunk, head, mask_id, ignores_time)
+from_logits, from_hidden = FromLogits, FromHidden  # the public names
 
 
 def carry_over(x: Tensor, log_x0: Tensor, mask_id: int) -> Tensor:
@@ -125,7 +112,7 @@ def carry_over(x: Tensor, log_x0: Tensor, mask_id: int) -> Tensor:
 
 @runtime_checkable
 class Embedded(Protocol):
-    """A network whose first layer is an embedding (V, d), and what it makes of embedded tokens (P, L, d)."""
+    """A network whose first layer is `embedding` (V, d); `of_embeddings` runs the rest on embedded tokens (P, L, d)."""
 
     @property
     def embedding(self) -> Tensor: ...

@@ -1,10 +1,10 @@
-"""Models: a denoiser, a kernel, a time grid and a template make a `Diffusion`."""
+"""`Diffusion`: a denoiser, a kernel, a time grid and a template (Austin et al., 2021; docs/references.md)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Generator, Tensor
@@ -24,22 +24,7 @@ from tokensteer.core.particles.path import Sites, Step
 
 
 class Model(Protocol):
-    """What steering needs of a model; `Diffusion` and `Product` are the two there are."""
-
-    @property
-    def kernel(self) -> Kernel: ...
-    @property
-    def steps(self) -> Sequence[Step]: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def populations(self) -> int:
-        """How many different templates there are; populations come in multiples of it."""
-        ...
+    """A `Diffusion` or a `Product`. The members with a body are those of a product, taken from its first model."""
 
     @property
     def base(self) -> Diffusion:
@@ -48,51 +33,77 @@ class Model(Protocol):
 
     @property
     def networks(self) -> Sequence[Diffusion]:
-        """The models whose denoisers are asked."""
-        ...
-
-    def start(self, rows: int, generator: Generator | None) -> Tensor: ...
-    def log_start(self, x: Tensor) -> Tensor:
-        """The log-probability of starting at x, (P,), for a single template."""
-        ...
-
-    def predict(self, x: Tensor, t: Time, before: Prediction | None = None) -> Prediction:
-        """Everything the networks say at (x, t), x ids (P, L), t one for all or (P,); `before` is what they said of the
-        particles' parents."""
+        """The models whose denoisers are called."""
         ...
 
     @property
+    def kernel(self) -> Kernel:
+        return self.base.kernel
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        return self.base.steps
+
+    @property
+    def vocab_size(self) -> int:
+        return self.base.vocab_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.base.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.base.device
+
+    @property
+    def populations(self) -> int:
+        """The number of templates; populations come in multiples of it."""
+        return self.base.populations
+
+    @property
     def ignores_time(self) -> bool:
-        """Whether what was said of a state is kept, since it holds at any time."""
-        ...
+        """Whether a prediction holds at any time, so that it is reused."""
+        return all(model.ignores_time for model in self.networks)
+
+    def start(self, rows: int, generator: Generator | None) -> Tensor:
+        return self.base.start(rows, generator)
+
+    def log_start(self, x: Tensor) -> Tensor:
+        """The log-probability of starting at x, (P,), for a single template."""
+        return self.base.log_start(x)
+
+    def predict(self, x: Tensor, t: Time, before: Prediction | None = None) -> Prediction:
+        """The predictions of all networks at x (P, L) and t; `before` are those of the particles' parents."""
+        return predict_all(self.networks, x, t, before if self.ignores_time else None)
 
     def relaxed(self, x: Tensor, t: Time) -> Tensor:
         """log p(x_0 | x_t), (P, L, V), from one-hots x (P, L, V), differentiable in them."""
-        ...
+        return self.base.relaxed(x, t)
 
     def clean(self, prediction: Prediction) -> SiteDistributions:
-        """log p(x_0 | x_t): what clean samples are drawn from, and whose order low confidence follows."""
-        ...
+        """log p(x_0 | x_t): clean samples are drawn from it, and low-confidence kernels order sites by it."""
+        return prediction.laws()
 
     def combined(self, prediction: Prediction) -> SiteDistributions:
-        """The token law of the target at masked sites, perhaps unnormalised."""
+        """The token distribution of the target at masked sites, perhaps unnormalised."""
         ...
 
     def step_with(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None) -> SiteMeasure:
-        """The kernel with any token law, the template's sites pinned."""
-        ...
+        """The kernel with any token distribution, the template's sites pinned."""
+        return self.base.step_with(x, log_x0, step, sites)
 
     def transition(self, x: Tensor, prediction: Prediction, step: Step, sites: Sites | None) -> SiteMeasure:
         """The reference p(· | x_t), perhaps unnormalised."""
         ...
 
     def log_prob(self, y: Tensor, x: Tensor, prediction: Prediction, step: Step, sites: Sites | None) -> Tensor:
-        """log p(y | x_t), (P,), as it stands in the weight."""
+        """log p(y | x_t), (P,), as it enters the weight."""
         ...
 
 
 def clock(model: Model, memory: Tensor | None, t: float) -> Time:
-    """The time at which a denoiser is asked: t, that of the step, or that of each particle where they have clocks."""
+    """The time that a denoiser is called with: t, or the particles' own times, (P,), if the kernel is `Clocked`."""
     kernel = model.kernel
     return kernel.times(memory).to(model.dtype) if memory is not None and isinstance(kernel, Clocked) else t
 
@@ -101,10 +112,10 @@ def clock(model: Model, memory: Tensor | None, t: float) -> Time:
 class Diffusion:
     """A pretrained model as a sampler: p(x_s | x_t) = kernel(x_t, denoiser(x_t, t)) along `steps`.
 
-    `template` is (L,), or (B, L) with one row for each population: mask where free, a token where fixed. One row of it
-    goes through the denoiser at construction, so that what cannot work is said at once. With `sharing` the network is
-    asked about distinct rows, and not again about rows that have not changed if it ignores time. Finding them makes the
-    host wait for the device, which only large networks on a GPU are worth: by default it is done on a CPU alone.
+    `template` is (L,), or (B, L) with one row for each population: mask where free, a token where fixed. Construction
+    runs the denoiser on one row, so that errors raise at once. With `sharing` the network is given distinct rows only,
+    and if it ignores time only rows that have changed. Finding them synchronises with the device, which pays on a GPU
+    for large networks only; the default is to share on a CPU alone.
     """
 
     denoiser: Denoiser
@@ -120,10 +131,10 @@ class Diffusion:
     _fixes: bool = field(default=True, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        is_tensor = isinstance(self.template, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
-        if not is_tensor or self.template.dtype != torch.int64 or self.template.dim() not in (1, 2):
-            raise ValueError(f"template must be a tensor of int64 ids, (L,) or (B, L), got {_describe(self.template)}")
-        if not isinstance(self.steps, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+        template, steps = cast("object", self.template), cast("object", self.steps)
+        if not isinstance(template, Tensor) or template.dtype != torch.int64 or template.dim() not in (1, 2):
+            raise ValueError(f"template must be a tensor of int64 ids, (L,) or (B, L), got {_describe(template)}")
+        if not isinstance(steps, Sequence):
             raise TypeError(f"steps must be a list of steps, got {self.steps!r}: uniform_steps(n) makes n of them")
         times = [step.t for step in self.steps] + [self.steps[-1].s] if self.steps else []
         joined = all(step.s == after.t for step, after in zip(self.steps, self.steps[1:], strict=False))
@@ -131,19 +142,19 @@ class Diffusion:
             raise ValueError("steps must run down to t = 0 without a gap: use uniform_steps(n) or cosine_steps(n)")
         if isinstance(self.kernel, Interpolating) and int(self.template.max()) >= len(self.kernel.prior):
             raise ValueError(f"the template holds ids outside the prior, which is over {len(self.kernel.prior)} tokens")
-        # Without a mask a prompt is told by its place. Rows may be any particles, so that is where all templates are
-        # fixed, (L, 1): what only some of them fix is pinned as they move, and not known to estimates.
+        # Without a mask a prompt is known by its sites. A row may belong to any template, so only sites that all
+        # templates fix count, (L, 1); the others are pinned during moves and not known to estimates.
         fixed = (self.template != NO_MASK).view(-1, self.template.shape[-1]).all(0).unsqueeze(-1)
         if self.kernel.mask_id == NO_MASK and fixed.any():
             object.__setattr__(self, "_prompt", fixed)
-        # Known to the host, so that nothing is pinned, step after step, where nothing is fixed.
+        # Stored on the host, so that steps skip pinning without reading the device.
         object.__setattr__(self, "_fixes", bool((self.template != self.kernel.mask_id).any()))
         x = self.start(self.populations, torch.Generator(self.device).manual_seed(0))[:1]
         vocab_size, dtype = check_denoiser(self.denoiser, self.kernel, self.steps, self.template, x, kept=self.shares)
         if not (self.template == self.kernel.mask_id).any():
             raise ValueError(
                 f"the template has no free site, none that holds {self.kernel.mask_id}: is mask_id right? A process "
-                "without a mask marks its free sites by NO_MASK"
+                "without a mask marks free sites by NO_MASK"
             )
         object.__setattr__(self, "vocab_size", vocab_size)
         object.__setattr__(self, "dtype", dtype)
@@ -165,7 +176,7 @@ class Diffusion:
         return (self,)
 
     def _rows(self, rows: int) -> Tensor:
-        """The template for each of `rows` particles, population by population."""
+        """The template of each of `rows` particles, population by population."""
         if self.template.dim() == 1:
             return self.template.expand(rows, -1)
         if rows % len(self.template):
@@ -193,35 +204,28 @@ class Diffusion:
     def predict(self, x: Tensor, t: Time, before: Prediction | None = None) -> Prediction:
         return predict_all((self,), x, t, before if self.ignores_time else None)
 
-    def laws(self, x: Tensor, t: Time, before: CategoricalStore | None = None) -> CategoricalStore:
-        """The network's answer for rows x (D, L), D·L laws, in a form that can be joined with what it said before."""
-        dense = isinstance(before, LogProbs)
-        structured = isinstance(self.denoiser, Structured) and self.kernel.mask_id != NO_MASK and not dense
+    def run_denoiser(self, x: Tensor, t: Time, before: CategoricalStore | None = None) -> CategoricalStore:
+        """The D·L distributions at rows x (D, L), in a form that can be joined with `before`."""
+        structured = self.kernel.mask_id != NO_MASK and not isinstance(before, LogProbs)
+        buffer = StoreBuffer(x.numel())
 
-        def ask(rows: slice) -> CategoricalStore:
-            time = t[rows] if isinstance(t, Tensor) else t
+        def run(rows: slice) -> None:
+            part, time = x[rows], t[rows] if isinstance(t, Tensor) else t
             if structured and isinstance(self.denoiser, Structured):
-                return self.denoiser.laws(x[rows], time)
-            return LogProbs(self._known(x[rows], self.denoiser(x[rows], time), time).flatten(0, 1).contiguous())
+                store = self.denoiser.laws(part, time)
+            else:
+                store = LogProbs(self._known(part, self.denoiser(part, time), time).flatten(0, 1).contiguous())
+            buffer.put(rows.start * x.shape[1], store, part.numel())
 
-        shelf = StoreBuffer(x.numel())
-
-        def answer(rows: slice) -> None:
-            shelf.put(rows.start * x.shape[1], ask(rows), x[rows].numel())
-
-        self.chunks.stretches(answer, len(x), self._row_bytes, x.device)
-        return shelf.store
-
-    @property
-    def _row_bytes(self) -> int:
-        """A guess of what a row takes: three tables of logits."""
-        return 3 * 4 * self.template.shape[-1] * self.vocab_size
+        row_bytes = 3 * 4 * self.template.shape[-1] * self.vocab_size  # a guess: three tables of logits
+        self.chunks.stretches(run, len(x), row_bytes, x.device)
+        return buffer.store
 
     def relaxed(self, x: Tensor, t: Time) -> Tensor:
         return self._known(x.argmax(-1), self.denoiser(x, t), t)
 
     def _known(self, ids: Tensor, log_x0: Tensor, t: Time) -> Tensor:
-        """The network's answer made to agree with what x shows, where no mask tells what is known."""
+        """The prediction corrected, for a process without a mask, by what x and the prompt determine."""
         log_x0 = noise_of(self.kernel).condition(ids, log_x0, t)
         if self._prompt is None:
             return log_x0
@@ -238,7 +242,7 @@ class Diffusion:
         return self.pin(self.kernel(x, log_x0, step, sites), len(x))
 
     def pin(self, measure: SiteMeasure, rows: int) -> SiteMeasure:
-        """Hold fixed what the template fixes."""
+        """Fix the sites that the template fixes."""
         return measure.pin(self._rows(rows) != self.kernel.mask_id) if self._fixes else measure
 
     def transition(self, x: Tensor, prediction: Prediction, step: Step, sites: Sites | None) -> SiteMeasure:
@@ -256,10 +260,9 @@ def predict_all(
     news: NewRows | None = None,
     computed: tuple[CategoricalStore, ...] = (),
 ) -> Prediction:
-    """The predictions of several models at x: the rows of `before` for particles that have not moved, new ones for the
-    distinct states of the others. Every call of a denoiser goes through here.
-
-    A gradient pass has found the new rows, `news`, and `computed` the stores of the first models for them.
+    """The predictions of several models at x: rows of `before` for particles that have not moved, new ones for the
+    distinct states of the others. Every call of a denoiser goes through here. A gradient pass gives the new rows,
+    `news`, and `computed`, the stores of the first models for them.
     """
     before = before if before is not None and before.stores else None
     if news is None:
@@ -269,7 +272,7 @@ def predict_all(
         rows, time = x[news.distinct], t[news.distinct] if isinstance(t, Tensor) else t
         known = [None] * len(models) if before is None else before.stores
         rest = list(zip(models, known, strict=True))[len(computed) :]
-        stores = (*computed, *(model.laws(rows, time, store) for model, store in rest))
+        stores = (*computed, *(model.run_denoiser(rows, time, store) for model, store in rest))
     for model in models:
         model.meter.count(len(news.distinct), len(x))
     return updated(x, news, stores, before)

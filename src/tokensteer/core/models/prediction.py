@@ -47,7 +47,7 @@ def as_prediction(rows: Rows | None) -> Prediction | None:
     return rows if isinstance(rows, Prediction) else None
 
 
-def prediction_of(evaluation: Evaluation) -> Prediction:
+def stored_prediction(evaluation: Evaluation) -> Prediction:
     if not isinstance(evaluation.prediction, Prediction):
         raise ValueError("particles must be evaluated before a proposal moves them: pass what `evaluate` returned")
     return evaluation.prediction

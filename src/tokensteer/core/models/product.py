@@ -1,14 +1,13 @@
-"""Products of powers of models, prod_k p_k^a_k; classifier-free guidance is one.
+"""Products of powers of models, prod_k p_k^a_k (Hinton, 2002; Ou et al., 2026; docs/references.md).
 
-The target is the path measure with tokens at masked sites weighted by prod_k mu_k^a_k. It is unnormalised:
-c^l = sum_v prod_k mu_k^a_k(v) is not one, and that is what its weights are made of. For powers that sum to one the
-three conventions below agree; otherwise they are different targets.
+The target is the path measure with tokens at masked sites weighted by prod_k mu_k^a_k. It is unnormalised: the weights
+are made of c^l = sum_v prod_k mu_k^a_k(v), which is not one. For powers that sum to one the three conventions below
+agree; otherwise they are different targets.
 
-Where there is no mask, tokens and schedule are told apart by the pace g(x_s | x_t), what the schedule alone makes of a
-step (`Interpolating.log_pace`): the default is g · prod_k (p_k/g)^a_k. Its paths have the measure
-prod_k p_k(x_0)^a_k · (noise from x_0) in the limit of many steps, for any noise and any powers, and with the mask as
-noise it is the above. (Weighing the tokens by prod_k mu_k^a_k here too would not do: mu sees the token that stands
-there already, and would count it anew at each step.)
+Without a mask, the schedule's part of a step is its pace g(x_s | x_t) (`Interpolating.log_pace`), and the default is
+g · prod_k (p_k/g)^a_k. In the limit of many steps its paths have the measure prod_k p_k(x_0)^a_k · (noise from x_0),
+for any noise and any powers; with the mask as noise it is the above. (Weighting tokens by prod_k mu_k^a_k would be
+wrong: mu depends on the visible token at the site, which would count again at each step.)
 """
 
 from __future__ import annotations
@@ -18,17 +17,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from tokensteer.core.categorical.product import Powers, product_of_powers
-from tokensteer.core.categorical.sites import Categoricals, SiteDistributions
-from tokensteer.core.kernels.kernel import NO_MASK, Kernel
+from tokensteer.core.categorical.sites import SiteDistributions
+from tokensteer.core.kernels.kernel import NO_MASK
 from tokensteer.core.kernels.masked import Ancestral
 from tokensteer.core.kernels.measure import Reveal, SiteMeasure, Table
 from tokensteer.core.kernels.noise import Interpolating
 from tokensteer.core.kernels.ranked import Ranked
-from tokensteer.core.models.denoiser import Time
-from tokensteer.core.models.diffusion import Diffusion, predict_all
+from tokensteer.core.models.diffusion import Diffusion, Model, predict_all
 from tokensteer.core.models.prediction import Prediction
 from tokensteer.core.numerics.domains import check_number
 from tokensteer.core.numerics.draws import NEVER
@@ -38,18 +36,18 @@ Convention = Callable[[Reveal, float, float], Reveal]
 
 
 def denoiser_powers(measure: Reveal, total: float, survival: float) -> Reveal:
-    """Exponents on the denoiser, the schedule to the power one: the default, and the best for sum of powers != 1."""
+    """Powers of the denoiser, the schedule to the power one: the default, and the best if powers do not sum to one."""
     return measure
 
 
 def kernel_powers(measure: Reveal, total: float, survival: float) -> Reveal:
-    """Whole kernels to their powers: opening and staying too are raised to the sum of the powers."""
+    """Powers of whole kernels: the probabilities of opening and staying are raised to the sum of the powers."""
     return replace(measure, log_stay=_times(total, measure.log_stay), log_move=_times(total, measure.log_move))
 
 
 def paper_powers(measure: Reveal, total: float, survival: float) -> Reveal:
     """`kernel_powers` over Z(x_s), the normaliser of the forward kernel's power: rho^s + (1 - rho)^s for each site
-    open in x_s, with rho = alpha_t / alpha_s and s the sum of the powers."""
+    open in x_s, with rho = alpha_t / alpha_s and s the sum of the powers (Ou et al., 2026)."""
     measure = kernel_powers(measure, total, survival)
     log_z = math.log(survival**total + (1.0 - survival) ** total)
     masked = measure.masked
@@ -61,20 +59,20 @@ def paper_powers(measure: Reveal, total: float, survival: float) -> Reveal:
 
 
 def _times(power: float, log_p: Tensor) -> Tensor:
-    """power · log_p, where no mass stays no mass."""
+    """power · log_p; -inf stays -inf."""
     return torch.where(log_p == NEVER, NEVER, power * log_p)
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(Model):
     """prod_k p_k^a_k, for models that differ in their denoisers only; powers may be negative.
 
-    A token has no mass where a model with a positive power gives none. Remasking counts c^l anew each time a site is
-    masked and opened again; `correct_remasking` undoes that: newly opened sites are judged given the sites open in both
-    x_t and x_s, and each remasked site is divided by its c^l there. It costs one more denoiser call for particles that
-    were remasked, and needs denoisers of full support (any softmax): a token that is impossible given x_t may be
-    possible given less of it, and no proposal made at x_t would find it. Without it the target is the path measure of
-    the paper.
+    A token has no mass where a model with a positive power gives none. With remasking, c^l counts again each time a
+    site is masked and reopened. `correct_remasking` undoes that: newly opened sites are evaluated given the sites open
+    in both x_t and x_s, and each remasked site is divided by its c^l there. It costs one more denoiser call for
+    remasked particles and needs denoisers of full support (any softmax): a token that is impossible given x_t may be
+    possible given fewer sites, and a proposal made at x_t cannot reach it. Without it the target is the path measure of
+    Ou et al., 2026.
     """
 
     models: Sequence[Diffusion]
@@ -117,30 +115,6 @@ class Product:
             raise ValueError("Product: the remasking correction holds for denoiser_powers; set correct_remasking=False")
 
     @property
-    def kernel(self) -> Kernel:
-        return self.models[0].kernel
-
-    @property
-    def steps(self) -> Sequence[Step]:
-        return self.models[0].steps
-
-    @property
-    def vocab_size(self) -> int:
-        return self.models[0].vocab_size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.models[0].dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.models[0].device
-
-    @property
-    def populations(self) -> int:
-        return self.models[0].populations
-
-    @property
     def base(self) -> Diffusion:
         return self.models[0]
 
@@ -148,45 +122,23 @@ class Product:
     def networks(self) -> Sequence[Diffusion]:
         return self.models
 
-    def start(self, rows: int, generator: Generator | None) -> Tensor:
-        return self.models[0].start(rows, generator)
-
-    def predict(self, x: Tensor, t: Time, before: Prediction | None = None) -> Prediction:
-        return predict_all(self.models, x, t, before if self.ignores_time else None)
-
-    @property
-    def ignores_time(self) -> bool:
-        return all(model.ignores_time for model in self.models)
-
-    def relaxed(self, x: Tensor, t: Time) -> Tensor:
-        return self.models[0].relaxed(x, t)
-
-    def clean(self, prediction: Prediction) -> SiteDistributions:
-        return prediction.laws()
-
     def combined(self, prediction: Prediction) -> SiteDistributions:
         mask_id = self.kernel.mask_id
         read = torch.ones_like(prediction.x, dtype=torch.bool) if mask_id == NO_MASK else prediction.x == mask_id
-        # All models have their laws in the same places; one of power 0 has no say and is not read.
+        # All stores share one index; models of power 0 are not read.
         counted = [k for k, power in enumerate(self.powers) if power]
-        laws = Powers(tuple(prediction.stores[k] for k in counted), tuple(self.powers[k] for k in counted))
-        return SiteDistributions(laws, torch.where(read, prediction.laws().index, -1))
-
-    def log_start(self, x: Tensor) -> Tensor:
-        return self.models[0].log_start(x)
-
-    def step_with(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None) -> SiteMeasure:
-        return self.models[0].step_with(x, log_x0, step, sites)
+        powers = Powers(tuple(prediction.stores[k] for k in counted), tuple(self.powers[k] for k in counted))
+        return SiteDistributions(powers, torch.where(read, prediction.laws().index, -1))
 
     def transition(self, x: Tensor, prediction: Prediction, step: Step, sites: Sites | None) -> SiteMeasure:
         if sites is None:
             sites = self.kernel.choose(x, self.clean(prediction), step)
         measure = self.kernel(x, self.combined(prediction), step, sites)
-        if isinstance(measure, Reveal):  # what is fixed is pinned last, so that no convention counts it
+        if isinstance(measure, Reveal):  # fixed sites are pinned last, so that no convention counts them
             measure = self.convention(measure, sum(self.powers), self.kernel.survival(step))
         if not isinstance(measure, Table):
             return self.models[0].pin(measure, len(x))
-        # Without a mask, opening is not apart from choosing a token: kernels are raised, and their pace is taken back.
+        # Without a mask, whole kernels are raised to their powers, and divided by the surplus powers of their pace.
         kernels = (m.step_with(x, prediction.laws(k), step, sites).dense() for k, m in enumerate(self.models))
         log_p = product_of_powers((kernel.log_p for kernel in kernels), self.powers)
         if self.convention is denoiser_powers and isinstance(self.kernel, Interpolating):
@@ -199,18 +151,15 @@ class Product:
             return self.transition(x, prediction, step, sites).log_prob(y)
         remasked = (x != self.kernel.mask_id) & (y == self.kernel.mask_id)
         common = x.masked_fill(remasked, self.kernel.mask_id)
-        # The time is the same, so rows that have not changed are reused.
+        # The time is the same, so unchanged rows are reused.
         prediction = predict_all(self.models, common, step.t, prediction)
-        log_c = _opened(self.transition(common, prediction, step, sites)).log_x0.mass(remasked)
+        given_common = self.transition(common, prediction, step, sites)
+        assert isinstance(given_common, Reveal), "only masked processes remask"
+        log_c = given_common.log_x0.mass(remasked)
         log_p = self.transition(x, prediction, step, sites).log_prob(y)
         return log_p - log_c.sum(-1)
 
 
-def _opened(measure: SiteMeasure) -> Reveal:
-    assert isinstance(measure, Reveal), "only masked processes mask again"
-    return measure
-
-
 def guided(conditional: Diffusion, unconditional: Diffusion, scale: float) -> Product:
-    """Classifier-free guidance as a target: p(x | c)^scale · p(x)^(1 - scale). scale = 1 is the conditional model."""
+    """Classifier-free guidance as a target, p(x | c)^scale · p(x)^(1 - scale) (Lee et al., 2025); 1 for p(x | c)."""
     return Product((conditional, unconditional), (scale, 1.0 - scale))

@@ -1,8 +1,9 @@
-"""Templates: a canvas of masks with fixed tokens, and batches of templates of different lengths."""
+"""Templates: masks with some fixed tokens, and batches of templates of different lengths."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from tokensteer.core.numerics.domains import check_whole
 
 
 def template(length: int, mask_id: int, tokens: Sequence[int] = (), *, at: Sequence[int] | None = None) -> Tensor:
-    """A canvas of masks with `tokens` fixed at the sites `at` (by default a prompt at the start), (length,)."""
+    """Masks with `tokens` fixed at the sites `at`, by default a prompt at the start, (length,)."""
     check_whole("template: length", length)
     check_whole("template: mask_id", mask_id, -1)
     sites = list(range(len(tokens)) if at is None else at)
@@ -30,11 +31,11 @@ def template(length: int, mask_id: int, tokens: Sequence[int] = (), *, at: Seque
 def padded(templates: Sequence[Tensor], pad_id: int) -> Tensor:
     """Templates of different lengths as one (B, L), with `pad_id` at the end of the shorter ones.
 
-    Padding is fixed like a prompt, so no particle ever moves there; the networks are to look past it, and tell it by
-    its id.
+    Padding is fixed like a prompt; the networks must ignore sites that hold `pad_id`.
     """
-    if not templates or not all(isinstance(canvas, Tensor) and canvas.dim() == 1 for canvas in templates):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError("padded: give one or more templates, each a tensor of ids (L,), such as template(...) makes")
+    given = cast("Sequence[object]", templates)
+    if not given or not all(isinstance(canvas, Tensor) and canvas.dim() == 1 for canvas in given):
+        raise ValueError("padded: give one or more templates, each a tensor of ids (L,), as template(...) returns")
     if any((canvas == pad_id).any() for canvas in templates):
-        raise ValueError(f"padded: a template holds {pad_id}, the padding itself: choose an id that nothing else has")
+        raise ValueError(f"padded: a template holds {pad_id}, the padding itself: choose another pad_id")
     return torch.nn.utils.rnn.pad_sequence(list(templates), batch_first=True, padding_value=pad_id)

@@ -1,3 +1,1 @@
-"""Particles: the Feynman-Kac path, the SMC loop, resampling, triggers, results, particle Gibbs.
-
-This room knows nothing of tokens or diffusion and imports `numerics` only."""
+"""The SMC loop, Feynman-Kac paths, resampling, triggers, results, particle Gibbs; nothing about tokens or diffusion."""

@@ -1,8 +1,7 @@
-"""Resample before propagating, when the proposal is locally optimal.
+"""The auxiliary particle filter: resample before moving (Pitt and Shephard, 1999; docs/references.md).
 
-With q* ∝ p(x_s | x_t) · exp(psi_s(x_s)) the weight of a move depends on x_t alone: it is the mass that q* was
-normalised by, known before the move. Counting it at x_t, as the log-twist there, lets resampling act on it one step
-earlier, so that no particle is moved only to be dropped for where it came from.
+With the locally optimal proposal q* ∝ p(x_s | x_t) · exp(psi_s(x_s)), the weight of a move is the normaliser of q*,
+which depends on x_t alone. As the log-twist at x_t it is known to resampling one step earlier.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from tokensteer.core.particles.path import Evaluation, Measure, Moved, Proposing
 
 @dataclass(frozen=True)
 class Auxiliary:
-    """A path with a locally optimal proposal (`Enumerated`, or `Optimal` for a product without a tilt) whose weights
-    are counted before the move. The target and log Z are the same."""
+    """A path with a locally optimal proposal (`Enumerated`, or `Optimal` for a product without a tilt), weighted before
+    each move. The target and log Z do not change."""
 
     path: Proposing
 
@@ -35,12 +34,7 @@ class Auxiliary:
         return self.path.resources
 
     def evaluate(
-        self,
-        x: Tensor,
-        t: float,
-        generator: Generator | None,
-        parent: Evaluation | None = None,
-        weighed: bool = True,
+        self, x: Tensor, t: float, generator: Generator | None, parent: Evaluation | None = None, weighed: bool = True
     ) -> Evaluation:
         evaluation = self.path.evaluate(x, t, generator, parent, weighed)
         if t == 0:
@@ -52,7 +46,7 @@ class Auxiliary:
                 "Auxiliary needs a proposal whose weight depends on x_t alone: Enumerated(), or Optimal() for a "
                 "product without a tilt"
             )
-        # The measure travels with its particles, so that it is not computed again after resampling.
+        # The measure is stored with its particles, so it is not computed again after resampling.
         return replace(evaluation, log_twist=q.log_mass, proposed=q)
 
     def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> Moved:

@@ -1,11 +1,11 @@
-"""Conditional SMC and particle Gibbs: refine a finished run by running it again around one of its own trajectories.
+"""Conditional SMC and particle Gibbs (Andrieu et al., 2010; docs/references.md).
 
-One particle of each population is pinned to a reference trajectory, the others are drawn around it, and a new
-trajectory is picked by weight. That leaves the target on trajectories unchanged for any number of particles, so sweep
-after sweep washes out the bias of a single self-normalised run. Random twists are drawn anew for the reference too:
-given the trajectory, the target leaves them their own law (the weights telescope), so that is a Gibbs step of its own,
-and the chain moves faster than with the twists retained. Only iid multinomial resampling is right with a pinned
-particle in this simple form: in a systematic comb the other children's parents depend on where the pinned one sits.
+Each sweep pins one particle of each population to a reference trajectory, runs the others as in SMC, and draws a new
+trajectory by weight. This leaves the target on trajectories invariant for any number of particles, so the bias of a
+single self-normalised run vanishes as sweeps are repeated. Random twists of the reference are redrawn: given the
+trajectory their distribution under the target is the original one (the weights telescope), so redrawing them is a Gibbs
+step of its own. Resampling must be iid multinomial: in systematic resampling the parents of the other children depend
+on the place of the pinned particle.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def pick(records: Sequence[Record], generator: Generator | None) -> Tensor:
 
 @dataclass
 class Pinned:
-    """A path whose first particle of each population follows `reference` (T + 1, B, L); itself a Feynman-Kac path.
+    """A Feynman-Kac path whose first particle of each population follows `reference` (T + 1, B, L).
 
-    With `ancestor_sampling` the pinned particle's past is redrawn too: at each resampling its parent is drawn among all
-    particles by weight times p(x'_s | x_t) / exp(psi_t(x_t)), the chance that the reference goes on from there.
+    With `ancestor_sampling` (Lindsten et al., 2014) each resampling draws the parent of the pinned particle among all
+    particles, by weight times p(x'_s | x_t) / exp(psi_t(x_t)), where x'_s is the next state of the reference.
     """
 
     path: Proposing
@@ -61,11 +61,8 @@ class Pinned:
     def resources(self) -> Resources:
         return self.path.resources
 
-    def _time(self, t: float) -> int:
-        return [self.steps[0].t, *(step.s for step in self.steps)].index(t)
-
     def _rows(self, rows: int) -> Tensor:
-        """The rows of the pinned particles among all."""
+        """Indices of the pinned particles, (B,)."""
         populations = self.reference.shape[1]
         return torch.arange(populations, device=self.reference.device) * (rows // populations)
 
@@ -73,15 +70,10 @@ class Pinned:
         return self.path.start(rows, generator).index_copy(0, self._rows(rows), self.reference[0])
 
     def evaluate(
-        self,
-        x: Tensor,
-        t: float,
-        generator: Generator | None,
-        parent: Evaluation | None = None,
-        weighed: bool = True,
+        self, x: Tensor, t: float, generator: Generator | None, parent: Evaluation | None = None, weighed: bool = True
     ) -> Evaluation:
         evaluation = self.path.evaluate(x, t, generator, parent, weighed)
-        self._latest = x, evaluation, self._time(t)
+        self._latest = x, evaluation, [self.steps[0].t, *(step.s for step in self.steps)].index(t)
         return evaluation
 
     def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> Moved:
@@ -91,7 +83,7 @@ class Pinned:
         return Moved(y, log_ratio, self.path.parent_of(evaluation))
 
     def resample(self, log_w: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor]:
-        """Iid multinomial for all but the pinned particle, which keeps its place or draws a new past."""
+        """Iid multinomial for all but the pinned particle, whose parent is itself or, with ancestor sampling, drawn."""
         ancestors, after = multinomial(log_w, generator)
         pinned = torch.zeros_like(ancestors[:, :1])
         if self.ancestor_sampling:
@@ -99,7 +91,7 @@ class Pinned:
         return torch.cat([pinned, ancestors[:, 1:]], 1), after
 
     def _future(self, log_w: Tensor) -> Tensor:
-        """log p(x'_s | x_t) - psi_t(x_t) for every particle and the reference of its population, (B, N)."""
+        """log p(x'_s | x_t) - psi_t(x_t), with x'_s the reference of the particle's population, (B, N)."""
         assert self._latest is not None, "particles are evaluated before they are resampled"
         x, evaluation, time = self._latest
         step = self.steps[time]
@@ -109,15 +101,15 @@ class Pinned:
 
 
 def _check_pinnable(path: Proposing, generator: Generator | None) -> None:
-    """A first step of one row for each template, so that what cannot be pinned is said before anything is run."""
+    """Try a first step, one row for each template, so that a path that cannot be pinned raises before the run."""
     trial = None if generator is None else torch.Generator(generator.device).manual_seed(0)
     x = path.start(path.resources.templates, trial)
     evaluation = path.evaluate(x, path.steps[0].t, trial)
     if evaluation.memory is not None:
         raise ValueError(
-            "particle Gibbs cannot pin a kernel with a memory: what a particle remembers (noise, a clock, confidence "
-            "carried along) would have to be drawn given the trajectory. Use MaskGIT without temperature, FirstHitting "
-            "or ConfidenceRemask(carried=False) in their place, or smc with more particles"
+            "particle Gibbs cannot pin a kernel with a memory: its state (noise, a clock, carried confidence) would "
+            "have to be drawn given the trajectory. Use MaskGIT without temperature, FirstHitting or "
+            "ConfidenceRemask(carried=False) instead, or smc with more particles"
         )
     try:
         path.propose(x, evaluation, path.steps[0]).log_prob(x)
@@ -127,8 +119,8 @@ def _check_pinnable(path: Proposing, generator: Generator | None) -> None:
 
 @dataclass(frozen=True)
 class Chain:
-    """A particle Gibbs chain: `samples` (S + 1, B, L), the sequence picked after each sweep, the first from plain SMC;
-    and the `result` of the last sweep, with the rows spent by all."""
+    """A particle Gibbs chain: `samples` (S + 1, B, L), one after each sweep, the first from the initial reference;
+    and the `result` of the last sweep, with the network rows of all sweeps."""
 
     samples: Tensor
     result: Result
@@ -146,14 +138,14 @@ def particle_gibbs(
     reference: Tensor | None = None,
     generator: Generator | None = None,
 ) -> Chain:
-    """`sweeps` conditional sweeps, each around a trajectory picked from the one before.
+    """Run `sweeps` conditional sweeps, each around a trajectory drawn from the one before.
 
-    The first is `reference` (T + 1, B, L), from any run by `pick(list(sweep(...)), generator)`; else SMC is run once.
+    The first reference is `reference` (T + 1, B, L), such as `pick(list(sweep(...)), generator)`; None runs SMC once.
     """
     if resample is not multinomial:
         raise ValueError(
-            "particle Gibbs needs iid multinomial resampling: with a pinned particle, any scheme that draws the "
-            "children together would have to condition the others on it. Use resample=multinomial"
+            "particle Gibbs needs iid multinomial resampling: a scheme that draws the children jointly would have to "
+            "condition the others on the pinned one. Use resample=multinomial"
         )
     check_whole("particle_gibbs: sweeps", sweeps)
     check_whole("particle_gibbs: num_particles", num_particles, 2, "one of them is pinned")

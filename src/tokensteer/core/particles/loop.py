@@ -1,12 +1,13 @@
-"""Sequential Monte Carlo. This module knows nothing of diffusion.
+"""Sequential Monte Carlo on a Feynman-Kac path (Del Moral, 2004; Chopin and Papaspiliopoulos, 2020;
+docs/references.md).
 
-A Feynman-Kac path starts particles, moves them and values them. With psi the log-twist and q the proposal, a move from
-x_t to x_s multiplies the weight by
+A path starts, moves and evaluates particles. With psi the log-twist and q the proposal, a move from x_t to x_s
+multiplies the weight by
 
     p(x_s | x_t) / q(x_s | x_t) · exp(psi_s(x_s) - psi_t(x_t)),
 
-and the mean weight of a population is an unbiased estimate of the normaliser Z. Resampling never changes that mean, so
-log Z is at all times the log-mean of the weights, and there is nothing to bank or to forget.
+and the mean weight of a population is an unbiased estimate of the normaliser Z. Resampling keeps that mean, so
+log Z is always the log-mean of the weights.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ def sweep(
     when: Trigger = ess_below(0.5),
     generator: Generator | None = None,
 ) -> Iterator[Record]:
-    """Run `populations` independent particle systems side by side; yields the start and then every step."""
+    """Run `populations` independent particle systems; yields a record of the start and of every step."""
     check_whole("num_particles", num_particles)
     check_whole("populations", populations)
     templates = path.resources.templates
     if populations % templates:
         raise ValueError(
             f"the model has {templates} templates and {populations} populations were asked for: run one population for "
-            f"each template, populations={templates} or a multiple of it"
+            f"each template, populations={templates} or a multiple"
         )
     x = path.start(populations * num_particles, generator)
     check_generator(generator, x.device)
@@ -54,8 +55,8 @@ def sweep(
     looked_at = [looks(when, step) for step in path.steps] + [True]
     evaluation = path.evaluate(x, path.steps[0].t, generator, weighed=looked_at[0])
     log_w = evaluation.log_twist.double().view(shape)
-    watch = _Watch(64 if x.is_cuda else 1)
-    watch.add(log_w, None, evaluation.log_twist, torch.zeros_like(log_w))
+    checks = _WeightCheck(64 if x.is_cuda else 1)
+    checks.add(log_w, None, evaluation.log_twist, torch.zeros_like(log_w))
     yield Record(None, x.view(*shape, -1), log_w, log_w, here, evaluation)
     for step in path.steps:
         ancestors = here
@@ -69,7 +70,7 @@ def sweep(
 
         x_s, log_ratio, parent = path.move(x, evaluation, step, generator)
         change = log_ratio.double() - evaluation.log_twist
-        # A dead particle stays dead: its own twist may be -inf, and the difference is then without meaning.
+        # A dead particle stays dead: its own twist may be -inf, and the difference NaN.
         pending = torch.where(log_w == -math.inf, log_w, log_w + change.view(shape))
         parent = replace(parent, pending=pending)
         del evaluation
@@ -77,7 +78,7 @@ def sweep(
         del parent
         log_twist = evaluation.log_twist
         log_w = torch.where(pending == -math.inf, pending, pending + log_twist.view(shape))
-        watch.add(log_w, step, log_twist, log_ratio, last=step.s == 0)
+        checks.add(log_w, step, log_twist, log_ratio, last=step.s == 0)
         x = x_s
         yield Record(step, x.view(*shape, -1), log_w, (change + log_twist).view(shape), ancestors, evaluation)
 
@@ -87,14 +88,14 @@ def _fires(when: Trigger, log_w: Tensor, step: Step) -> Tensor:
     now = cast("object", when(log_w, step))
     if not isinstance(now, Tensor) or now.shape != log_w.shape[:1] or now.dtype != torch.bool:
         raise ValueError(
-            f"a trigger must say of each of {len(log_w)} populations whether it resamples, a tensor of bools "
+            f"a trigger must return for each of {len(log_w)} populations whether it resamples, a tensor of bools "
             f"({len(log_w)},), got {_described(now)}"
         )
     return now
 
 
 def _resampled(resample: Resampler, log_w: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor]:
-    """Ancestors and the new log-weights, both (B, N). That they are right in law is for `testing.assert_resampler`."""
+    """Ancestors and new log-weights, both (B, N). `testing.assert_resampler` checks their distribution."""
     found = cast("object", resample(log_w, generator))
     parts = cast("tuple[object, ...]", found if isinstance(found, tuple) else (found,))
     match parts:
@@ -111,10 +112,12 @@ def _described(value: object) -> str:
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
-def check_generator(generator: Generator | None, device: torch.device) -> None:
-    if generator is not None and not isinstance(generator, Generator):  # pyright: ignore[reportUnnecessaryIsInstance]
+def check_generator(generator: object, device: torch.device) -> None:
+    if generator is None:
+        return
+    if not isinstance(generator, Generator):
         raise TypeError(f"generator must be a torch.Generator, got {generator!r}: torch.Generator().manual_seed(0)")
-    if generator is not None and generator.device.type != device.type:
+    if generator.device.type != device.type:
         raise ValueError(
             f"the generator is on {generator.device} and the model on {device}: make it with "
             f"torch.Generator(device={str(device)!r})"
@@ -122,26 +125,26 @@ def check_generator(generator: Generator | None, device: torch.device) -> None:
 
 
 @dataclass
-class _Watch:
-    """Looks for weights that are NaN or +inf. On a GPU that would make the host wait, so it is put off for a while."""
+class _WeightCheck:
+    """Raises on weights that are NaN or +inf. Checks every `interval` steps, since on a GPU each check synchronises."""
 
-    patience: int
+    interval: int
     seen: list[tuple[Tensor, Step | None, Tensor, Tensor]] = field(default_factory=list[Any])
 
     def add(self, log_w: Tensor, step: Step | None, log_twist: Tensor, log_ratio: Tensor, last: bool = False) -> None:
-        if capturing():  # a recorded run is looked at when it has been replayed
+        if capturing():  # a captured run is checked after each replay
             return
         self.seen.append((log_w, step, log_twist, log_ratio))
-        if not last and len(self.seen) < self.patience:
+        if not last and len(self.seen) < self.interval:
             return
         log_ws = torch.stack([log_w for log_w, *_ in self.seen])
         bad = (log_ws.isnan() | (log_ws == math.inf)).flatten(1).any(-1)
         if bad.any():
-            _blame(*self.seen[int(bad.int().argmax())])
+            _raise_bad_weight(*self.seen[int(bad.int().argmax())])
         self.seen.clear()
 
 
-def _blame(log_w: Tensor, step: Step | None, log_twist: Tensor, log_ratio: Tensor) -> NoReturn:
+def _raise_bad_weight(log_w: Tensor, step: Step | None, log_twist: Tensor, log_ratio: Tensor) -> NoReturn:
     bad = log_w.isnan() | (log_w == math.inf)
     population, particle = (int(i) for i in bad.nonzero()[0])
     row = population * log_w.shape[1] + particle
@@ -150,8 +153,8 @@ def _blame(log_w: Tensor, step: Step | None, log_twist: Tensor, log_ratio: Tenso
     culprit = (
         f"the reward: its log-twist is {twist}. Make the reward finite, or -inf for a hard constraint"
         if math.isnan(twist) or twist == math.inf
-        else f"the transition: log p - log q is {ratio}. The denoiser gave NaN, q gives no mass to a state it drew, or "
-        "a model with a negative power gives no mass where the others do"
+        else f"the transition: log p - log q is {ratio}. The denoiser gave NaN, q has no mass at a state it drew, or "
+        "a model with a negative power has no mass where the others do"
     )
     raise FloatingPointError(
         f"the weight of particle {particle} of population {population} is {float(log_w[population, particle])} "
@@ -171,12 +174,12 @@ def smc(
     progress: bool = False,
     on_step: Callable[[Record], None] | None = None,
 ) -> Result:
-    """Run `sweep` to its end and keep what a person needs; `progress` shows a bar with ESS and reward, and `on_step` is
-    called with every record, that of the start included.
+    """Run `sweep` to the end. `progress` shows a bar with ESS and reward; `on_step` is called with every record,
+    including the start.
 
-    A model with several templates takes as many populations, or a multiple: the first of them are of the first
-    template, and so on. Networks are given as many rows at once as fit into `memory`, such as "8GiB"; by default what
-    the device has free.
+    With several templates, `populations` is a multiple of their number; the first populations belong to the first
+    template, and so on. `memory`, such as "8GiB", limits the rows given to a network at once; the default is what the
+    device has free.
     """
     resources = cast("Resources | None", getattr(path, "resources", None))
     if resources is None:
@@ -184,33 +187,32 @@ def smc(
     before = resources.spent()
     records = sweep(path, num_particles, populations, resample=resample, when=when, generator=generator)
     with resources.limited(memory):
-        observed = records if on_step is None else _observed(records, on_step)
-        shown = _bar(observed, len(path.steps) + 1) if progress else observed
-        result = summarise(shown, generator, resources.templates)
+        shown = _bar(records, len(path.steps) + 1) if progress else records
+        result = summarise(shown, generator, resources.templates, on_step)
     return with_rows(result, before, resources.spent())
 
 
-def _observed(records: Iterable[Record], on_step: Callable[[Record], None]) -> Iterator[Record]:
-    for record in records:
-        on_step(record)
-        yield record
-        del record  # as in `summarise`
-
-
-def summarise(records: Iterable[Record], generator: Generator | None = None, templates: int = 1) -> Result:
-    """The result of a sweep from its records, one after the other, and of so many templates."""
+def summarise(
+    records: Iterable[Record],
+    generator: Generator | None = None,
+    templates: int = 1,
+    on_step: Callable[[Record], None] | None = None,
+) -> Result:
+    """The result of a sweep from its records, which are consumed one by one."""
     log_w: list[Tensor] = []
     ancestors: list[Tensor] = []
     rewards: list[Tensor | None] = []
     ramps: list[Tensor | None] = []
     x: Tensor | None = None
-    for record in records:  # they are kept for later, and not looked at: there are many, and each look takes a while
+    for record in records:  # tensors are collected without reading values: each read would synchronise
+        if on_step is not None:
+            on_step(record)
         x = record.x
         log_w.append(record.log_w)
         ancestors.append(record.ancestors)
         rewards.append(record.evaluation.reward)
         ramps.append(record.evaluation.ramp)
-        del record  # what networks said is let go before they are asked again
+        del record  # frees the predictions before the networks run again
     assert x is not None, "a sweep yields at least its start"
     reward = rewards[-1]
     return Result(
@@ -228,7 +230,7 @@ def summarise(records: Iterable[Record], generator: Generator | None = None, tem
 
 
 def _stacked(values: Sequence[Tensor | None], like: Tensor, missing: float) -> Tensor:
-    """Values (P,) of all times as (T + 1, B, N), with a number for those that are missing."""
+    """Values (P,) of all times as (T + 1, B, N), `missing` where there are none."""
     absent = torch.full_like(like, missing)
     return torch.stack([absent if value is None else value.view_as(like).double() for value in values])
 

@@ -56,14 +56,14 @@ class Measure(Protocol):
 
 
 class Rows(Protocol):
-    """Something large that is known of each particle, kept so that taking particles copies little."""
+    """Large per-particle data, stored so that selecting particles copies little."""
 
     def take(self, rows: Tensor) -> Rows: ...
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All that one look at (x_t, t) taught us; it travels with its particle and is never computed again.
+    """Everything computed at (x_t, t). It is permuted with the particles and never computed again.
 
     log_twist, reward and carry are (P,), a kernel's memory (P, ...); `proposed` is the prediction of a proposal's own
     network. `log_lookahead` (P,) is the part of the log-twist that no ramp scales; `ramp` (P,) is the lambda chosen by
@@ -101,8 +101,8 @@ class Moved(NamedTuple):
 
 @dataclass(frozen=True)
 class Resources:
-    """What a path draws on. `templates` is the number of different starts; populations come in multiples of it.
-    `meters` count network rows, by the name of the network; `budgets` limit how many rows each is given at once."""
+    """`templates` is the number of different starts; populations come in multiples of it. `meters` count network rows,
+    by the name of the network; `budgets` limit the rows each network is given at once."""
 
     templates: int = 1
     meters: Mapping[str, Sequence[Meter]] = field(default_factory=dict[str, Sequence[Meter]])
@@ -115,8 +115,8 @@ class Resources:
 
     @contextmanager
     def limited(self, memory: str | float | None) -> Context[None, None, None]:
-        """Let each network take so much memory at once, such as "8GiB"; None for what the device has free. Afterwards
-        the limits are those of before: a reward may itself run `smc` with the same networks."""
+        """Limit the memory each network takes at once, such as "8GiB"; None for what the device has free. The previous
+        limits are restored: a reward may itself run `smc` with the same networks."""
         size = None if memory is None else parse_memory(memory)
         held = [budget.memory for budget in self.budgets]
         for budget in self.budgets:
@@ -129,7 +129,7 @@ class Resources:
 
 
 class FeynmanKac(Protocol):
-    """All that the loop knows of what it runs. Rows are particles of all populations, population by population."""
+    """What the loop runs. Rows are the particles of all populations, population by population."""
 
     @property
     def steps(self) -> Sequence[Step]: ...
@@ -137,15 +137,10 @@ class FeynmanKac(Protocol):
     def resources(self) -> Resources: ...
     def start(self, rows: int, generator: Generator | None) -> Tensor: ...
     def evaluate(
-        self,
-        x: Tensor,
-        t: float,
-        generator: Generator | None,
-        parent: Evaluation | None = None,
-        weighed: bool = True,
+        self, x: Tensor, t: float, generator: Generator | None, parent: Evaluation | None = None, weighed: bool = True
     ) -> Evaluation:
-        """What is known at (x_t, t). Unless it is to be `weighed`, nobody will look at the weights there, and any
-        log-twist will do as long as it stays with its particle."""
+        """Evaluate (x_t, t). If not `weighed`, no weight is read there and any log-twist stored with the particle is
+        correct."""
         ...
 
     def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> Moved: ...
@@ -168,7 +163,7 @@ class Record:
 
 
 class Proposing(FeynmanKac, Protocol):
-    """A path that can weigh a move that it did not draw."""
+    """A path that can weight a move that it did not draw."""
 
     def propose(self, x: Tensor, evaluation: Evaluation, step: Step) -> Measure: ...
     def log_p(self, y: Tensor, x: Tensor, evaluation: Evaluation, step: Step, q: Measure) -> Tensor: ...

@@ -1,9 +1,8 @@
-"""Resampling: which particles go on, and with which weights.
+"""Resampling schemes. The sources named below are in docs/references.md.
 
-A resampler takes the log-weights of B populations of N particles and returns `ancestors` and the new log-weights, both
-(B, N). One law binds all but `heaviest`: given the old weights, the expected new weight carried by the children of
-particle i is the old weight of i, so the mean weight of a population is never changed and log Z is simply its
-logarithm. Plain resampling gives every child that mean; partial resampling shares it among the resampled only.
+A resampler takes log-weights (B, N) of B populations and returns `ancestors` and new log-weights, both (B, N). All but
+`heaviest` keep the mean weight of a population, whose log is log Z: given the old weights, the expected total weight of
+the children of particle i is the old weight of i.
 """
 
 from __future__ import annotations
@@ -26,74 +25,74 @@ def log_mean_weight(log_w: Tensor) -> Tensor:
 
 
 def weights(log_w: Tensor) -> Tensor:
-    """Normalised weights; uniform where a population has died, so that it is carried along unchanged in law."""
+    """Normalised weights; uniform where a population has died."""
     return log_w.clamp(min=torch.finfo(log_w.dtype).min).softmax(-1)
 
 
 def ess(log_w: Tensor) -> Tensor:
-    """Effective sample size (sum w)² / sum w², in [1, N]; 0 where a population has died."""
+    """Effective sample size (sum w)² / sum w², in [1, N] (Kong et al., 1994); 0 where a population has died."""
     return log_w.softmax(-1).square().sum(-1).reciprocal().masked_fill(log_w.amax(-1) == -math.inf, 0.0)
 
 
 def _even(log_w: Tensor, ancestors: Tensor) -> tuple[Tensor, Tensor]:
+    """The ancestors, and the mean weight for every child."""
     return ancestors, log_mean_weight(log_w).unsqueeze(-1).expand_as(log_w)
 
 
 def _points(log_w: Tensor, u: Tensor) -> Tensor:
-    """One point in each of N equal cells of (0, 1], at the fraction u of it."""
+    """One point in each of N equal cells of (0, 1], at the fraction u of the cell."""
     n = log_w.shape[-1]
     return (u + torch.arange(n, device=log_w.device)) / n
 
 
 def multinomial(log_w: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
-    """Every child draws its parent independently."""
+    """Each child draws its parent independently (Gordon et al., 1993)."""
     u = uniforms(tuple(log_w.shape), log_w, generator)
     return _even(log_w, inverse_cdf(weights(log_w), u))
 
 
 def systematic(log_w: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
-    """One uniform for the whole comb: counts are floor or ceil of N·W."""
+    """One uniform for all cells: counts are floor or ceil of N·W (Carpenter et al., 1999)."""
     u = uniforms((*log_w.shape[:-1], 1), log_w, generator)
     return _even(log_w, inverse_cdf(weights(log_w), _points(log_w, u)))
 
 
 def stratified(log_w: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
-    """One uniform in every cell of the comb."""
+    """One uniform for each cell (Kitagawa, 1996)."""
     u = uniforms(tuple(log_w.shape), log_w, generator)
     return _even(log_w, inverse_cdf(weights(log_w), _points(log_w, u)))
 
 
 def _expand(counts: Tensor) -> Tensor:
-    """Offspring counts (B, N) that sum to at most N, as ancestors in order; places left over repeat the last."""
+    """Ancestors in order from offspring counts (B, N) that sum to at most N; places left over repeat the last."""
     n = counts.shape[-1]
     places = torch.arange(n, device=counts.device).expand(counts.shape).contiguous()
     return torch.searchsorted(counts.cumsum(-1), places, right=True).clamp_(max=n - 1)
 
 
+def _whole_and_rest(log_w: Tensor) -> tuple[Tensor, Tensor]:
+    """floor(N·W) and N·W - floor(N·W), (B, N)."""
+    expected = log_w.shape[-1] * weights(log_w).double()
+    return expected.floor(), expected - expected.floor()
+
+
 def residual(log_w: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
-    """floor(N·W) children for sure, the rest multinomial on the remainders."""
-    n = log_w.shape[-1]
-    expected = n * weights(log_w).double()
-    sure = expected.floor()
-    left = expected - sure
-    drawn = inverse_cdf(
-        torch.where(left.sum(-1, keepdim=True) > 0, left, 1.0), uniforms(tuple(log_w.shape), log_w, generator)
-    )
-    place = torch.arange(n, device=log_w.device)
+    """floor(N·W) children for sure, the rest multinomial on the remainders (Liu and Chen, 1998)."""
+    sure, left = _whole_and_rest(log_w)
+    left = torch.where(left.sum(-1, keepdim=True) > 0, left, 1.0)
+    drawn = inverse_cdf(left, uniforms(tuple(log_w.shape), log_w, generator))
+    place = torch.arange(log_w.shape[-1], device=log_w.device)
     return _even(log_w, torch.where(place < sure.sum(-1, keepdim=True), _expand(sure.long()), drawn))
 
 
 def ssp(log_w: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
-    """Srinivasan sampling: counts are floor or ceil of N·W, rounded pair by pair up a binary tree.
+    """Srinivasan sampling (Gerber et al., 2019): counts are floor or ceil of N·W, rounded in pairs up a binary tree.
 
-    Two fractions p, q meet; one leaves as 0 or 1, the other carries on with what keeps the sum, each with its
-    expectation unchanged: (p + q, 0) or (0, p + q) if p + q < 1, else (1, p + q - 1) or (p + q - 1, 1).
+    A pair of fractions p, q becomes (p + q, 0) or (0, p + q) if p + q < 1, else (1, p + q - 1) or (p + q - 1, 1), with
+    expectations unchanged. The one that is 0 or 1 is done; the other goes on to the next level.
     """
-    n = log_w.shape[-1]
-    expected = n * weights(log_w).double()
-    counts = expected.floor()
-    fraction = expected - counts
-    who = torch.arange(n, device=log_w.device).expand(log_w.shape)
+    counts, fraction = _whole_and_rest(log_w)
+    who = torch.arange(log_w.shape[-1], device=log_w.device).expand(log_w.shape)
     while fraction.shape[-1] > 1:
         odd = fraction.shape[-1] % 2
         paired = fraction.shape[-1] - odd
@@ -101,20 +100,20 @@ def ssp(log_w: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tens
         i, j = who[..., 0:paired:2], who[..., 1:paired:2]
         total = p + q
         low = total < 1
-        chance = torch.where(low, p / total.clamp(min=1e-300), (1 - q) / (2 - total).clamp(min=1e-300))
-        first = uniforms(tuple(p.shape), log_w, generator) <= chance
-        carrier = torch.where(first == low, i, j)
-        leaver = torch.where(first == low, j, i)
-        counts = counts.scatter_add(-1, leaver, torch.where(low, 0.0, 1.0).to(counts.dtype))
+        probability = torch.where(low, p / total.clamp(min=1e-300), (1 - q) / (2 - total).clamp(min=1e-300))
+        first = uniforms(tuple(p.shape), log_w, generator) <= probability
+        going_on = torch.where(first == low, i, j)
+        done = torch.where(first == low, j, i)
+        counts = counts.scatter_add(-1, done, torch.where(low, 0.0, 1.0).to(counts.dtype))
         fraction = torch.cat([torch.where(low, total, total - 1), fraction[..., paired:]], -1)
-        who = torch.cat([carrier, who[..., paired:]], -1)
+        who = torch.cat([going_on, who[..., paired:]], -1)
     counts = counts.scatter_add(-1, who, fraction.round())
     return _even(log_w, _expand(counts.long()))
 
 
 def nested(resampler: Resampler, candidates: int) -> Resampler:
-    """Particles in groups of `candidates`: groups are resampled by their mean weight, then each new group descends from
-    one member of its parent group drawn by weight. This is SVDD made exact."""
+    """Groups of `candidates` particles are resampled by mean weight; each new group descends from one member of its
+    parent group, drawn by weight. As the island model (Vergé et al., 2015), with SVDD within each island."""
     check_whole("nested: candidates", candidates)
 
     def resample(log_w: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
@@ -130,19 +129,20 @@ def nested(resampler: Resampler, candidates: int) -> Resampler:
 
 
 def one_survivor(log_w: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
-    """Every child descends from a single parent drawn by weight, as in SVDD."""
+    """Every child descends from one parent, drawn by weight, as in SVDD."""
     survivor = inverse_cdf(weights(log_w), uniforms((*log_w.shape[:-1], 1), log_w, generator))
     return _even(log_w, survivor.expand_as(log_w))
 
 
 def heaviest(log_w: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
-    """Every child descends from the parent of highest weight, as in the greedy form of SVDD. This breaks the law above:
-    what comes of it has no target, and its log Z no meaning."""
+    """Every child descends from the parent of highest weight, as in greedy SVDD. The mean weight is not kept: the
+    samples have no known target and log Z has no meaning."""
     return _even(log_w, log_w.argmax(-1, keepdim=True).expand_as(log_w))
 
 
 def partial(resampler: Resampler, fraction: float = 0.5) -> Resampler:
-    """Resample the lightest and the heaviest particles only, a `fraction` of all; the others keep their weights."""
+    """Resample only the lightest and heaviest particles, a `fraction` of all, among which their mean weight is shared;
+    the others keep their weights (Bolić et al., 2003)."""
     check_number("partial: fraction", fraction, "(0, 1]")
 
     def resample(log_w: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:

@@ -1,11 +1,12 @@
-"""What a run leaves: weighted samples, and what it took to get them."""
+"""The result of a run: weighted samples, diagnostics and costs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -17,12 +18,22 @@ from tokensteer.core.numerics.draws import inverse_cdf, uniforms
 from tokensteer.core.particles.resampling import log_mean_weight, weights
 from tokensteer.files import write_whole
 
+AXES = {
+    "samples": "BNL",
+    "log_w": "BN",
+    "reward": "BN",
+    "ess": "TB",
+    "mean_reward": "TB",
+    "ancestors": "TBN",
+    "ramp": "TB",
+}  # of the tensors of a result; T counts the start too
+
 
 def pooled(log_z: Tensor) -> tuple[float, float]:
     """The log of the mean of exp(log_z) over independent estimates (B,), with its standard error (delta method).
 
-    The mean of exp(log_z) is unbiased and that of log_z is too low. Where weights have heavy tails both the mean and
-    its error come from the estimates that happened, and miss those that are rare and large.
+    The mean of exp(log_z) is unbiased; the mean of log_z is biased low. With heavy-tailed weights both the mean and its
+    error miss rare large values.
     """
     mean = float(log_mean_weight(log_z))
     ratio = (log_z - mean).exp()
@@ -31,13 +42,12 @@ def pooled(log_z: Tensor) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Result:
-    """Weighted samples and what it took to get them.
+    """Weighted samples, diagnostics and costs. `sample` draws from the target; `best` is no posterior draw.
 
-    samples (B, N, L), log_w and reward (B, N), log_z (B,); ess and mean_reward (T + 1, B), where no reward was asked
-    for that of the weights so far and NaN; ancestors (T + 1, B, N); `ramp` (T + 1, B), what an adaptive ramp chose;
-    `templates`, how many there were: the first B / templates populations are of the first, and so on; `rows` counts the
-    network rows computed, `saved` those asked for that were known already.
-    `sample` draws from the target; `best` picks by reward and is no posterior draw.
+    samples (B, N, L), log_w and reward (B, N), log_z (B,); ess and mean_reward (T + 1, B), at steps without a reward
+    the ESS of the last weights and NaN; ancestors (T + 1, B, N); `ramp` (T + 1, B), chosen by an adaptive ramp;
+    `templates`, their number: the first B / templates populations belong to the first, and so on; `rows` counts the
+    network rows computed, `saved` those reused.
     """
 
     samples: Tensor
@@ -59,8 +69,8 @@ class Result:
 
     @property
     def pooled_log_z(self) -> tuple[float, float]:
-        """The log of the mean of exp(log_z) over populations, with its standard error (delta method). Those of
-        different templates have different normalisers: look at `log_z` itself then."""
+        """The log of the mean of exp(log_z) over populations, with its standard error (delta method). With several
+        templates the normalisers differ: use `log_z`."""
         return pooled(self.log_z)
 
     @property
@@ -70,40 +80,36 @@ class Result:
 
     @property
     def alive(self) -> Tensor:
-        """The populations with a particle of any weight, (B,)."""
+        """The populations with a particle of positive weight, (B,)."""
         return self.log_w.amax(-1) > -math.inf
 
     def sample(self, count: int = 1, generator: Generator | None = None) -> Tensor:
-        """`count` draws from the target for each population, (B, count, L), by this generator or that of the run."""
+        """`count` draws from the target for each population, (B, count, L), with this generator or that of the run."""
         if not self.alive.all():
             dead = [k for k, alive in enumerate(self.alive) if not alive]
             raise ValueError(
-                f"a population has died, {len(dead)} of {len(self.log_w)} ({_some(dead)}): all its particles broke a "
+                f"a population has died, {len(dead)} of {len(self.log_w)} ({_some(dead)}): all its particles violate a "
                 "hard constraint, so there is nothing to draw from. Use more particles, resample earlier, or soften "
-                "the constraint; `result.alive` tells those that live"
+                "the constraint; `result.alive` marks the others"
             )
         check_whole("Result.sample: count", count, 0)
         u = uniforms((len(self.log_w), count), self.log_w, self.generator if generator is None else generator)
         return self._pick(inverse_cdf(self.weights, u))
 
     def best(self) -> Tensor:
-        """The particle of highest reward of each population, (B, L); highest weight where there is no reward."""
+        """The particle of highest reward of each population, (B, L); of highest weight if there is no reward."""
         score = self.log_w if self.reward is None else self._counted_reward(self.reward)
         return self._pick(score.argmax(-1, keepdim=True)).squeeze(1)
 
     def _counted_reward(self, reward: Tensor) -> Tensor:
-        """The reward, -inf for particles of no weight: they are no samples of the target."""
+        """The reward; -inf for particles of weight 0, which are no samples of the target."""
         return torch.where(self.log_w == -math.inf, -math.inf, reward)
 
     def _pick(self, index: Tensor) -> Tensor:
         return self.samples.gather(1, index.unsqueeze(-1).expand(-1, -1, self.samples.shape[-1]))
 
-    def _rows_of(self, name: str) -> str:
-        saved = self.saved.get(name, 0)
-        return f"{self.rows[name]:,} {name}" + (f" ({saved:,} saved)" if saved else "")
-
     def lineages(self) -> Tensor:
-        """Index at every time of the ancestor of each final particle, (T + 1, B, N)."""
+        """The index at every time of the ancestor of each final particle, (T + 1, B, N)."""
         line = [torch.arange(self.log_w.shape[1], device=self.log_w.device).expand(self.log_w.shape)]
         for ancestors in self.ancestors.flip(0)[:-1]:
             line.append(ancestors.gather(-1, line[-1]))
@@ -111,8 +117,7 @@ class Result:
 
     def save(self, file: str | Path) -> None:
         """Write all but the generator to one safetensors file; `Result.load` reads it back."""
-        named = {f.name: getattr(self, f.name) for f in fields(self)}
-        tensors = {name: value.contiguous() for name, value in named.items() if isinstance(value, Tensor)}
+        tensors = {name: value.contiguous() for name, value in vars(self).items() if isinstance(value, Tensor)}
         counts = {"rows": self.rows, "saved": self.saved}
         counted = {f"{of}.{name}": torch.tensor(n) for of, rows in counts.items() for name, n in rows.items()}
         whole = {**tensors, **counted, "templates": torch.tensor(self.templates)}
@@ -130,18 +135,12 @@ class Result:
         for name, value in stored.items():
             if (name == "templates" or name.startswith(("rows.", "saved."))) and (value.dim() or value.is_complex()):
                 raise ValueError(f"{file} is a damaged Result: its {name} is no number")
-        result = cls(
-            samples=stored["samples"],
-            log_w=stored["log_w"],
-            reward=stored.get("reward"),
-            ess=stored["ess"],
-            mean_reward=stored.get("mean_reward"),
-            ancestors=stored["ancestors"],
-            rows={name.removeprefix("rows."): int(n) for name, n in stored.items() if name.startswith("rows.")},
-            saved={name.removeprefix("saved."): int(n) for name, n in stored.items() if name.startswith("saved.")},
-            ramp=stored.get("ramp"),
-            templates=int(stored.get("templates", 1)),
+        rows, saved = (
+            {name.removeprefix(of): int(n) for name, n in stored.items() if name.startswith(of)}
+            for of in ("rows.", "saved.")
         )
+        tensors = cast("dict[str, Any]", {name: stored.get(name) for name in AXES})
+        result = cls(**tensors, rows=rows, saved=saved, templates=int(stored.get("templates", 1)))
         fault = _fault(result)
         if fault is not None:
             raise ValueError(f"{file} is a damaged Result: {fault}")
@@ -159,34 +158,25 @@ class Result:
             lines.append(f"  died     {int((~self.alive).sum())} of {populations} populations")
         if self.reward is not None:
             counted = torch.where(self.weights > 0, self.reward, 0.0)[self.alive]
-            posterior, best = (
-                (self.weights[self.alive] * counted).sum(-1).mean(),
-                self._counted_reward(self.reward).max(),
-            )
+            posterior = (self.weights[self.alive] * counted).sum(-1).mean()
+            best = self._counted_reward(self.reward).max()
             lines.append(f"  reward   {float(posterior):.4f} weighted mean, {float(best):.4f} best")
-        lines.append("  rows     " + ", ".join(self._rows_of(name) for name in self.rows))
+        saved = {name: f" ({n:,} saved)" for name, n in self.saved.items() if n}
+        lines.append("  rows     " + ", ".join(f"{n:,} {name}{saved.get(name, '')}" for name, n in self.rows.items()))
         return "\n".join(lines)
 
 
 def _fault(result: Result) -> str | None:
-    """What is wrong with the tensors of a stored result, None if nothing is."""
+    """What is wrong with a stored result, None if nothing is."""
     populations, particles, length = result.samples.shape if result.samples.dim() == 3 else (0, 0, 0)
-    times = len(result.ess) if result.ess.dim() else 0
-    tensors: dict[str, tuple[Tensor | None, tuple[int, ...], bool]] = {
-        "samples": (result.samples, (populations, particles, length), True),
-        "log_w": (result.log_w, (populations, particles), False),
-        "reward": (result.reward, (populations, particles), False),
-        "ess": (result.ess, (times, populations), False),
-        "mean_reward": (result.mean_reward, (times, populations), False),
-        "ancestors": (result.ancestors, (times, populations, particles), True),
-        "ramp": (result.ramp, (times, populations), False),
-    }
-    for name, (tensor, shape, whole) in tensors.items():
+    sizes = {"B": populations, "N": particles, "L": length, "T": len(result.ess) if result.ess.dim() else 0}
+    for name, axes in AXES.items():
+        tensor = cast("Tensor | None", getattr(result, name))
         if tensor is None:
             continue
-        if tuple(tensor.shape) != shape or not tensor.numel():
+        if tuple(tensor.shape) != tuple(sizes[axis] for axis in axes) or not tensor.numel():
             return f"its {name} has the shape {tuple(tensor.shape)}, which does not fit the others"
-        if tensor.is_complex() or tensor.is_floating_point() == whole:
+        if tensor.is_complex() or tensor.is_floating_point() == (name in ("samples", "ancestors")):
             return f"its {name} is of type {tensor.dtype}"
     if not bool((result.log_w < math.inf).all()):
         return "its log_w has NaN or infinity"

@@ -1,7 +1,4 @@
-"""Triggers: at which steps a population resamples.
-
-A trigger takes the log-weights (B, N) and the step and returns a bool for each population, (B,).
-"""
+"""Triggers: functions of the log-weights (B, N) and the step that return whether each population resamples, (B,)."""
 
 from __future__ import annotations
 
@@ -25,14 +22,14 @@ def always(log_w: Tensor, step: Step) -> Tensor:
 
 
 def observe(log_w: Tensor, step: Step) -> Tensor:
-    """Never, but look at the weights at every step, so that they are known there."""
+    """Never resample, but have the weights computed at every step."""
     return torch.zeros(log_w.shape[:-1], dtype=torch.bool, device=log_w.device)
 
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A trigger that looks at the weights only at the steps `at`. Nobody needs them in between, so lazy twists are not
-    evaluated there. Any other trigger is taken to look at every step."""
+    """A trigger that reads weights only at the steps `at`, so twists need not be evaluated elsewhere. Any other trigger
+    is assumed to read them at every step."""
 
     trigger: Trigger
     at: Callable[[Step], bool]
@@ -42,7 +39,7 @@ class Scheduled:
 
 
 def looks(when: Trigger, step: Step) -> bool:
-    """Whether a trigger may look at the weights before this step."""
+    """Whether a trigger may read the weights before this step."""
     return when.at(step) if isinstance(when, Scheduled) else True
 
 
@@ -50,13 +47,13 @@ never = Scheduled(always, lambda step: False)
 
 
 def every(k: int) -> Trigger:
-    """After each k moves."""
+    """After every k moves."""
     check_whole("every: k", k)
     return Scheduled(always, lambda step: step.index > 0 and step.index % k == 0)
 
 
 def ess_below(fraction: float) -> Trigger:
-    """Where the effective sample size has fallen below `fraction`·N."""
+    """Where the effective sample size is below `fraction`·N."""
     check_number("ess_below: fraction", fraction, "(0, 1]")
     return lambda log_w, step: ess(log_w) < fraction * log_w.shape[-1]
 

@@ -1,44 +1,42 @@
-"""The locally optimal proposal q* ∝ p(x_s | x_t) · exp(psi_s(x_s)), by enumeration."""
+"""The locally optimal proposal q* ∝ p(x_s | x_t) · exp(psi_s(x_s)) by enumeration (Doucet et al., 2000;
+docs/references.md)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tokensteer.core.kernels.measure import Listed
 from tokensteer.core.models.diffusion import Model
-from tokensteer.core.models.prediction import prediction_of
-from tokensteer.core.numerics.batching import Meter
+from tokensteer.core.models.prediction import stored_prediction
 from tokensteer.core.numerics.domains import check_whole
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.numerics.rows import distinct, log_sum_runs, same_rows
 from tokensteer.core.particles.path import Evaluation, Step
-from tokensteer.core.proposals.proposal import chosen
+from tokensteer.core.proposals.proposal import Proposal, chosen
 from tokensteer.core.twists.estimators import NoisyState
 from tokensteer.core.twists.tilt import Tilt
 
 
 @dataclass(frozen=True)
-class Enumerated:
+class Enumerated(Proposal):
     """q* ∝ p(x_s | x_t) · exp(psi_s(x_s)) over every x_s that p can reach; for few open sites or small vocabularies.
 
-    It looks one step ahead: the denoiser is asked once more at each step, about the distinct candidates.
+    The denoiser is called once more at each step, on the distinct candidates x_s.
     """
 
     limit: int = 1_000_000
-    needs_gradient: bool = field(default=False, init=False, repr=False)
-    meters: tuple[Meter, ...] = field(default=(), init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_whole("Enumerated.limit", self.limit)
 
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> Listed:
-        prediction = prediction_of(evaluation)
+        prediction = stored_prediction(evaluation)
         sites = chosen(x, model.clean(prediction), evaluation, step, model)
         p = model.transition(x, prediction, step, sites)
-        # Twins may still differ in what their templates hold fixed, in their ramp, and in what the kernel remembers.
+        # Particles of equal x may still differ in their fixed sites, their ramp, and the kernel's memory.
         aim = torch.zeros_like(x[:, 0]) if twist is None else twist.aim(step.s, evaluation)
         reach = same_rows((p.dense().log_p > NEVER).flatten(1).long())
         first, row = distinct(torch.cat([x, torch.stack([reach, same_rows(aim.unsqueeze(-1))], -1)], -1))
@@ -52,8 +50,8 @@ class Enumerated:
             log_q = log_q + (aim[first[owner]] * r[which] + log_lookahead[which]).to(log_q)
         lengths = torch.bincount(owner, minlength=len(first))
         mass = log_sum_runs(log_q, lengths)
-        # Where nothing has a future any law will do, since the weight is zero whatever is drawn: p, which leaves no
-        # mask at the end, or where p reaches nothing either an even one.
+        # Where q* has no mass the weight is 0 whatever is drawn: use p, which leaves no mask at the end, or the uniform
+        # distribution if p has no mass either.
         without, reached = (mass == NEVER)[owner], log_sum_runs(log_p, lengths)[owner]
         even = -lengths[owner].to(log_q.dtype).log()
         instead = torch.where(reached == NEVER, even, log_p - reached)
@@ -62,7 +60,8 @@ class Enumerated:
 
 
 def _at_least_one(owner: Tensor, candidates: Tensor, x: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
-    """A list for every particle: one that can go nowhere gets a sequence that p gives no mass to, and dies of it."""
+    """At least one candidate for every particle: one that can reach no state gets a sequence to which p gives no mass,
+    and dies."""
     stuck = (torch.bincount(owner, minlength=len(x)) == 0).nonzero().squeeze(-1)
     somewhere = x[stuck].masked_fill(x[stuck] == mask_id, 1 if mask_id == 0 else 0)
     order = torch.cat([owner, stuck]).sort(stable=True)
@@ -70,7 +69,7 @@ def _at_least_one(owner: Tensor, candidates: Tensor, x: Tensor, mask_id: int) ->
 
 
 def reward_ahead(x: Tensor, t: float, model: Model, twist: Tilt) -> tuple[Tensor, Tensor]:
-    """r_hat(x) and the log-chance, (P,), for a twist that x alone determines. Masks left at t = 0 are valued too."""
+    """r_hat(x) and the log-lookahead, (P,), for a twist that x alone determines; masks may be left at t = 0."""
     if twist.estimator.random or not twist.potential.memoryless:
         raise ValueError(
             "Enumerated needs a log-twist that x_s alone determines: use an estimator that is not random, such as "
@@ -82,8 +81,8 @@ def reward_ahead(x: Tensor, t: float, model: Model, twist: Tilt) -> tuple[Tensor
         r[clean] = twist.exact(x[clean])
     if not clean.all():
         noisy = x[~clean]
-        look = NoisyState(noisy, model.clean(model.predict(noisy, t)), t, model.kernel.mask_id)
-        r[~clean] = twist.estimate(look, None)
+        state = NoisyState(noisy, model.clean(model.predict(noisy, t)), t, model.kernel.mask_id)
+        r[~clean] = twist.estimate(state, None)
         if twist.log_lookahead is not None:
-            log_lookahead[~clean] = twist.lookahead(look)
+            log_lookahead[~clean] = twist.lookahead(state)
     return r, log_lookahead

@@ -1,4 +1,5 @@
-"""The first-order gradient proposal (SMC_grad)."""
+"""The first-order gradient proposal, SMC_grad (Ou et al., 2026; as guidance: Vignac et al., 2023; Nisonoff et al.,
+2025; docs/references.md)."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from tokensteer.core.twists.tilt import Tilt
 
 
 @dataclass(frozen=True)
-class Gradient:
+class Gradient(SiteProposal):
     """q^l(w) ∝ base^l(w) · exp(kappa · g^l[w]) with g the gradient of r_hat at x_t and kappa = ramp(s)/kl.
 
-    The mask entry is tilted too, so that q does not depend on an offset of g; `tokens_only` leaves alone which sites
-    open. `clip` bounds |kappa · (g^l[w] - g^l[x_t])|. The gradient is the dearest part of a step. With `every` = k it
-    is taken at each k-th step and followed until the next; with `draws` = m it is that of an estimate of its own from m
-    clean sequences, if the tilt has another number of them, and the tilt's are drawn only where weights are looked at.
-    Both are right for any number, and a little less sharp.
+    The mask entry is tilted too, so that q does not depend on an offset of g; `tokens_only` does not change which sites
+    open. `clip` bounds |kappa · (g^l[w] - g^l[x_t])|. The gradient is the most expensive part of a step. With
+    `every` = k it is computed at every k-th step and reused until the next. With `draws` = m it is that of a separate
+    estimate from m clean sequences, and the tilt's own are drawn only where weights are read. Both keep the target and
+    make q slightly less accurate.
     """
 
     base: SiteProposal = field(default_factory=FromModel)
@@ -34,14 +35,17 @@ class Gradient:
     tokens_only: bool = False
     every: int = 1
     draws: int | None = None
-    needs_gradient: bool = field(default=True, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_whole("Gradient.every", self.every, hint="1 takes the gradient at each step")
+        check_whole("Gradient.every", self.every, hint="1 computes the gradient at each step")
         if self.draws is not None:
-            check_whole("Gradient.draws", self.draws, hint="None takes the tilt's own")
+            check_whole("Gradient.draws", self.draws, hint="None uses those of the tilt")
         if self.clip is not None:
             check_number("Gradient.clip", self.clip, "[0, inf]", "None does not clip")
+
+    @property
+    def needs_gradient(self) -> bool:
+        return True
 
     @property
     def meters(self) -> tuple[Meter, ...]:
@@ -49,8 +53,7 @@ class Gradient:
 
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
         if twist is None or not isinstance(evaluation.gradient, Prediction):
-            raise ValueError("Gradient needs a reward to follow: give Steering a Tilt, or use Optimal() or Guided()")
-        # What cannot move needs no tilt.
+            raise ValueError("Gradient needs a reward: give Steering a Tilt, or use Optimal() or Guided()")
         mask_id = model.kernel.mask_id
         everywhere = mask_id == NO_MASK or model.kernel.remasks(step)
         movable = (x == mask_id) | everywhere

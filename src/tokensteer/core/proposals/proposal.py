@@ -1,13 +1,13 @@
-"""Proposals: what particles are moved by.
+"""Proposals: the distributions q(x_s | x_t) that particles are moved by.
 
-Any q is right as long as it covers p and the weight carries log p - log q; a good one makes the weights equal. Given
-x_t the best is q* ∝ p(x_s | x_t) · exp(psi_s(x_s)). A proposal shares with p the sites that a low-confidence kernel
-opens: they are chosen by p's prediction unless it says otherwise, and passed on in the measure.
+Any q that covers p is correct, since the weight contains log p - log q; a good one makes the weights equal. Given x_t
+the best is q* ∝ p(x_s | x_t) · exp(psi_s(x_s)) (Doucet et al., 2000; docs/references.md). q and p share the sites that
+a low-confidence kernel opens: p's prediction chooses them unless the proposal does, and the measure stores them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
@@ -17,7 +17,7 @@ from tokensteer.core.categorical.sites import Categoricals
 from tokensteer.core.kernels.kernel import Stateful
 from tokensteer.core.kernels.measure import SiteMeasure
 from tokensteer.core.models.diffusion import Model
-from tokensteer.core.models.prediction import prediction_of
+from tokensteer.core.models.prediction import stored_prediction
 from tokensteer.core.numerics.batching import Meter
 from tokensteer.core.particles.path import Evaluation, Measure, Sites, Step
 from tokensteer.core.twists.tilt import Tilt
@@ -25,18 +25,23 @@ from tokensteer.core.twists.tilt import Tilt
 
 @runtime_checkable
 class Proposal(Protocol):
-    """q(· | x_t), normalised. With `needs_gradient` the evaluation holds the gradient of r_hat. `meters` count the rows
-    of its own networks."""
+    """q(· | x_t), normalised."""
 
     @property
-    def needs_gradient(self) -> bool: ...
+    def needs_gradient(self) -> bool:
+        """Whether evaluations must hold the gradient of r_hat."""
+        return False
+
     @property
-    def meters(self) -> tuple[Meter, ...]: ...
+    def meters(self) -> tuple[Meter, ...]:
+        """Row counts of the proposal's own networks."""
+        return ()
+
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> Measure: ...
 
 
 class SiteProposal(Proposal, Protocol):
-    """A proposal that factorises over sites, so that it can be tilted further."""
+    """A proposal that factorises over sites, so it can be tilted further."""
 
     def __call__(
         self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None
@@ -45,7 +50,7 @@ class SiteProposal(Proposal, Protocol):
 
 @runtime_checkable
 class BuiltOn(Protocol):
-    """A proposal that changes another one, its `base`."""
+    """A proposal that modifies another one, its `base`."""
 
     @property
     def base(self) -> Proposal: ...
@@ -55,7 +60,7 @@ Kind = TypeVar("Kind")
 
 
 def inmost(proposal: Proposal, kind: type[Kind]) -> Kind | None:
-    """The proposal, or the one it is built on, of this kind."""
+    """The outermost proposal of this kind, among the proposal and those it is built on; None if there is none."""
     while not isinstance(proposal, kind):
         if not isinstance(proposal, BuiltOn):
             return None
@@ -64,46 +69,37 @@ def inmost(proposal: Proposal, kind: type[Kind]) -> Kind | None:
 
 
 def chosen(x: Tensor, log_x0: Categoricals, evaluation: Evaluation, step: Step, model: Model) -> Sites | None:
-    """The sites that the kernel opens, by the order of log_x0 and what it remembers of the particles."""
+    """The sites that the kernel opens, by the order of log_x0 and the state of a stateful kernel."""
     if evaluation.memory is not None and isinstance(model.kernel, Stateful):
         return model.kernel.recall(x, log_x0, step, evaluation.memory)
     return model.kernel.choose(x, log_x0, step)
 
 
 @dataclass(frozen=True)
-class FromModel:
+class FromModel(SiteProposal):
     """q = p: the pretrained model itself; for a product, its first model."""
 
-    needs_gradient: bool = field(default=False, init=False, repr=False)
-    meters: tuple[Meter, ...] = field(default=(), init=False, repr=False)
-
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
-        log_x0 = model.clean(prediction_of(evaluation))
+        log_x0 = model.clean(stored_prediction(evaluation))
         return model.step_with(x, log_x0, step, chosen(x, log_x0, evaluation, step, model))
 
 
 @dataclass(frozen=True)
-class Guided:
-    """The usual classifier-free guidance: tokens from the normalised prod_k mu_k^a_k, sites as the kernel chooses."""
-
-    needs_gradient: bool = field(default=False, init=False, repr=False)
-    meters: tuple[Meter, ...] = field(default=(), init=False, repr=False)
+class Guided(SiteProposal):
+    """Classifier-free guidance (Ho and Salimans, 2022): tokens from the normalised prod_k mu_k^a_k."""
 
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
-        prediction = prediction_of(evaluation)
+        prediction = stored_prediction(evaluation)
         sites = chosen(x, model.clean(prediction), evaluation, step, model)
         return model.step_with(x, normalise_each(model.combined(prediction), model.kernel.mask_id), step, sites)
 
 
 @dataclass(frozen=True)
-class Optimal:
+class Optimal(SiteProposal):
     """q ∝ the model's transition: the locally optimal proposal of a product without a tilt."""
 
-    needs_gradient: bool = field(default=False, init=False, repr=False)
-    meters: tuple[Meter, ...] = field(default=(), init=False, repr=False)
-
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
-        prediction = prediction_of(evaluation)
+        prediction = stored_prediction(evaluation)
         sites = chosen(x, model.clean(prediction), evaluation, step, model)
         p = model.transition(x, prediction, step, sites)
         return p.normalise().with_mass(p.total() if twist is None else None)

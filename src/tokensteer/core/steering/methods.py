@@ -1,4 +1,4 @@
-"""Every named method as one row of a table: a steering, and a way of resampling."""
+"""The named methods: a steering with a way of resampling. Sources are in docs/references.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tokensteer.core.twists.tilt import Tilt
 
 @dataclass(frozen=True)
 class Method:
-    """A steering with its way of resampling: a row of the table of methods. Call it to run it."""
+    """A steering with its resampler and trigger. Call it to run it."""
 
     steering: Steering
     resample: Resampler = systematic
@@ -62,60 +62,58 @@ def pretrained(model: Diffusion) -> Method:
 
 
 def best_of_n(model: Model, tilt: Tilt) -> Method:
-    """Independent samples, judged at the end: take `result.best()`, which is no posterior draw."""
+    """Independent samples, weighted at the end: take `result.best()`, which is no posterior draw."""
     return Method(Steering(model, replace(tilt, ramp=end_ramp, potential=difference)), when=never)
 
 
 def svdd(model: Model, tilt: Tilt) -> Method:
-    """All N candidates descend from one survivor of the step before; each population's log_z is its missing weight."""
+    """SVDD (Li et al., 2024): all N candidates descend from one survivor; a population's weight is in its log_z."""
     return Method(Steering(model, tilt), one_survivor, always)
 
 
 def greedy_svdd(model: Model, tilt: Tilt) -> Method:
-    """SVDD whose survivor is the best and not drawn: no target, take `result.best()`."""
+    """SVDD whose survivor is the candidate of highest weight. It has no known target: take `result.best()`."""
     return Method(Steering(model, tilt), heaviest, always)
 
 
 def nested_svdd(model: Model, tilt: Tilt, candidates: int = 4) -> Method:
-    """SVDD within groups of `candidates` and SMC between them, which makes it exact for any group size."""
+    """SVDD within groups of `candidates` and SMC between groups: exact for any group size."""
     return Method(Steering(model, tilt), nested(systematic, candidates), always)
 
 
 def fk_steering(model: Model, tilt: Tilt, potential: Potential = difference, interval: int = 1) -> Method:
-    """Feynman-Kac steering: the reward in full, at every `interval`-th step, where it is resampled, and at the end."""
+    """FK steering (Singhal et al., 2025): resampling by the full reward at every `interval`-th step and at the end."""
     check_whole("fk_steering: interval", interval)
-    when = every(interval)
     counted = {step.t for step in model.steps if step.index and step.index % interval == 0} | {0.0}
 
     def ramp(t: float) -> float:
         return float(interval == 1 or t in counted)
 
-    return Method(Steering(model, replace(tilt, ramp=ramp, potential=potential)), multinomial, when)
+    return Method(Steering(model, replace(tilt, ramp=ramp, potential=potential)), multinomial, every(interval))
 
 
 def smc_base(model: Model, tilt: Tilt) -> Method:
-    """SMC with the model itself as proposal."""
+    """SMC with the model itself as proposal (Ou et al., 2026, as are `smc_grad` and `smc_amot`)."""
     return Method(Steering(model, tilt))
 
 
 def smc_grad(model: Model, tilt: Tilt, clip: float | None = 3.0) -> Method:
-    """SMC with the first-order gradient proposal, clipped: few draws make steep gradients and heavy-tailed weights."""
+    """SMC with the gradient proposal, clipped: with few draws gradients are steep and weights heavy-tailed."""
     return Method(Steering(model, tilt, Gradient(clip=clip)))
 
 
 def prop_grad(model: Model, tilt: Tilt, clip: float | None = 3.0) -> Method:
-    """The gradient proposal alone, without resampling: classifier guidance."""
+    """The gradient proposal without resampling: classifier guidance (Dhariwal and Nichol, 2021)."""
     return Method(Steering(model, tilt, Gradient(clip=clip)), when=never)
 
 
 def smc_amot(model: Model, tilt: Tilt, proposal: Denoiser | Amortised) -> Method:
-    """SMC with a learned proposal: a network that was trained for this target, given as a denoiser."""
-    q = proposal if isinstance(proposal, Amortised) else Amortised(proposal)
-    return Method(Steering(model, tilt, q))
+    """SMC with a learned proposal, a network trained for this target."""
+    return Method(Steering(model, tilt, proposal if isinstance(proposal, Amortised) else Amortised(proposal)))
 
 
 def prop_amot(model: Model, tilt: Tilt, proposal: Denoiser | Amortised) -> Method:
-    """The learned proposal alone, without resampling."""
+    """The learned proposal without resampling."""
     return replace(smc_amot(model, tilt, proposal), when=never)
 
 
@@ -125,5 +123,5 @@ def product(models: Sequence[Diffusion], powers: Sequence[float], tilt: Tilt | N
 
 
 def cfg(conditional: Diffusion, unconditional: Diffusion, scale: float, tilt: Tilt | None = None) -> Method:
-    """Classifier-free guidance with the weights that make it exact."""
+    """Classifier-free guidance with exact weights (Lee et al., 2025)."""
     return Method(Steering(guided(conditional, unconditional, scale), tilt, Guided()))

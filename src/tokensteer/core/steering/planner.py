@@ -1,18 +1,15 @@
-"""What to spend a budget of network rows on: pilot a few settings with a share of it, and plan the rest.
+"""Plan a budget of network rows: pilot a few settings with a share of it, and spend the rest on the best.
 
-A setting is a number of particles, of draws behind each estimate, a ramp and a trigger. Independent populations of it
-give estimates Z_hat of the normaliser, each for so many rows. The mean of B of them has a relative error of their
-standard deviation over sqrt(B), which is about the error of log Z. So the best setting is the one with the least
-variance times rows, and a plan is that setting with as many populations as the rest of the budget pays for.
+A setting is a number of particles and of draws, a ramp and a trigger. Each of its populations gives an independent
+estimate Z_hat for a number of rows. The mean of B of them has the relative error std/sqrt(B), about the error of log Z.
+So the best setting has the least variance times rows, and a plan runs it with as many populations as the rest of the
+budget allows.
 
-How far to trust it: the law 1/sqrt(B) is exact, but the deviation comes from a few dozen populations. With particles
-enough log Z_hat is about normal, hence Z_hat lognormal, and the deviation known from that of the logs. With too few, so
-that logs scatter by more than about 1, weights have tails that a pilot does not see: then the prediction is too small,
-the plan says so, and what is best is judged by the lognormal law, which would rather have more particles. The smallest
-of many noisy numbers is too small as well, so the best three are run once more and judged by those runs alone. More
-particles than were piloted may do better still: pilot them.
-
-`adapted_ramp` takes a ramp from one pilot run and freezes it for later runs.
+How reliable the prediction is: 1/sqrt(B) is exact, but std comes from a few dozen populations. With enough particles
+log Z_hat is about normal, and std follows from the scatter of log Z_hat. With a scatter above about 1, weights have
+tails that a pilot does not see: the predicted error is then too small, the plan reports it, and settings are compared
+by the lognormal variance, which favours more particles. The least of many noisy numbers is biased low, so the best
+three are run again and compared by the second runs alone. More particles than were piloted may be better still.
 """
 
 from __future__ import annotations
@@ -38,21 +35,14 @@ from tokensteer.core.twists.ramps import Adaptive, Ramp
 from tokensteer.core.twists.ramps import constant as constant_ramp
 from tokensteer.core.twists.ramps import linear as linear_ramp
 
-FEWEST = 8
-"""Populations of a pilot: fewer say too little about their spread."""
-
-
-FINALISTS = 3
-"""Settings that are run a second time, before one of them is taken."""
-
-
-STAGES = 5
-"""How often the trigger that rarely looks does so in a run."""
+FEWEST = 8  # populations of a pilot
+FINALISTS = 3  # settings that are run a second time
+STAGES = 5  # resampling steps of the default trigger `every`
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is piloted, with names for the ramp and the trigger; None where there is no reward to estimate so."""
+    """A method to pilot, with the names of its ramp and trigger; draws and ramp are None where they do not apply."""
 
     num_particles: int
     draws: int | None
@@ -63,8 +53,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Pilot:
-    """What independent populations of a setting gave: log Z_hat of each (B,), the mean ESS/N at the end and at worst,
-    and all the rows they took."""
+    """A run of independent populations: log Z_hat of each (B,), mean ESS/N at the end and at worst, and all rows."""
 
     setting: Setting
     log_z: Tensor
@@ -85,29 +74,28 @@ class Pilot:
 
     @property
     def spread(self) -> float:
-        """The standard deviation of Z_hat over its mean: the sample's own, or that of a lognormal law if this is larger
-        and the logs scatter by no more than 1; infinite if all populations died."""
+        """The standard deviation of Z_hat over its mean: the empirical one or, if larger, that of a lognormal with the
+        scatter (at most 1) of the logs; infinite if all populations died."""
         own = pooled(self.log_z)[1] * math.sqrt(len(self.log_z))
         return max(own, math.sqrt(math.expm1(min(self.scatter, 1.0) ** 2))) if math.isfinite(own) else math.inf
 
     @property
     def price(self) -> float:
-        """What the best setting has least of: variance times rows, in logs. Where logs scatter widely, the sample's own
-        spread means nothing, and the lognormal law is taken."""
+        """log(variance · rows), least for the best setting; the lognormal variance if the logs scatter beyond 1."""
         wide = 1.0 < self.scatter < math.inf
         log_variance = self.scatter**2 if wide else 2 * math.log(max(self.spread, 1e-300))
         return log_variance + math.log(self.each)
 
     def error(self, rows: float) -> float:
-        """The error of log Z that so many rows should bring."""
+        """The predicted error of log Z after so many rows."""
         return self.spread * math.sqrt(self.each / rows)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The best of the `pilots`, which are in order, and what it should bring: run it, or give it to `smc` yourself.
+    """The best of the `pilots` (in order, best first) and its predicted error: `run` it, or use its `method`.
 
-    `winner` is the second run of what is taken; `spent` counts the rows of all pilots, which are part of `budget_rows`.
+    `winner` is the second run of the best setting; `spent`, the rows of all pilots, is part of `budget_rows`.
     """
 
     pilots: tuple[Pilot, ...]
@@ -127,7 +115,7 @@ class Plan:
 
     @property
     def rows(self) -> float:
-        """The rows that `run` should take."""
+        """The predicted rows of `run`."""
         return self.populations * self.winner.each
 
     @property
@@ -142,7 +130,7 @@ class Plan:
 
     @property
     def trusted(self) -> bool:
-        """Whether populations agree well enough for a prediction: their log Z scatters by no more than 1."""
+        """Whether the prediction is reliable: the log Z of populations scatter by no more than 1."""
         return self.winner.scatter <= 1.0
 
     def run(self, *, generator: Generator | None = None, progress: bool = False) -> Result:
@@ -159,8 +147,8 @@ class Plan:
             table.add_column(title, justify="left" if title in ("ramp", "trigger") else "right")
         for pilot in self.pilots:
             setting = pilot.setting
-            taken = "*" if setting is self.winner.setting else ""
-            named = (f"{taken}{setting.num_particles}", str(setting.draws or "–"), setting.ramp or "–", setting.trigger)
+            best = "*" if setting is self.winner.setting else ""
+            named = (f"{best}{setting.num_particles}", str(setting.draws or "–"), setting.ramp or "–", setting.trigger)
             counts = (str(len(pilot.log_z)), f"{pilot.each:,.0f}", f"{pilot.ess:.2f}", f"{pilot.worst_ess:.2f}")
             table.add_row(*named, *counts, f"{pilot.scatter:.2f}", f"{pilot.error(self.rows):.4f}")
         console = Console(file=io.StringIO(), width=120, color_system=None)
@@ -197,9 +185,9 @@ def plan(
 ) -> Plan:
     """Pilot all combinations with a `share` of the budget, and plan the rest.
 
-    Rows are those of all networks, as `Result.rows` counts them. Unless given, `draws` are the tilt's and four times as
-    many, `ramps` the tilt's and another, `triggers` ESS below a half at every step, and five looks in a run. Rows are
-    taken to grow in proportion to populations; on toys, where many particles are twins, they grow more slowly.
+    Rows are those of all networks, as in `Result.rows`. By default `draws` are the tilt's and four times as many,
+    `ramps` the tilt's and another, `triggers` ESS below a half, and five resamplings in a run. Rows are assumed
+    proportional to populations; in toys, where many particles are equal, they grow more slowly.
     """
     if steering.resources.templates > 1:
         raise ValueError("plan one template at a time: give the model a template of shape (L,)")
@@ -211,7 +199,7 @@ def plan(
     settings = _settings(steering, sorted(particles), draws, ramps, triggers, resample)
     quota = budget_rows * share * 2 / 3 / len(settings)
     pilots: list[Pilot] = []
-    rows_of: dict[object, float] = {}  # for a particle, by all that is not their number
+    rows_of: dict[object, float] = {}  # rows of a particle, by draws, ramp and trigger
     dear: list[float] = []
     spent = 0
     for setting in settings:
@@ -254,30 +242,27 @@ def _settings(
     triggers: Mapping[str, Trigger] | None,
     resample: Resampler,
 ) -> list[Setting]:
-    """All combinations, those of few particles first."""
+    """All combinations, by number of particles."""
     tilt = steering.twist
     if triggers is None:
         rarely = max(1, len(steering.steps) // STAGES)
         triggers = {"ess below 0.5": ess_below(0.5), f"every {rarely}": every(rarely)}
     if not particles or not triggers:
         raise ValueError("plan: give at least one number of particles and one trigger")
-    if tilt is None:
-        return [
-            Setting(n, None, None, name, Method(steering, resample, when))
-            for n, (name, when) in product(particles, triggers.items())
+    paths: list[tuple[int | None, str | None, Steering]] = [(None, None, steering)]
+    if tilt is not None:
+        if ramps is None:
+            other = ("linear", linear_ramp) if tilt.ramp is constant_ramp else ("constant", constant_ramp)
+            ramps = dict([("the tilt's", tilt.ramp), other])
+        numbers = (draws or (tilt.draws, 4 * tilt.draws)) if tilt.drawn else (tilt.draws,)
+        paths = [
+            (m if tilt.drawn else None, name, replace(steering, twist=replace(tilt.with_draws(m), ramp=ramp)))
+            for m, (name, ramp) in product(numbers, ramps.items())
         ]
-    if ramps is None:
-        other = ("linear", linear_ramp) if tilt.ramp is constant_ramp else ("constant", constant_ramp)
-        ramps = dict([("the tilt's", tilt.ramp), other])
-    estimated = tilt.drawn
-    numbers = (draws or (tilt.draws, 4 * tilt.draws)) if estimated else (tilt.draws,)
-    settings: list[Setting] = []
-    for m, (ramp_name, ramp) in product(numbers, ramps.items()):
-        path = replace(steering, twist=replace(tilt.with_draws(m), ramp=ramp))
-        settings += [
-            Setting(n, m if estimated else None, ramp_name, name, Method(path, resample, when))
-            for n, (name, when) in product(particles, triggers.items())
-        ]
+    settings = [
+        Setting(n, m, ramp, trigger, Method(path, resample, when))
+        for (m, ramp, path), n, (trigger, when) in product(paths, particles, triggers.items())
+    ]
     return sorted(settings, key=lambda setting: setting.num_particles)
 
 
@@ -302,12 +287,12 @@ def adapted_ramp(
     share: float = 0.9,
     generator: Generator | None = None,
 ) -> Ramp:
-    """A ramp chosen by a pilot run and then fixed: the median over populations at each time, linear in between."""
+    """A fixed ramp from one adaptive pilot run: the median over populations at each time, linear in between."""
     if steering.twist is None:
-        raise ValueError("adapted_ramp: the steering has no Tilt, so there is no reward to let in")
+        raise ValueError("adapted_ramp: the steering has no Tilt, and so no reward to let in: give it one")
     pilot = replace(steering, twist=replace(steering.twist, ramp=Adaptive(share)))
     chosen = smc(pilot, num_particles, populations, generator=generator).ramp
-    assert chosen is not None, "a ramp that adapts is recorded"
+    assert chosen is not None, "an adaptive ramp is recorded"
     times = [0.0, *(step.t for step in reversed(steering.steps))]
     values = [float(value) for value in chosen.median(-1).values.flip(0)]
 

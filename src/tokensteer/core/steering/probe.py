@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.kernels.measure import Reveal, SiteMeasure, Table
-from tokensteer.core.models.prediction import prediction_of
+from tokensteer.core.models.prediction import stored_prediction
 from tokensteer.core.models.validation import halfway, unwritten
 from tokensteer.core.particles.path import Evaluation, Step
 from tokensteer.core.twists.tilt import Tilt
@@ -23,7 +23,7 @@ def probe(steering: Steering) -> None:
     generator = torch.Generator(device=model.device).manual_seed(0)
     x = model.start(model.populations, generator)
     evaluation = _probe_step(steering, x, steering.steps[0], generator)
-    half_open = halfway(x, model.kernel.mask_id, model.clean(prediction_of(evaluation)).likeliest)
+    half_open = halfway(x, model.kernel.mask_id, model.clean(stored_prediction(evaluation)).likeliest)
     _probe_step(steering, half_open, steering.steps[len(steering.steps) // 2], generator)
     if steering.twist is not None:
         _probe_reward(steering.twist, x[:1], model.kernel.mask_id)
@@ -32,7 +32,7 @@ def probe(steering: Steering) -> None:
 def _probe_step(steering: Steering, x: Tensor, step: Step, generator: Generator) -> Evaluation:
     evaluation = steering.evaluate(x, step.t, generator)
     q = steering.propose(x, evaluation, step)
-    p = steering.model.transition(x, prediction_of(evaluation), step, q.sites)
+    p = steering.model.transition(x, stored_prediction(evaluation), step, q.sites)
     if isinstance(q, SiteMeasure) and not q.covers(p):
         raise ValueError(
             "the proposal gives no mass to states that the model can reach, so weights would miss them: give its "

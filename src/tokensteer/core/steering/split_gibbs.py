@@ -1,13 +1,12 @@
-"""Split Gibbs sampling with uniform noise, as SGDD does (Chu et al., 2025): a baseline without weights.
+"""SGDD, split Gibbs sampling with uniform noise (Chu et al., 2025; splitting: Vono et al., 2019; docs/references.md).
 
-The target p(x) · exp(r(x)/kl) is split over two sequences that noise at time t ties together,
+The target p(x) · exp(r(x)/kl) is split over two sequences, coupled by noise at time t,
 
-    pi_t(x, z) ∝ p(x) · q_t(z | x) · exp(r(z)/kl),      q_t the forward process,
+    pi_t(x, z) ∝ p(x) · q_t(z | x) · exp(r(z)/kl),      q_t the forward process.
 
-and each is drawn given the other: z by Metropolis-Hastings, a token at a time, and x by the reverse process from z at
-time t, which draws from p(x) · q_t(z | x) as well as the model and its steps allow. As t falls to a small number, the
-two become one. Unlike SMC it has no weights that would make up for a reverse process of few steps, for a chain that is
-too short, or for the noise that is left; what it costs is a reverse process in every round.
+z given x is drawn by Metropolis-Hastings (Hastings, 1970), one token at a time; x given z by the reverse process from z
+at time t, which approximates p(x) · q_t(z | x). As t falls, z approaches x. This is a baseline without weights: nothing
+corrects for few reverse steps, a short chain, or the noise that is left.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from tokensteer.core.twists.tilt import Tilt
 
 @dataclass(frozen=True)
 class SplitGibbs:
-    """`rounds` at times that fall from `first` to `last` by equal factors, each with `flips` proposals of another token
-    for z and `steps` steps of the reverse process for x. As it stands it costs as many denoiser rows as plain sampling
-    in a hundred steps, and eight times as many reward rows."""
+    """`rounds` at times that fall from `first` to `last` by equal factors, each with `flips` proposed token changes of
+    z and `steps` reverse steps for x. The defaults cost as many denoiser rows as a hundred steps of plain sampling, and
+    eight times as many reward rows."""
 
     rounds: int = 20
     steps: int = 5
@@ -54,21 +53,19 @@ class SplitGibbs:
     def __call__(
         self, steering: Steering, num_particles: int, populations: int = 1, *, generator: Generator | None = None
     ) -> Result:
-        """The last x of so many independent chains, all of equal weight."""
+        """The last x of independent chains, all of equal weight."""
         check_whole("num_particles", num_particles)
         check_whole("populations", populations)
         model, tilt = steering.model, steering.twist
         if tilt is None:
             raise ValueError("split Gibbs sampling needs a reward: give the steering a Tilt")
         if not isinstance(model, Diffusion) or not isinstance(model.kernel, Interpolating):
-            raise ValueError(
-                "split Gibbs sampling needs a model of uniform noise: give Diffusion a uniform_noise kernel"
-            )
+            raise ValueError("split Gibbs sampling needs uniform noise: give Diffusion a uniform_noise kernel")
         before, reverse = steering.resources.spent(), Steering(model)
         z = model.start(num_particles * populations, generator)
         x = _denoised(reverse, z, self.first, self.steps, generator)
         for t in self.times():
-            z = _noised(model, model.kernel, tilt, x, z, t, self.flips, generator)
+            z = _noised(model, tilt, x, z, t, self.flips, generator)
             x = _denoised(reverse, z, t, self.steps, generator)
         with torch.no_grad():
             reward = tilt.exact(x).view(populations, num_particles)
@@ -96,17 +93,12 @@ def _denoised(reverse: Steering, z: Tensor, t: float, count: int, generator: Gen
 
 @torch.no_grad()
 def _noised(
-    model: Diffusion,
-    kernel: Interpolating,
-    tilt: Tilt,
-    x: Tensor,
-    z: Tensor,
-    t: float,
-    flips: int,
-    generator: Generator | None,
+    model: Diffusion, tilt: Tilt, x: Tensor, z: Tensor, t: float, flips: int, generator: Generator | None
 ) -> Tensor:
-    """z given x: `flips` proposals of another token at a random free site, each taken with probability
+    """z given x: `flips` proposals of another token at a random free site, each accepted with probability
     min(1, ratio of q_t(z | x) · exp(r(z)/kl))."""
+    kernel = model.kernel
+    assert isinstance(kernel, Interpolating)
     row, like = torch.arange(len(z), device=z.device), torch.zeros((), dtype=model.dtype, device=z.device)
     law, alpha = kernel.law(like), kernel.schedule.alpha(t)
     canvas = model.template.view(-1, z.shape[1])

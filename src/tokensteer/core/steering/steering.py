@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 
 from tokensteer.core.kernels.measure import Reveal, draw
 from tokensteer.core.models.diffusion import Diffusion, Model, clock
-from tokensteer.core.models.prediction import prediction_of
+from tokensteer.core.models.prediction import stored_prediction
 from tokensteer.core.numerics.capture import capturing
 from tokensteer.core.particles.path import Evaluation, Measure, Moved, Resources, Step
 from tokensteer.core.proposals.proposal import FromModel, Proposal
@@ -104,7 +104,7 @@ class Steering:
     @torch.no_grad()
     def log_p(self, y: Tensor, x: Tensor, evaluation: Evaluation, step: Step, q: Measure) -> Tensor:
         """log p(y | x_t) over the sites that q shares, (P,)."""
-        return self.model.log_prob(y, x, prediction_of(evaluation), step, q.sites)
+        return self.model.log_prob(y, x, stored_prediction(evaluation), step, q.sites)
 
     def log_ratio(
         self, y: Tensor, x: Tensor, evaluation: Evaluation, step: Step, q: Measure, log_q: Tensor | None = None
@@ -115,7 +115,7 @@ class Steering:
         if isinstance(self.proposal, FromModel) and isinstance(self.model, Diffusion):
             return log_q - log_q  # p is q: 0, or NaN where the denoiser returned one
         if isinstance(q, Reveal) and isinstance(self.model, Diffusion):
-            p = self.model.transition(x, prediction_of(evaluation), step, q.sites)
+            p = self.model.transition(x, stored_prediction(evaluation), step, q.sites)
             log_over = q.log_over(p, y) if isinstance(p, Reveal) else None
             if log_over is not None:
                 return -log_over

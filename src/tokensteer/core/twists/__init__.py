@@ -1,1 +1,1 @@
-"""Twists: rewards, estimators of the reward at x_t, potentials, ramps, gradients of estimates."""
+"""Tilts, estimators of the reward at x_t, potentials, ramps, learned twists, gradients of estimates."""

@@ -1,4 +1,5 @@
-"""Learned twists: psi_t from a network, in place of an estimate or added to it."""
+"""Learned twists: psi_t from a network, in place of an estimate or added to it (Heng et al., 2020; Zhao et al., 2024;
+docs/references.md)."""
 
 from __future__ import annotations
 
@@ -15,32 +16,29 @@ from tokensteer.core.twists.tilt import Tilt
 
 @dataclass(frozen=True)
 class LearnedTwist:
-    """The log-twist itself, as a network learned it: psi_t = value(x_t, t), whatever the ramp. Use it as
-    `LearnedTwist(value).on(tilt)`. If it `ignores_time`, a particle that has not moved keeps its value.
+    """psi_t = value(x_t, t), without a ramp, as `LearnedTwist(value).on(tilt)`; or added to the twist of the tilt, as
+    `LearnedTwist(value).beside(tilt)`. If it `ignores_time`, a particle that has not moved keeps its value.
 
-    `LearnedTwist(value).beside(tilt)` is for a network that learned what the tilt's own twist lacks, ramp and draws as
-    they are: it is added to that. A small network cannot know a reward to within a small kl; near the end the estimates
-    do. It is asked wherever weights are looked at."""
+    `beside` is for a network that learned the difference between the best twist and the tilt's: a small network does
+    not approximate r/kl well for a small kl, while estimates do near the end."""
 
     value: Callable[[Tensor, float], Tensor]
     ignores_time: bool = False
     random: bool = field(default=False, init=False, repr=False)
 
-    def __call__(self, tilt: Tilt, look: NoisyState, generator: Generator | None) -> Tensor:
-        tilt.meter.count(len(look.x))
-        return tilt.kl * self.value(look.x, look.t).double()
+    def __call__(self, tilt: Tilt, state: NoisyState, generator: Generator | None) -> Tensor:
+        return tilt.kl * self._lookahead(tilt, state).double()
+
+    def _lookahead(self, tilt: Tilt, state: NoisyState) -> Tensor:
+        tilt.meter.count(len(state.x))
+        return self.value(state.x, state.t)
 
     def on(self, tilt: Tilt) -> Tilt:
-        """The same target, led to by what was learned."""
+        """The same target, with this twist."""
         return replace(tilt, estimator=self, ramp=constant_ramp, potential=difference)
 
     def beside(self, tilt: Tilt) -> Tilt:
-        """The same target, led to by the tilt's own estimates with what was learned added to them."""
+        """The same target, with this twist added to that of the tilt, wherever weights are read."""
         if tilt.log_lookahead is not None:
-            raise ValueError("LearnedTwist: this tilt looks ahead for a constraint already; use it as it is")
-
-        def lacking(tilt: Tilt, look: NoisyState) -> Tensor:
-            tilt.meter.count(len(look.x))
-            return self.value(look.x, look.t)
-
-        return replace(tilt, log_lookahead=lacking)
+            raise ValueError("LearnedTwist: this tilt has a log_lookahead already; use it as it is")
+        return replace(tilt, log_lookahead=self._lookahead)

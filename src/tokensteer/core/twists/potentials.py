@@ -1,4 +1,5 @@
-"""Potentials: the log-twist from estimates of the reward. The log-twist at t = 0 is r/kl whatever the potential."""
+"""Potentials: the log-twist from estimates of the reward (Singhal et al., 2025; docs/references.md). The log-twist at
+t = 0 is r/kl whatever the potential."""
 
 from __future__ import annotations
 

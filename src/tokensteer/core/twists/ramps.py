@@ -1,19 +1,17 @@
-"""Ramps: how much of the reward counts at time t. They are functions of t, or `Adaptive`.
+"""Ramps: the share lambda(t) of the reward that counts at time t, a function of t or `Adaptive`.
 
-An adaptive ramp raises lambda as fast as the effective sample size allows. At each step the next lambda is the largest
-that keeps the conditional effective sample size at a given share of N,
+An adaptive ramp takes at each step the largest lambda that keeps the conditional effective sample size (Zhou et al.,
+2016; docs/references.md) at a given share of N,
 
     CESS(lambda) = (sum_i W_i v_i)² / sum_i W_i v_i²,    v_i = exp(psi_i(lambda) - psi_i(least)),
 
-where W are the weights with as little of the new estimates counted as may be: no less than the step before under the
-difference potential, whose lambda never falls; nothing under a potential that multiplies a new factor at each step.
+where W are the weights at `least`: the lambda of the step before under the difference potential, whose lambda never
+falls; 0 under a potential that multiplies a new factor at each step.
 
-In annealed samplers such a choice biases Z_hat, since the moves to come are for the lambda chosen. Here it does not:
-lambda enters the twist alone, the number that a particle was weighed and resampled with is the number divided out at
-its next step, and p stays what it was, so the weights telescope however the lambdas were chosen from what had been
-seen. A proposal may aim with the lambda known when it draws, since its ratio p/q is counted. For the same reasons
-particle Gibbs keeps its target. What it does cost: populations of one run follow different ramps, so that their
-effective sample sizes on the way are not those of one sampler; and with few particles lambda is as noisy as they are.
+In annealed samplers this choice biases Z_hat. Here lambda enters the twist alone, which is divided out at the next
+step, and p does not depend on it, so the weights telescope whatever lambdas were chosen from the past. Proposals may
+use the last lambda, since p/q is counted, and particle Gibbs keeps its target. The price: populations of one run follow
+different ramps, so their ESS before the end is not that of one sampler, and with few particles lambda is noisy.
 """
 
 from __future__ import annotations
@@ -41,12 +39,12 @@ def constant(t: float) -> float:
 
 
 def end(t: float) -> float:
-    """lambda = 0 until the end: only finished samples are judged."""
+    """lambda = 0 until the end: only finished samples are weighted."""
     return 1.0 if t == 0 else 0.0
 
 
 def exponential(num_steps: int, base: float = 1.05) -> Ramp:
-    """lambda = min(base^i - 1, 1) after i of `num_steps` equal steps."""
+    """lambda = min(base^i - 1, 1) after i of `num_steps` equal steps (Ou et al., 2026)."""
     check_whole("ramps.exponential: num_steps", num_steps)
     check_number("ramps.exponential: base", base, "(1, inf)")
     return lambda t: min(base ** ((1.0 - t) * num_steps) - 1.0, 1.0)
@@ -67,10 +65,10 @@ def conditional_ess(log_w: Tensor, log_v: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Adaptive:
-    """A ramp chosen by each population as it runs, `Tilt(..., ramp=Adaptive(0.9))`: 0 at the start, 1 at the end.
+    """A ramp chosen by each population during the run, 0 at the start and 1 at the end; `Result.ramp` has the lambdas.
 
-    `share` is the share of N that the conditional effective sample size keeps. The lambdas chosen are in `Result.ramp`.
-    Proposals aim with the lambda of the step before, since the next is chosen from what they draw.
+    `share` is the share of N that the conditional effective sample size keeps. Proposals use the lambda of the step
+    before, since the next depends on their draws.
     """
 
     share: float = 0.9
@@ -81,7 +79,7 @@ class Adaptive:
     def choose(self, log_w: Tensor, least: Tensor, log_twist: Callable[[Tensor], Tensor]) -> Tensor:
         """The largest lambda in [least, 1] with CESS at least `share`, (P,), the same for a whole population.
 
-        log_w (B, N) counts no new twist yet; log_twist gives each particle's, (P,), at the lambdas (P,) it is asked.
+        log_w (B, N) are without the new twist; log_twist maps lambdas (P,) to log-twists (P,).
         """
 
         def psi(ramp: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""Tilts: the target p(x_0) · exp(r(x_0)/kl), and the twists that lead there.
+"""Tilts: the target p(x_0) · exp(r(x_0)/kl), and the twists that lead there (Whiteley and Lee, 2014; Wu et al., 2023;
+docs/references.md).
 
 On the way particles follow p(x_t) · exp(psi_t(x_t)) with the log-twist psi_t = ramp(t)/kl · r_hat(x_t). Any finite
 psi_t is correct as long as psi_0 = r/kl exactly, so r_hat may be a crude or random estimate
@@ -33,7 +34,7 @@ class Estimator(Protocol):
 
     @property
     def random(self) -> bool: ...
-    def __call__(self, tilt: Tilt, look: NoisyState, generator: Generator | None) -> Tensor: ...
+    def __call__(self, tilt: Tilt, state: NoisyState, generator: Generator | None) -> Tensor: ...
 
 
 @runtime_checkable
@@ -192,14 +193,14 @@ class Tilt:
             )
         return _one_for_each(rows, r, "the reward", ": sum or squeeze what is left")
 
-    def estimate(self, look: NoisyState, generator: Generator | None) -> Tensor:
+    def estimate(self, state: NoisyState, generator: Generator | None) -> Tensor:
         """r_hat(x_t), (P,), never -inf."""
-        return self.floored(_one_for_each(len(look.x), self.estimator(self, look, generator), "the estimate"))
+        return self.floored(_one_for_each(len(state.x), self.estimator(self, state, generator), "the estimate"))
 
-    def lookahead(self, look: NoisyState) -> Tensor:
+    def lookahead(self, state: NoisyState) -> Tensor:
         """The term of the log-twist that the ramp does not scale, (P,)."""
         assert self.log_lookahead is not None
-        return _one_for_each(len(look.x), self.log_lookahead(self, look), "Tilt.log_lookahead")
+        return _one_for_each(len(state.x), self.log_lookahead(self, state), "Tilt.log_lookahead")
 
     def floored(self, r: Tensor) -> Tensor:
         """Estimates with -inf replaced by the floor."""

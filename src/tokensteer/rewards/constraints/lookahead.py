@@ -179,7 +179,7 @@ class SoftEstimate:
 
     def __call__(self, tilt: Tilt, look: NoisyState, generator: Generator | None) -> Tensor:
         if self.soft is None:
-            return look.zeros(len(look.x))
+            return torch.zeros(len(look.x), dtype=torch.float64, device=look.x.device)
         before = self.soft.meter.rows
         r = self.soft.estimate(look, generator)
         tilt.meter.count(self.soft.meter.rows - before)
