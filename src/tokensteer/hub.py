@@ -1,4 +1,4 @@
-"""Networks and tokenizers of the `transformers` library, by name or folder, and what is refused.
+"""Networks and tokenizers of the `transformers` library, by name or folder.
 
 Weights are read from safetensors; pickles, which can run code, only with `allow_pickle=True`. Code that comes with a
 model runs only with `trust_remote_code=True`.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -17,12 +17,11 @@ from torch import nn
 
 _UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError)
 """What transformers raises for files that are missing, damaged or of another kind."""
-NO_CODE = "a model with code of its own: read that code, then pass trust_remote_code=True"
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model is, what it may do while it is loaded, and where it goes; in its own precision unless told."""
+    """Where a model is, what loading it may run, and where it goes. `dtype` None keeps the precision of the weights."""
 
     name: str
     trust_remote_code: bool = False
@@ -36,8 +35,7 @@ class Source:
         try:
             return transformers().AutoConfig.from_pretrained(self.name, trust_remote_code=self.trust_remote_code)
         except _UNREADABLE as error:
-            if "trust_remote_code" in str(error):
-                raise ValueError(f"{self.name} is {NO_CODE}") from error
+            self._refuse_code(error)
             raise ValueError(
                 f"{self.name} holds no model that transformers knows ({_first_line(error)}): give a folder with "
                 "config.json, weights and tokenizer, or a name on the hub"
@@ -53,7 +51,7 @@ class Source:
             ) from error
 
     def network(self, kind: str, config: Any) -> nn.Module:
-        """The network as the class `kind` of transformers makes it, frozen; its weights all from the checkpoint."""
+        """The network as the class `kind` of transformers builds it, frozen. Every weight must be in the checkpoint."""
         try:
             net, loaded = getattr(transformers(), kind).from_pretrained(
                 self.name,
@@ -68,8 +66,7 @@ class Source:
                 f"the weights in {self.name} are damaged ({_first_line(error)}): fetch them again"
             ) from error
         except _UNREADABLE as error:
-            if "trust_remote_code" in str(error):
-                raise ValueError(f"{self.name} is {NO_CODE}") from error
+            self._refuse_code(error)
             mend = (
                 "give another folder"
                 if self.allow_pickle
@@ -79,10 +76,21 @@ class Source:
         missing = sorted({name for name, _ in net.named_parameters()} & set(loaded["missing_keys"]))
         if missing:
             raise ValueError(
-                f"{self.name} lacks weights ({missing[0]} and {len(missing) - 1} more), which would be random: is it a "
-                f"checkpoint with another head? Give one that was trained as {kind}"
+                f"{self.name} lacks weights ({missing[0]} and {len(missing) - 1} more), which would be random: give a "
+                f"checkpoint that was trained as {kind}, not with another head"
             )
         return net.to(self.device).eval().requires_grad_(False)
+
+    def _refuse_code(self, error: Exception) -> None:
+        if "trust_remote_code" in str(error):
+            raise ValueError(
+                f"{self.name} is a model with code of its own: read that code, then pass trust_remote_code=True"
+            ) from error
+
+
+def named_modules(net: nn.Module) -> dict[str, nn.Module]:
+    """All layers of a network by name."""
+    return dict(cast("Any", net).named_modules())
 
 
 def transformers() -> Any:

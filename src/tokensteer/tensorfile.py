@@ -1,4 +1,4 @@
-"""Tensors and a JSON header in one safetensors file, written whole or not at all."""
+"""Tensors and a JSON header in one safetensors file, complete or absent."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _UNREADABLE = (SafetensorError, ValueError, TypeError, KeyError, AttributeError,
 
 
 def write(file: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-    """A process that is killed leaves the file as it was before, never half of it."""
+    """Write the file whole: a process that is killed leaves the old file."""
     named = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     words = {KEY: json.dumps(dict(header))}
     files.write_whole(file, lambda place: save_file(named, str(place), metadata=words))
 
 
 def read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors on the CPU, and the header."""
+    """Tensors on the CPU, and the header. Raises ValueError naming the file if it is damaged or from elsewhere."""
     if not file.is_file():
         raise FileNotFoundError(f"there is no file {file}")
     try:
         with cast("Any", safe_open(str(file), framework="pt")) as stored:
             metadata: dict[str, str] = stored.metadata() or {}
             header: object = json.loads(metadata.get(KEY, "{}"))
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (it is no dict)
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (not a dict)
     except _UNREADABLE as error:
         raise ValueError(f"{file} is damaged, or no safetensors file: {error}") from error
     if not isinstance(header, dict) or not header:

@@ -15,7 +15,8 @@ from torch.nn.functional import one_hot
 
 import tokensteer as ts
 from tokensteer import testing
-from tokensteer.adapters.network import Network, denoiser_of, headed
+from tokensteer.adapters.heads import choose_denoiser, headed
+from tokensteer.adapters.network import Network
 from tokensteer.core.models.denoiser import Embedded, FromHidden, FromLogits
 from tokensteer.core.twists.straight_through import straight_through
 
@@ -619,7 +620,7 @@ def test_states_are_kept_where_logits_are_more() -> None:
     """A head that makes fewer numbers than it reads is no burden: its logits are taken as they are."""
     narrow = Plain()
     network = ts.adapters.module(narrow, narrow.words, mask_id=5).network
-    assert isinstance(denoiser_of(network, narrow.head, torch.tensor([[5, 0, 1]])), FromLogits)
+    assert isinstance(choose_denoiser(network, narrow.head, torch.tensor([[5, 0, 1]])), FromLogits)
     assert isinstance(headed(network, narrow.head, ignores_time=True), FromHidden)
 
 

@@ -255,7 +255,7 @@ def test_regularisers_are_exact() -> None:
             gap = (entropy + kl) * log_q - kl * log_p
             each = torch.where(log_q > -math.inf, log_q.exp() * gap, 0.0)
             total = torch.zeros(len(exact.states), dtype=torch.float64).index_add(0, listed.row, each)
-            assert float(lesson.held_back([k], q)) == pytest.approx(float(total[here].mean()), abs=1e-9)
+            assert float(lesson.penalty([k], q)) == pytest.approx(float(total[here].mean()), abs=1e-9)
 
 
 def test_gradients_do_not_depend_on_how_many_rows_go_at_once() -> None:
@@ -496,7 +496,7 @@ def test_killed_and_resumed_is_the_same_run(tmp_path, monkeypatch, when: int) ->
 
 
 def test_which_steps_are_looked_at() -> None:
-    from tokensteer.train.proposal import _Student
+    from tokensteer.train.proposal import ProposalTrainee
 
     steering = ts.Steering(B.model("mdm"), B.tilt("mdm"))
     net, generator = Table(4, B.length), seeded()
@@ -507,10 +507,10 @@ def test_which_steps_are_looked_at() -> None:
         "last": {"last": 4},
         "both": {"last": 5, "times": 2},
     }.items():
-        student = _Student(
+        student = ProposalTrainee(
             steering, net, OfTime(), lambda net: net.denoiser(), ProposalPlan(1, **options), StepVariance(), generator
         )
-        asked[name] = [student._steps(10, generator) for _ in range(50)]
+        asked[name] = [student._steps(10) for _ in range(50)]
     assert asked["all"][0] == list(range(10))
     assert all(len(steps) == 3 and steps[-1] == 9 and steps == sorted(set(steps)) for steps in asked["random"])
     assert {k for steps in asked["random"] for k in steps} == set(range(10))

@@ -17,6 +17,7 @@ from tokensteer.train import (
     Batch,
     OfTime,
     PathVariance,
+    Plan,
     ProposalPlan,
     Returns,
     StepVariance,
@@ -25,7 +26,7 @@ from tokensteer.train import (
 )
 from tokensteer.train.optim import Optimiser
 from tokensteer.train.paths import walk
-from tokensteer.train.proposal import _Student
+from tokensteer.train.proposal import ProposalTrainee
 
 B = Toy("B")
 
@@ -38,7 +39,8 @@ def test_learning_is_adamw_with_a_rate_for_each_part_and_an_average() -> None:
     net = nn.ModuleDict({"slow": nn.Linear(1, 1, bias=False), "fast": nn.Linear(1, 1, bias=False)}).double()
     for part in net.values():
         nn.init.constant_(part.weight, 2.0)
-    learning = Optimiser(net, {}, seeded(), weight_decay=0.1, clip=100.0, average=0.75, faster=((net["fast"], 5.0),))
+    plan = Plan(2, weight_decay=0.1, clip=100.0, average=0.75)
+    learning = Optimiser(net, plan, {}, seeded(), faster=((net["fast"], 5.0),))
     seen = []
     for _ in range(2):
         for part in net.values():
@@ -67,13 +69,15 @@ class Notes:
         return torch.tensor(float(len(self.seen)))
 
 
-def student(objective: Any, **options: Any) -> _Student:
+def student(objective: Any, **options: Any) -> ProposalTrainee:
     steering = ts.Steering(B.model("mdm"), ts.Tilt(B.reward, B.kl, draws=2))
     plan = ProposalPlan(4, paths=8, **options)
-    return _Student(steering, Table(4, B.length), OfTime(), lambda net: net.denoiser(), plan, objective, seeded())
+    return ProposalTrainee(
+        steering, Table(4, B.length), OfTime(), lambda net: net.denoiser(), plan, objective, seeded()
+    )
 
 
-def spent(learner: _Student) -> int:
+def spent(learner: ProposalTrainee) -> int:
     return sum(learner.own.resources.spent()[name][0] for name in ("denoiser", "proposal"))
 
 
@@ -132,7 +136,7 @@ def test_regularisers_pull_as_they_should(objective) -> None:
     net = Table(4, 3)
     moves = Transitions(steering.model, net.denoiser(), paths)
     steps = list(range(paths.num_steps))
-    held = Batch(moves, OfTime(), steps, entropy=0.3, kl=2.0).held_back(steps, moves.measures(steps))
+    held = Batch(moves, OfTime(), steps, entropy=0.3, kl=2.0).penalty(steps, moves.measures(steps))
     (exact,) = torch.autograd.grad(0.5 * held / len(steps), net.logits)
     assert exact.abs().max() > 1e-3
     torch.testing.assert_close(pull(0.3, 2.0) - pull(0.0, 0.0), exact, rtol=1e-5, atol=1e-9)

@@ -129,7 +129,7 @@ def test_there_is_one_copy_of_the_base(tmp_path) -> None:
     q = adapted(net, 1, ["head"])
     added = bytes_of(net, q) - alone
     assert added == 4 * (net.config.width + VOCAB)
-    learning = Optimiser(q, {}, seeded(), 0.0, 1.0, 0.9)
+    learning = Optimiser(q, Plan(1, weight_decay=0.0, average=0.9), {}, seeded())
     assert bytes_of(net, q, learning.average) - alone == 2 * added
     learning.save(tmp_path / "c.safetensors", 0, 0.0)
     tensors, _ = stored.read(tmp_path / "c.safetensors")

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from test_learned import B, Table, seeded
 
 import tokensteer as ts
-from tokensteer.train import Plan, ProposalPlan, fit_proposal
+from tokensteer.train import ProposalPlan, fit_proposal
 from tokensteer.train.frozen import changing
 from tokensteer.train.optim import Optimiser
 
@@ -158,11 +159,11 @@ def an_update_is_made_with_that_mean(folder: Path) -> None:
     torch.manual_seed(0)  # the weights of the first process are those that all begin with
     net = torch.nn.ModuleDict({"net": Table(4, B.length), "baseline": OfState(4, B.length)})
     plan = ProposalPlan(1, rate=0.1)
-    learning = Optimiser(net, {}, seeded(), 0.0, plan.clip, 0.0, faster=((net["baseline"], plan.baseline_rate),))
+    learning = Optimiser(net, replace(plan, average=0.0), {}, seeded(), faster=((net["baseline"], plan.baseline_rate),))
     gradients = both(folder, "gradients")[1]
     for i, parameter in enumerate(net.parameters()):
         parameter.grad = gradients[f"got.{i}"]
-    learning.learn(Plan(plan.rounds, rate=plan.rate, warmup=plan.warmup).rate_at(0.0))
+    learning.learn(plan.rate_at(0.0))
     found = both(folder, "one")[1]
     for name, value in changing(net).items():
         torch.testing.assert_close(found[name], value)

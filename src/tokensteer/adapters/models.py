@@ -1,11 +1,11 @@
-"""Language models as masked diffusions: BERT and its kin, MDLM, LLaDA and Dream.
+"""Language models as masked diffusions: BERT and its relatives, MDLM, LLaDA and Dream.
 
-A masked language model is a denoiser as it is: it says log p(x_0 | x_t) at its masks and ignores the time. Special
-tokens, spare ids and padding are never generated: their logits are -inf and the rest is normalised. The chat models may
-end their answers early, so that their end tokens stay.
+A masked language model is a denoiser: it predicts log p(x_0 | x_t) at its masks and ignores the time. Special tokens,
+spare ids and padding are never generated: their logits are -inf and the rest is normalised. Chat models may end their
+answers early, so their end tokens are allowed.
 
-LLaDA, Dream and MDLM come with code of their own. What is here follows its layout (mask ids, prompt formats, Dream's
-shift, MDLM's timesteps) and is tested on small networks of the same layout, not on the published weights.
+LLaDA, Dream and MDLM come with their own code. This module follows its layout (mask ids, prompt formats, Dream's shift,
+MDLM's timesteps) and is tested on small networks of the same layout, not on the published weights.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from tokensteer.adapters.network import Ask, MaskDropout, Network, as_they_are, checked, denoiser_of, looks_past_padding
-from tokensteer.adapters.text import Answered, Filled, Format, Prompt, TextModel, around, chat
+from tokensteer.adapters.heads import choose_denoiser
+from tokensteer.adapters.network import Forward, MaskDropout, Network, check_embeddings, ignores_padding
+from tokensteer.adapters.text import Answered, Filled, Format, Prompt, TextModel, chat, special_tokens
 from tokensteer.core.kernels.kernel import Kernel
 from tokensteer.core.kernels.masked import Ancestral
 from tokensteer.core.kernels.ranked import Ranked
 from tokensteer.core.models.denoiser import Time
-from tokensteer.hub import Source, transformers
+from tokensteer.hub import Source, named_modules, transformers
 
 SPARE = re.compile(r"\[unused\d+\]|<unused\d+>|<null_\d+>|madeupword\d+|<extra_id_\d+>|<\|reserved_.*\|>")
 ENDS = ("<|endoftext|>", "<|eot_id|>", "<|im_end|>")  # of answers and turns
-LLADA_MASK, DREAM_MASK = 126336, 151666  # where neither config nor tokenizer says so
+LLADA_MASK, DREAM_MASK = 126336, 151666  # if neither config nor tokenizer has one
 
 
 def masked_lm(
@@ -40,18 +41,24 @@ def masked_lm(
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
 ) -> TextModel:
-    """Any masked language model (BERT, RoBERTa, ESM and kin) of a folder or the hub, on canvases of `length` sites."""
+    """Any masked language model (BERT, RoBERTa, ESM, ...) of a folder or the hub, on canvases of `length` sites."""
     source = Source(name, trust_remote_code, allow_pickle, dtype, device)
     config = source.config()
-    _refuse_causal(name, config)
+    own = "AutoModelForMaskedLM" in (getattr(config, "auto_map", None) or {})
+    known = own or type(config) in transformers().MODEL_FOR_MASKED_LM_MAPPING
+    if not known or getattr(config, "is_decoder", False) or getattr(config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"{name} is a {config.model_type}, which is no masked language model: give one that reads both ways and "
+            "fills in masks, such as BERT, RoBERTa or ESM (adapters.llada and adapters.dream load those two)"
+        )
     tokenizer = source.tokenizer()
     mask_id = tokenizer.mask_token_id if mask_id is None else mask_id
     if mask_id is None:
-        raise ValueError(f"the tokenizer of {name} has no mask token: say which id is the mask, mask_id=...")
+        raise ValueError(f"the tokenizer of {name} has no mask token: give its id, mask_id=...")
     net = source.network("AutoModelForMaskedLM", config)
-    layer, head = cast("Any", net).get_input_embeddings(), cast("Any", net).get_output_embeddings()
+    layer, head = _ends(net)
     form = Filled(tokenizer, mask_id, _within(length, _limit(net, config), name))
-    return _text_model(net, layer, head, attending, tokenizer, form, Ancestral(mask_id), config)
+    return _text_model(net, layer, head, with_attention, tokenizer, form, Ancestral(mask_id), config)
 
 
 def mdlm(
@@ -64,16 +71,16 @@ def mdlm(
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
 ) -> TextModel:
-    """MDLM: its mask is the last id of its vocabulary, its tokenizer another model's. It has no attention mask, so that
-    texts of different lengths run apart."""
+    """MDLM. Its mask is the last id of its vocabulary, its tokenizer another model's. It has no attention mask, so
+    that texts of different lengths cannot share a batch."""
     source = Source(name, trust_remote_code, allow_pickle, dtype, device)
     words = Source(tokenizer, False, False, dtype, device).tokenizer()
     config = source.config()
     net = source.network("AutoModelForMaskedLM", config)
     mask_id = int(config.vocab_size) - 1
-    layer, head = cast("Any", net).backbone.vocab_embed, _modules(net).get("backbone.output_layer.linear")
+    layer, head = cast("Any", net).backbone.vocab_embed, named_modules(net).get("backbone.output_layer.linear")
     form = Filled(words, mask_id, _within(length, _limit(net, config), name))
-    return _text_model(net, layer, head, untimed, words, form, Ancestral(mask_id), config, pads=False)
+    return _text_model(net, layer, head, without_time, words, form, Ancestral(mask_id), config, pads=False)
 
 
 def llada(
@@ -86,10 +93,10 @@ def llada(
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
 ) -> TextModel:
-    """LLaDA: answers of `length` tokens, the surest sites first; with diffusion(..., block=32), block by block.
-    For base models, which continue a text, pass prompt=plain."""
+    """LLaDA. It answers in `length` tokens, the most confident sites first; with diffusion(..., block=32), block by
+    block. For base models, which continue a text, pass prompt=plain."""
     source = Source(name, trust_remote_code, allow_pickle, dtype, device)
-    return _answering(source, length, prompt, attending, LLADA_MASK)
+    return _answering(source, length, prompt, with_attention, LLADA_MASK)
 
 
 def dream(
@@ -104,62 +111,63 @@ def dream(
 ) -> TextModel:
     """Dream: as `llada`, from a network whose logits at one site are those of the next."""
     source = Source(name, trust_remote_code, allow_pickle, dtype, device)
-    return _answering(source, length, prompt, attending_shifted, DREAM_MASK)
+    return _answering(source, length, prompt, shifted, DREAM_MASK)
 
 
-def _answering(source: Source, length: int, prompt: Prompt, ask: Ask, mask_id: int) -> TextModel:
+def _answering(source: Source, length: int, prompt: Prompt, call: Forward, mask_id: int) -> TextModel:
     config, tokenizer = source.config(), source.tokenizer()
-    told = (getattr(config, "mask_token_id", None), tokenizer.mask_token_id, mask_id)
-    mask_id = next(int(index) for index in told if index is not None)
+    given = (getattr(config, "mask_token_id", None), tokenizer.mask_token_id, mask_id)
+    mask_id = next(int(index) for index in given if index is not None)
     words = tokenizer.get_vocab()
     ends = {tokenizer.eos_token_id, tokenizer.pad_token_id, *(words.get(end) for end in ENDS)} - {None}
     form = Answered(tokenizer, mask_id, length, prompt, frozenset(ends))
     net = source.network("AutoModel", config)
-    layer, head = cast("Any", net).get_input_embeddings(), cast("Any", net).get_output_embeddings()
-    return _text_model(net, layer, head, ask, tokenizer, form, Ranked(mask_id), config, allowed=ends)
+    layer, head = _ends(net)
+    return _text_model(net, layer, head, call, tokenizer, form, Ranked(mask_id), config, allowed=ends)
 
 
-# ---- how networks are asked
+# ---- how networks are called
 
 
-def attending(net: nn.Module, ids: Tensor, real: Tensor, t: Time | None) -> Tensor:
-    """With an attention mask (P, L): BERT and its kin, LLaDA."""
+def with_attention(net: nn.Module, ids: Tensor, real: Tensor, t: Time | None) -> Tensor:
+    """With an attention mask (P, L): BERT and its relatives, LLaDA."""
     return net(input_ids=ids, attention_mask=real.long()).logits
 
 
-def attending_shifted(net: nn.Module, ids: Tensor, real: Tensor, t: Time | None) -> Tensor:
-    """Dream: attention by pairs (P, 1, L, L), and logits at site i are of the token at i + 1; the first site, with
-    none before it but padding, has its own. Padding attends to itself, or it would be NaN, and NaN spreads."""
+def shifted(net: nn.Module, ids: Tensor, real: Tensor, t: Time | None) -> Tensor:
+    """Dream: attention by pairs (P, 1, L, L), and logits at site i are of the token at i + 1; the first site behind the
+    padding keeps its own. Padding attends to itself: it would be NaN otherwise, and NaN spreads."""
     pairs = real[:, None, None, :] | torch.eye(real.shape[1], dtype=torch.bool, device=real.device)
     logits = net(input_ids=ids, attention_mask=pairs).logits
     follows = torch.cat([torch.zeros_like(real[:, :1]), real[:, :-1]], 1)
     return torch.where(follows.unsqueeze(-1), logits.roll(1, 1), logits)
 
 
-def untimed(net: nn.Module, ids: Tensor, real: Tensor, t: Time | None) -> Tensor:
-    """MDLM: asks for a noise level, and ignores it."""
-    answer = net(ids, timesteps=torch.zeros(len(real), device=real.device))
-    return answer if isinstance(answer, Tensor) else answer.logits
+def without_time(net: nn.Module, ids: Tensor, real: Tensor, t: Time | None) -> Tensor:
+    """MDLM: it requires a noise level, and ignores it."""
+    output = net(ids, timesteps=torch.zeros(len(real), device=real.device))
+    return output if isinstance(output, Tensor) else output.logits
 
 
-# ---- what a model may say and read
+# ---- vocabularies and canvases
+
+
+def _ends(net: nn.Module) -> tuple[nn.Module, nn.Module | None]:
+    """The embedding layer and the head."""
+    return cast("Any", net).get_input_embeddings(), cast("Any", net).get_output_embeddings()
 
 
 def _limit(net: nn.Module, config: Any) -> int:
-    """The longest canvas: RoBERTa and its kin count positions from behind the padding."""
-    for name, layer in _modules(net).items():
+    """The longest canvas. RoBERTa and its relatives count positions from padding_idx + 1."""
+    for name, layer in named_modules(net).items():
         if name.endswith("position_embeddings") and isinstance(layer, nn.Embedding):
             return layer.num_embeddings - (0 if layer.padding_idx is None else layer.padding_idx + 1)
     known = (getattr(config, name, None) for name in ("max_position_embeddings", "model_length", "max_sequence_length"))
     return next((int(limit) for limit in known if limit), 2**31)
 
 
-def _modules(net: nn.Module) -> dict[str, nn.Module]:
-    return dict(cast("Any", net).named_modules())
-
-
 def _never(tokenizer: Any, vocab_size: int, allowed: Collection[int]) -> set[int]:
-    """Ids that are no text: special tokens, spare ones, and those that the tokenizer does not know."""
+    """Ids that are not text: special tokens, spare ones, and those that the tokenizer does not have."""
     words = cast("dict[str, int]", tokenizer.get_vocab())
     spare = {index for word, index in words.items() if SPARE.fullmatch(word)}
     unknown = set(range(vocab_size)) - set(words.values())
@@ -167,7 +175,7 @@ def _never(tokenizer: Any, vocab_size: int, allowed: Collection[int]) -> set[int
 
 
 def _padding(tokenizer: Any, never: Collection[int], mask_id: int) -> int | None:
-    """An id that nothing else has: the tokenizer's, or, where that ends answers too, one that it does not know."""
+    """An id used for padding only: the tokenizer's, or, where that also ends answers, one that it does not have."""
     if tokenizer.pad_token_id is not None and tokenizer.pad_token_id in never:
         return int(tokenizer.pad_token_id)
     return next(iter(sorted(set(never) - set(tokenizer.get_vocab().values()) - {mask_id})), None)
@@ -175,25 +183,15 @@ def _padding(tokenizer: Any, never: Collection[int], mask_id: int) -> int | None
 
 def _within(length: int, limit: int, name: str) -> int:
     if not 0 < length <= limit:
-        raise ValueError(f"length {length} is not within 1..{limit}, what {name} reads: lower it")
+        raise ValueError(f"length {length} is not within 1..{limit}, the sites that {name} reads: lower it")
     return length
-
-
-def _refuse_causal(name: str, config: Any) -> None:
-    known = type(config) in transformers().MODEL_FOR_MASKED_LM_MAPPING
-    own = "AutoModelForMaskedLM" in (getattr(config, "auto_map", None) or {})
-    if not (known or own) or getattr(config, "is_decoder", False) or getattr(config, "is_encoder_decoder", False):
-        raise ValueError(
-            f"{name} is a {config.model_type}, which is no masked language model: give one that reads both ways and "
-            "fills in masks, such as BERT, RoBERTa or ESM (adapters.llada and adapters.dream load those two)"
-        )
 
 
 def _text_model(
     net: nn.Module,
     layer: nn.Module,
     head: nn.Module | None,
-    ask: Ask,
+    call: Forward,
     tokenizer: Any,
     form: Format,
     kernel: Kernel,
@@ -206,12 +204,12 @@ def _text_model(
     never = _never(tokenizer, vocab_size, allowed) | {mask_id}
     pad_id = _padding(tokenizer, never, mask_id) if pads else None
     word = next(index for index in range(vocab_size) if index not in never)
-    prepare = MaskDropout(mask_id, word) if getattr(config, "token_dropout", False) else as_they_are
-    network = Network(net, layer, ask, mask_id=mask_id, pad_id=pad_id, never=never, prepare=prepare)
-    device, (before, behind) = network.forbidden.device, around(tokenizer)
+    prepare = MaskDropout(mask_id, word) if getattr(config, "token_dropout", False) else None
+    network = Network(net, layer, call, mask_id=mask_id, pad_id=pad_id, never=never, prepare=prepare)
+    device, (before, behind) = network.forbidden.device, special_tokens(tokenizer)
     row = torch.tensor([*before, word, mask_id, word, *behind], device=device)
-    checked(network, row[None])
-    if pad_id is not None and not looks_past_padding(network, row, form.stack([row, row.repeat(2)], pad_id)[0]):
+    check_embeddings(network, row[None])
+    if pad_id is not None and not ignores_padding(network, row, form.stack([row, row.repeat(2)], pad_id)[0]):
         pad_id = network.pad_id = None
-    denoiser = denoiser_of(network, head, row[None])
+    denoiser = choose_denoiser(network, head, row[None])
     return TextModel(denoiser, tokenizer, mask_id, pad_id, form, kernel, _limit(net, config), device)

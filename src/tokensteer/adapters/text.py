@@ -1,9 +1,9 @@
 """Texts to canvases and back.
 
-A masked language model fills a canvas of `length` sites: what the tokenizer puts around a text, the text, and masks. A
-text with blanks is filled in, one without is continued. A chat model answers: the prompt, in its format, and `length`
-masks behind it. There prompts of different lengths are padded on the left, so that answers begin at the same site, and
-blocks with them; elsewhere they are padded on the right, since positions are counted from the left.
+A masked language model fills a canvas of `length` sites: the tokenizer's special tokens, the text, and masks. A text
+with blanks is filled in, one without is continued. A chat model answers: its canvas is the prompt, in its format, and
+`length` masks behind it. Prompts of different lengths are padded on the left there, so that answers and their blocks
+begin at the same site; elsewhere texts are padded on the right, since positions are counted from the left.
 """
 
 from __future__ import annotations
@@ -26,48 +26,46 @@ from tokensteer.core.models.template import padded, template
 BLANK = re.compile(r"(_{3,})(\d*)")
 
 Prompt = Callable[[Any, str], list[int]]
-"""A prompt's ids, from the tokenizer and the text."""
+"""The ids of a prompt, from the tokenizer and the text."""
 
 
-def bare(tokenizer: Any, text: str) -> list[int]:
-    """The text as it is."""
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """The ids of a text, without special tokens."""
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def plain(tokenizer: Any, text: str) -> list[int]:
-    """The text and what the tokenizer puts before it: for base models, which continue."""
+    """The text behind the tokenizer's leading special tokens: for base models, which continue a text."""
     check_known(tokenizer, text)
-    before, _ = around(tokenizer)
-    return [*before, *bare(tokenizer, text)]
+    return [*special_tokens(tokenizer)[0], *encode(tokenizer, text)]
 
 
 def chat(tokenizer: Any, text: str) -> list[int]:
-    """The text as a user's message, in the format of the tokenizer's chat template: for models taught to answer."""
+    """The text as a user's message, in the format of the tokenizer's chat template: for models that answer."""
     check_known(tokenizer, text)
     message = [{"role": "user", "content": text}]
-    return bare(tokenizer, tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False))
+    return encode(tokenizer, tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False))
 
 
-def around(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """What a tokenizer puts before and behind a text."""
-    whole, text = tokenizer("a")["input_ids"], bare(tokenizer, "a")
+def special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The ids that a tokenizer puts before and behind a text."""
+    whole, text = tokenizer("a")["input_ids"], encode(tokenizer, "a")
     start = next((i for i in range(len(whole)) if whole[i : i + len(text)] == text), 0)
     return whole[:start], whole[start + len(text) :]
 
 
 def check_known(tokenizer: Any, text: str) -> None:
-    """Refuse words that the tokenizer has only its unknown token for: they would be lost. That token itself may be
-    asked for by name; in some vocabularies it also ends texts."""
+    """Raise ValueError for words that become the unknown token, since they would be lost. That token may be given by
+    name; in some vocabularies it also ends texts."""
     unknown: int | None = getattr(tokenizer, "unk_token_id", None)
     if unknown is None:
         return
-    said = text.replace(tokenizer.unk_token, " ")
-    if unknown in bare(tokenizer, said):
-        lost = [word for word in dict.fromkeys(said.split()) if unknown in bare(tokenizer, word)]
-        named = ", ".join(map(shortened, lost)) or "some of it"
+    rest = text.replace(tokenizer.unk_token, " ")
+    if unknown in encode(tokenizer, rest):
+        lost = [word for word in dict.fromkeys(rest.split()) if unknown in encode(tokenizer, word)]
+        named = ", ".join(map(excerpt, lost)) or "some of it"
         raise ValueError(
-            f"the tokenizer cannot spell {named} in {shortened(text)}: leave it out, or write it with words that "
-            "the model knows"
+            f"the tokenizer cannot spell {named} in {excerpt(text)}: leave it out, or use words that the model knows"
         )
 
 
@@ -77,39 +75,36 @@ class Format(Protocol):
     def canvas(self, text: str) -> Tensor: ...
     def stack(self, canvases: Sequence[Tensor], pad_id: int) -> Tensor: ...
     def written(self, ids: Tensor) -> Tensor:
-        """What is to be read of one row of ids (L,)."""
+        """The part of one row of ids (L,) that is the text."""
         ...
 
 
 @dataclass(frozen=True)
 class Filled:
-    """[CLS] text masks [SEP]. Each underscore of a run of three or more is one mask, unless the number of masks stands
-    right behind it (`___9`), and so is the mask token itself; a text without either is continued until the canvas has
-    `length` sites."""
+    """[CLS] text masks [SEP]. Each underscore of a run of three or more is one mask, unless the number of masks follows
+    the run (`___9`); the mask token itself is one, too. A text without either is continued to `length` sites."""
 
     tokenizer: Any
     mask_id: int
     length: int
 
     def canvas(self, text: str) -> Tensor:
-        before, behind = around(self.tokenizer)
+        before, behind = special_tokens(self.tokenizer)
         check_known(self.tokenizer, BLANK.sub(" ", text))
-        first, *rest = BLANK.split(text)  # and then underscores, number and text behind each blank
-        # A token after a blank carries its own space; one that is left over before the blank would be a token.
-        ids = bare(self.tokenizer, first.rstrip() if rest else first)
+        first, *rest = BLANK.split(text)  # rest: underscores, number and text behind, for each blank
+        # A token after a blank carries its own space; a space left before the blank would be a token.
+        ids = encode(self.tokenizer, first.rstrip() if rest else first)
         for blank, number, piece in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
             masks = int(number or len(blank))
             if masks > self.length:
-                raise ValueError(f"{shortened(text)} has a blank of {masks} of {self.length} sites: raise length")
-            ids = [*ids, *[self.mask_id] * masks, *bare(self.tokenizer, piece.rstrip())]
+                raise ValueError(f"{excerpt(text)} has a blank of {masks} of {self.length} sites: raise length")
+            ids = [*ids, *[self.mask_id] * masks, *encode(self.tokenizer, piece.rstrip())]
         tokens = [*before, *ids, *behind]
         free = self.length - len(tokens)
         if self.mask_id in ids and free >= 0:
             return torch.tensor(tokens)
         if free <= 0:
-            raise ValueError(
-                f"{shortened(text)} takes {len(tokens)} of {self.length} sites: shorten it, or raise length"
-            )
+            raise ValueError(f"{excerpt(text)} takes {len(tokens)} of {self.length} sites: shorten it, or raise length")
         at = [*range(len(before) + len(ids)), *range(self.length - len(behind), self.length)]
         return template(self.length, self.mask_id, tokens, at=at)
 
@@ -122,7 +117,7 @@ class Filled:
 
 @dataclass(frozen=True)
 class Answered:
-    """A prompt and `length` masks behind it. What is read is the answer, until the first of the tokens `ends`."""
+    """A prompt and `length` masks behind it. The text is the answer, up to the first of the tokens `ends`."""
 
     tokenizer: Any
     mask_id: int
@@ -145,7 +140,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class TextModel:
-    """A language model as a masked diffusion over texts. `limit` is the longest canvas the network can read."""
+    """A language model as a masked diffusion over texts. `limit` is the longest canvas of the network, in sites."""
 
     denoiser: FromLogits | FromHidden
     tokenizer: Any
@@ -160,52 +155,45 @@ class TextModel:
         """The canvas of a text, (L,), or of several, (B, L), the shorter ones padded."""
         several = [texts] if isinstance(texts, str) else list(texts)
         if not several:
-            raise ValueError(
-                "there is no text: give one or several, or an empty one, '', for a canvas of nothing but masks"
-            )
-        canvases = [self._canvas(text) for text in several]
+            raise ValueError("there is no text: give one or several, or an empty one, '', for a canvas of masks alone")
+        canvases = [self.format.canvas(text) for text in several]
+        for text, canvas in zip(several, canvases, strict=True):
+            if len(canvas) > self.limit:
+                raise ValueError(
+                    f"{excerpt(text)} makes a canvas of {len(canvas)} sites, and the model reads {self.limit} at most: "
+                    "shorten it, or lower length"
+                )
         if isinstance(texts, str):
             return canvases[0].to(self.device)
         if len({len(canvas) for canvas in canvases}) == 1:
             return torch.stack(canvases).to(self.device)
         if self.pad_id is None:
-            raise ValueError(
-                "texts of different lengths need padding, which this model cannot look past: run them apart"
-            )
+            raise ValueError("texts of different lengths need padding, which this model cannot ignore: run them apart")
         return self.format.stack(canvases, self.pad_id).to(self.device)
-
-    def _canvas(self, text: str) -> Tensor:
-        canvas = self.format.canvas(text)
-        if len(canvas) > self.limit:
-            raise ValueError(
-                f"{shortened(text)} makes a canvas of {len(canvas)} sites, and the model reads {self.limit} at most: "
-                "shorten it, or lower length"
-            )
-        return canvas
 
     def diffusion(
         self, texts: str | Sequence[str], *, steps: int = 64, kernel: Kernel | None = None, block: int | None = None
     ) -> Diffusion:
-        """The model on the canvas of one text, or of several, each of which is a population of its own. With `block`,
-        blocks of so many sites are decoded one after the other, `steps` in all."""
+        """The model on the canvas of one text, or of several, each of which is a population. With `block`, blocks of
+        that many sites are decoded one after the other, in `steps` in all."""
         canvas, kernel = self.template(texts), self.kernel if kernel is None else kernel
         if block is not None:
             kernel = self._blocks(kernel, canvas, block, steps)
         return Diffusion(self.denoiser, kernel, uniform_steps(steps), canvas)
 
     def _blocks(self, kernel: Kernel, canvas: Tensor, size: int, steps: int) -> Blocks:
-        """Blocks from the first free site to the end, of which the first takes what is left over."""
+        """Blocks from the first free site to the end; the first takes the remainder."""
         length, free = canvas.shape[-1], (canvas == self.mask_id).view(-1, canvas.shape[-1]).any(0)
         behind = length - int(free.long().argmax())
         start = length - behind // size * size if 0 < size < behind else 0
         return Blocks(kernel, size if start else length, length, steps, start=start)
 
     def decode(self, ids: Tensor) -> list[str]:
-        """The texts of ids (..., L), one after the other, without special tokens; of a chat model, its answers."""
+        """The texts of ids (..., L) as a flat list, without special tokens; of a chat model, its answers."""
         rows = [self.format.written(row) for row in ids.reshape(-1, ids.shape[-1])]
         kept = [row if self.pad_id is None else row[row != self.pad_id] for row in rows]
         return [self.tokenizer.decode(row, skip_special_tokens=True) for row in kept]
 
 
-def shortened(text: str) -> str:
+def excerpt(text: str) -> str:
     return repr(text if len(text) <= 40 else f"{text[:37]}...")

@@ -1,64 +1,41 @@
-"""Training of denoisers, classifiers and proposals: losses, and trainers that can be killed and resumed."""
+"""Training of denoisers, classifiers and proposals that can be killed and resumed."""
 
-from tokensteer.train.baselines import OfState, OfTime, PerStep
-from tokensteer.train.drakes import DrakesPlan, Tuned, Tuning, fit_drakes
-from tokensteer.train.fit import Fitted, Plan, Report, Watch, fit
-from tokensteer.train.heads import NewHead
-from tokensteer.train.lora import load_adapter, lora, save_adapter
-from tokensteer.train.losses import (
-    Loss,
-    Predict,
-    classifier_loss,
-    headed_loss,
-    masked_bound,
-    masked_loss,
-    strata,
-    uniform_bound,
-    uniform_loss,
-)
-from tokensteer.train.objectives import Balance, Batch, Objective, PathVariance, Returns, StepVariance
-from tokensteer.train.paths import Paths, Transitions, walk
-from tokensteer.train.progress import shown
-from tokensteer.train.proposal import Learned, Progress, ProposalPlan, fit_proposal
-
-__all__ = [
-    "Balance",
-    "Batch",
-    "DrakesPlan",
-    "Fitted",
-    "Learned",
-    "Loss",
-    "NewHead",
-    "Objective",
-    "OfState",
-    "OfTime",
-    "PathVariance",
-    "Paths",
-    "PerStep",
-    "Plan",
-    "Predict",
-    "Progress",
-    "ProposalPlan",
-    "Report",
-    "Returns",
-    "StepVariance",
-    "Transitions",
-    "Tuned",
-    "Tuning",
-    "Watch",
-    "classifier_loss",
-    "fit",
-    "fit_drakes",
-    "fit_proposal",
-    "headed_loss",
-    "load_adapter",
-    "lora",
-    "masked_bound",
-    "masked_loss",
-    "save_adapter",
-    "shown",
-    "strata",
-    "uniform_bound",
-    "uniform_loss",
-    "walk",
-]
+from tokensteer.train.baselines import OfState as OfState
+from tokensteer.train.baselines import OfTime as OfTime
+from tokensteer.train.baselines import PerStep as PerStep
+from tokensteer.train.drakes import DrakesPlan as DrakesPlan
+from tokensteer.train.drakes import Tuned as Tuned
+from tokensteer.train.drakes import Tuning as Tuning
+from tokensteer.train.drakes import fit_drakes as fit_drakes
+from tokensteer.train.fit import Fitted as Fitted
+from tokensteer.train.fit import Plan as Plan
+from tokensteer.train.fit import Watch as Watch
+from tokensteer.train.fit import fit as fit
+from tokensteer.train.heads import NewHead as NewHead
+from tokensteer.train.lora import load_adapter as load_adapter
+from tokensteer.train.lora import lora as lora
+from tokensteer.train.lora import save_adapter as save_adapter
+from tokensteer.train.losses import Loss as Loss
+from tokensteer.train.losses import Predict as Predict
+from tokensteer.train.losses import classifier_loss as classifier_loss
+from tokensteer.train.losses import headed_loss as headed_loss
+from tokensteer.train.losses import masked_bound as masked_bound
+from tokensteer.train.losses import masked_loss as masked_loss
+from tokensteer.train.losses import strata as strata
+from tokensteer.train.losses import uniform_bound as uniform_bound
+from tokensteer.train.losses import uniform_loss as uniform_loss
+from tokensteer.train.objectives import Balance as Balance
+from tokensteer.train.objectives import Batch as Batch
+from tokensteer.train.objectives import Objective as Objective
+from tokensteer.train.objectives import PathVariance as PathVariance
+from tokensteer.train.objectives import Returns as Returns
+from tokensteer.train.objectives import StepVariance as StepVariance
+from tokensteer.train.paths import Paths as Paths
+from tokensteer.train.paths import Transitions as Transitions
+from tokensteer.train.paths import walk as walk
+from tokensteer.train.progress import shown as shown
+from tokensteer.train.proposal import Learned as Learned
+from tokensteer.train.proposal import Progress as Progress
+from tokensteer.train.proposal import ProposalPlan as ProposalPlan
+from tokensteer.train.proposal import fit_proposal as fit_proposal
+from tokensteer.train.rounds import Report as Report

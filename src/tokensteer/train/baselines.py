@@ -1,7 +1,6 @@
-"""Baselines F: what the log-weight of a move is expected to be, so that only its spread is left to learn from.
+"""Baselines F(x_t, t), the expected log-weight of a move, from ids (P, L) to (P,).
 
-All are called as F(x_t, t) with ids (P, L) and answer (P,). One that sees x_t alone lets the loss reach zero, and is
-then a value function: see `Balance`, and `LearnedTwist` for what it is good for.
+With a baseline of x_t alone the loss can reach zero, and F is then a value function: see `Balance` and `LearnedTwist`.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ class PerStep(nn.Module):
 
 
 class OfTime(nn.Module):
-    """A small network of the time alone."""
+    """An MLP of the time alone."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
         check_wholes("OfTime", 1, width=width)
         self.first = nn.Linear(1, width)
-        self.rest = nn.Sequential(nn.SiLU(), nn.Linear(width, width), nn.SiLU(), _last(width))
+        self.rest = nn.Sequential(nn.SiLU(), nn.Linear(width, width), nn.SiLU(), _zero_layer(width))
 
     def forward(self, x: Tensor, t: Time) -> Tensor:
         times = torch.as_tensor(t, device=x.device).expand(len(x)).unsqueeze(-1).to(self.first.weight)
@@ -47,8 +46,8 @@ class OfTime(nn.Module):
 
 
 class OfState(nn.Module):
-    """A small network of the state and the time: what each site holds, summed up, then an MLP. For large canvases a
-    network made for them is better; any module that is called as net(x, t) will do."""
+    """An MLP of the state and the time, after a sum over sites. For large canvases use a network made for them: any
+    module called as net(x, t) works."""
 
     def __init__(self, vocab_size: int, length: int, width: int = 128) -> None:
         super().__init__()
@@ -57,7 +56,7 @@ class OfState(nn.Module):
         self.places = nn.Parameter(0.3 * torch.randn(length, width))
         self.site = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
         self.whole = nn.Sequential(nn.Linear(width + 1, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
-        self.last = _last(width)
+        self.last = _zero_layer(width)
 
     def forward(self, x: Tensor, t: Time) -> Tensor:
         sites = self.site(self.tokens(x) + self.places).sum(1) / math.sqrt(x.shape[1])
@@ -65,8 +64,8 @@ class OfState(nn.Module):
         return self.last(self.whole(torch.cat([sites, times], -1))).squeeze(-1)
 
 
-def _last(width: int) -> nn.Linear:
-    """A layer to a single number, which is zero at first."""
+def _zero_layer(width: int) -> nn.Linear:
+    """A layer to a single number, zero at first."""
     layer = nn.Linear(width, 1)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)

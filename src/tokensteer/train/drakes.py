@@ -1,8 +1,8 @@
-"""Fine-tuning by the gradient of the reward through the sampler, as DRAKES does (Wang et al., 2024).
+"""Fine-tuning by the gradient of the reward through the sampler, as in DRAKES (Wang et al., 2024).
 
-A masked sampler is walked with one-hots. Which sites move is drawn as always and has no gradient; a site that opens
-takes its token y from log mu by the Gumbel-max trick, which is an exact draw, with the gradient of the softmax of
-(log mu + g)/temperature in its place (straight through). What was open is carried over with its own gradient:
+A masked sampler runs on one-hots. Which sites move is drawn as usual and has no gradient. A site that opens takes its
+token y from log mu by the Gumbel-max trick, an exact draw, with the gradient of the softmax of (log mu + g)/temperature
+(straight through). Sites that were open keep their value and its gradient:
 
     x_s = x_t[tokens] + x_t[mask] · y     where a site opens,      x_s = x_t     where nothing moves.
 
@@ -11,15 +11,15 @@ So the reward of x_0, which must be differentiable, has a gradient in the weight
     E[r(x_0)] - kl · E[ sum_t KL(q(· | x_t) | p(· | x_t)) ],
 
 each divergence exact. Its optimum over paths is p · exp(r/kl), the target of `Tilt(reward, kl)`; without `kl` nothing
-holds the sampler near the model. The gradient is biased by the temperature, and the tuned denoiser by itself samples
-from no target in particular: to have weights again, take it as an `Amortised` proposal.
+keeps the sampler near the model. The gradient is biased by the temperature, and the tuned denoiser alone samples from
+no known target: use it as an `Amortised` proposal to have weights again.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +35,17 @@ from tokensteer.core.numerics.domains import check_numbers, check_wholes
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.particles.path import Step
 from tokensteer.core.twists.tilt import Reward
-from tokensteer.train.optim import Optimiser, described_net, same_draws
-from tokensteer.train.proposal import asked
-from tokensteer.train.rounds import Gathers, run_rounds
+from tokensteer.train.optim import Pace, described_model, described_net, half_precision, same_draws
+from tokensteer.train.rounds import Gathers, Report, Trainee, run_rounds
 
 
 @dataclass(frozen=True)
-class DrakesPlan:
-    """How long, how fast, and how freely.
+class DrakesPlan(Pace):
+    """How long, how fast, and how freely to tune.
 
-    An update gathers the gradients of `parts` times `paths` paths, which go back through the `last` so many steps, all
-    if None: a step before them learns from its own divergence alone. The temperature falls from `temperature` to
-    `last_temperature` by equal factors.
+    An update accumulates the gradients of `parts` times `paths` paths, through their `last` steps, all if None: earlier
+    steps learn from their own divergence alone. The temperature falls geometrically from `temperature` to
+    `last_temperature`.
     """
 
     rounds: int
@@ -56,45 +55,35 @@ class DrakesPlan:
     kl: float = 0.0
     temperature: float = 1.0
     last_temperature: float = 0.3
-    rate: float = 1e-3
-    warmup: float = 0.02
-    weight_decay: float = 0.0
-    clip: float = 1.0
-    average: float = 0.99
-    seconds: float | None = None
-    report_every: int = 10
-    save_every: int = 100
 
     def __post_init__(self) -> None:
-        counts = {"rounds": self.rounds, "paths": self.paths, "parts": self.parts, "last": self.last}
-        check_wholes("DrakesPlan", 1, **counts, report_every=self.report_every, save_every=self.save_every)
+        super().__post_init__()
+        check_wholes("DrakesPlan", 1, rounds=self.rounds, paths=self.paths, parts=self.parts, last=self.last)
         check_numbers("DrakesPlan", "(0, inf)", temperature=self.temperature, last_temperature=self.last_temperature)
-        check_numbers("DrakesPlan", "(0, inf)", rate=self.rate, seconds=self.seconds)
-        check_numbers("DrakesPlan", "(0, inf]", clip=self.clip)
-        check_numbers("DrakesPlan", "[0, inf)", kl=self.kl, weight_decay=self.weight_decay)
-        check_numbers("DrakesPlan", "[0, 1)", warmup=self.warmup, average=self.average)
+        check_numbers("DrakesPlan", "[0, inf)", kl=self.kl)
+
+    @property
+    def total(self) -> int:
+        return self.rounds
 
     def temperature_at(self, done: float) -> float:
         return self.temperature * (self.last_temperature / self.temperature) ** min(1.0, done)
 
 
 @dataclass(frozen=True)
-class Tuning:
-    """Where a fine-tuning stands, by the means since the last report: the loss, the reward of exact draws of the
-    sampler as it is, and KL(q | p) of their paths, nan if it was not asked for. The report of the end is of the
-    averaged network, which is returned, on as many new paths as an update gathers."""
+class Tuning(Report):
+    """The state of a fine-tuning, with means since the last report: the loss, the reward of exact draws of the sampler,
+    and KL(q | p) of their paths, nan if the plan's kl is 0. The last report is of the averaged network, on as many new
+    paths as an update has."""
 
-    step: int
-    done: float
-    loss: float
-    seconds: float
     reward: float
     divergence: float
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The averaged network as a denoiser, for `Diffusion` or `Amortised`, how it went, and the network rows it took."""
+    """The averaged network, the same as a denoiser for `Diffusion` or `Amortised`, the reports, and the network rows
+    that were computed."""
 
     net: nn.Module
     denoiser: Denoiser
@@ -117,17 +106,16 @@ def fit_drakes(
 ) -> Tuned:
     """Tune `net`, which as_denoiser(net) makes a denoiser of one-hots, for a reward of one-hots (P, L, V) -> (P,).
 
-    Begin from a copy of the model's own network, or an adapter on it. A kernel that chooses its sites follows the order
-    of the network that is tuned, and p is compared with it on the same sites. If the file `checkpoint` exists, the run
-    goes on from there; one of another plan, seed or model is refused, and `about` is what else it must agree
-    with. Processes may train `together` as for `fit_proposal`.
+    Begin with a copy of the model's network, or an adapter on it. A kernel that chooses its sites follows the order of
+    the tuned network, and p is compared with it on the same sites. If the file `checkpoint` exists, the run resumes
+    from it; ValueError if it was written with another plan, seed, model or `about`. Processes may train `together` as
+    in `fit_proposal`.
     """
-    tuner = _Tuner(model, reward, as_denoiser, net, plan, generator)
-    given = {"network": described_net(net), **asked(model), **(about or {})}
-    learning = Optimiser(net.train(), asdict(plan) | given, generator, plan.weight_decay, plan.clip, plan.average)
-    run_rounds(tuner, learning, plan, checkpoint=checkpoint, watch=watch, together=together)
-    best = learning.average.module.eval().requires_grad_(False)
-    return Tuned(best, as_denoiser(best), tuner.history, tuner.rows)
+    trainee = _Relaxed(model, reward, as_denoiser, net, plan, generator)
+    given = {"network": described_net(net), **described_model(model), **(about or {})}
+    best = run_rounds(trainee, net, plan, given, generator, checkpoint=checkpoint, watch=watch, together=together)
+    best.requires_grad_(False)
+    return Tuned(best, as_denoiser(best), trainee.history, trainee.rows)
 
 
 @dataclass(frozen=True)
@@ -141,8 +129,8 @@ class Relaxation:
         kernel = self.model.kernel
         if kernel.mask_id == NO_MASK or isinstance(kernel, Stateful):
             raise ValueError(
-                "the gradient goes through sites that open, one token each: use a masked process whose kernel "
-                "remembers nothing, such as Ancestral or Ranked"
+                f"fit_drakes cannot differentiate through {type(kernel).__name__}: use a masked process whose kernel "
+                "keeps no state, such as Ancestral or Ranked"
             )
 
     def start(self, rows: int) -> Tensor:
@@ -152,7 +140,7 @@ class Relaxation:
     def step(
         self, x: Tensor, step: Step, temperature: float, generator: Generator | None, held: bool
     ) -> tuple[Tensor, Tensor]:
-        """x_s and, if it is `held`, KL(q(· | x_t) | p(· | x_t)), (P,), from one-hots x_t (P, L, V)."""
+        """x_s from one-hots x_t (P, L, V), and KL(q(· | x_t) | p(· | x_t)), (P,), zeros unless `held`."""
         ids, log_mu = x.detach().argmax(-1), self.denoiser(x, step.t)
         fixed = log_mu.detach()
         measure = self.model.step_with(ids, fixed, step, self.model.kernel.choose(ids, fixed, step))
@@ -173,7 +161,7 @@ class Relaxation:
         return torch.where(closes.unsqueeze(-1), mask, x), divergence
 
     def _divergence(self, x: Tensor, log_mu: Tensor, step: Step, opening: Tensor) -> Tensor:
-        """sum over sites of P(it opens) · KL(mu of the denoiser | mu of the model): p and q differ in tokens alone."""
+        """Sum over sites of P(it opens) · KL(mu of the denoiser | mu of the model): p and q differ in tokens alone."""
         log_base = self.model.relaxed(x, step.t)
         possible = (log_mu > NEVER) & (opening > 0).unsqueeze(-1)  # what cannot happen is kept out of the graph
         gap = torch.where(possible, log_mu, 0.0) - torch.where(possible, log_base, 0.0)
@@ -188,43 +176,36 @@ def gumbel_token(log_mu: Tensor, temperature: float, generator: Generator | None
     return hard + (soft - soft.detach())
 
 
-class _Tuner:
-    """What learns: a relaxed sampler, and how it is doing."""
+@dataclass(eq=False)
+class _Relaxed(Trainee[Tuning]):
+    """A round is one update through a relaxed sampler. `losses` hold the loss, the reward and the divergence, (3,)."""
 
-    def __init__(
-        self,
-        model: Diffusion,
-        reward: Reward,
-        as_denoiser: Callable[[nn.Module], Denoiser],
-        net: nn.Module,
-        plan: DrakesPlan,
-        generator: Generator,
-    ) -> None:
-        self.sampler, self.as_denoiser = Relaxation(model, as_denoiser(net)), as_denoiser
-        self.reward, self.plan, self.generator = reward, plan, generator
-        self.seen: list[Tensor] = []
-        self.history: list[Tuning] = []
-        self.rows = 0
+    model: Diffusion
+    reward: Reward
+    as_denoiser: Callable[[nn.Module], Denoiser]
+    net: nn.Module
+    plan: DrakesPlan
+    generator: Generator
+    entry: type[Tuning] = field(default=Tuning, init=False)
+
+    def __post_init__(self) -> None:
+        self.sampler = Relaxation(self.model, self.as_denoiser(self.net))
 
     def round(self, done: float, update: Callable[[], None]) -> None:
-        self.gather(done)
-        update()
-
-    def gather(self, done: float) -> None:
-        """Gather the gradients of one update."""
         temperature = self.plan.temperature_at(done)
         for _ in range(self.plan.parts):
             with torch.enable_grad():
-                self.seen.append(self._gather(temperature))
+                self.losses.append(self._backward(temperature))
+        update()
 
-    def _gather(self, temperature: float) -> Tensor:
-        """Gather the gradients of some paths: their loss, reward and divergence."""
-        model, held = self.sampler.model, self.plan.kl > 0
+    def _backward(self, temperature: float) -> Tensor:
+        """Accumulate the gradients of some paths; their loss, reward and divergence, (3,)."""
+        model, held = self.model, self.plan.kl > 0
         first = 0 if self.plan.last is None else max(0, len(model.steps) - self.plan.last)
         x = self.sampler.start(max(1, self.plan.paths // model.populations) * model.populations)
         self.rows += len(x) * len(model.steps) * (2 if held else 1)
         divergence = before = x.new_zeros(len(x))
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=x.device.type == "cuda"):
+        with half_precision(x.device):
             for k, step in enumerate(model.steps):
                 with torch.set_grad_enabled(k >= first or held):
                     x, apart = self.sampler.step(x, step, temperature, self.generator, held)
@@ -232,52 +213,25 @@ class _Tuner:
                     divergence = divergence + apart
                     continue
                 x, before = x.detach(), before + apart.detach()
-                if held:  # at once, so that memory does not grow with the steps that are not gone back through
-                    _backward(self.plan.kl * apart.mean() / self.plan.parts)
+                if held:  # at once, so that memory does not grow with these steps
+                    torch.autograd.backward(self.plan.kl * apart.mean() / self.plan.parts)
             r = self.reward(x)
-        _check(r, x)
+        if r.shape != (len(x),):
+            raise ValueError(f"the reward must give one number for each of {len(x)} sequences, got {tuple(r.shape)}")
+        if x.requires_grad and not r.requires_grad:
+            raise ValueError("the reward has no gradient in one-hots (P, L, V): it must be differentiable in them")
         loss = self.plan.kl * divergence.mean() - r.mean()
-        if loss.requires_grad:  # unless all sites were open before the steps that are gone back through
-            _backward(loss / self.plan.parts)
+        if loss.requires_grad:  # unless all sites opened before the steps with a gradient
+            torch.autograd.backward(loss / self.plan.parts)
         apart = (divergence.detach() + before).mean()
         loss = loss.detach() + self.plan.kl * before.mean()
         return torch.stack([loss.double(), r.detach().mean().double(), apart.double()])
 
     def report(self, step: int, done: float, seconds: float) -> Tuning:
-        loss, reward, divergence = (float(value) for value in torch.stack(self.seen).mean(0))
-        self.seen.clear()
-        if not math.isfinite(loss):
-            raise RuntimeError(f"the loss is {loss} by round {step}: lower the rate, {self.plan.rate}")
-        known = divergence if self.plan.kl else math.nan
-        self.history.append(Tuning(step, done, loss, seconds, reward, known))
-        return self.history[-1]
+        loss, reward, divergence = (float(value) for value in torch.stack(self.losses).mean(0))
+        return Tuning(step, done, loss, seconds, reward, divergence if self.plan.kl else math.nan)
 
     def conclude(self, average: nn.Module, step: int, done: float, seconds: float) -> Tuning:
-        draws, model = same_draws(self.generator), self.sampler.model
-        best = _Tuner(model, self.reward, self.as_denoiser, average, self.plan, draws)
-        best.gather(done)
-        average.zero_grad()  # nothing is learned from this
-        self.history.append(best.report(step, done, seconds))
-        return self.history[-1]
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"seen": torch.stack(self.seen)} if self.seen else {}
-
-    def words(self) -> dict[str, Any]:
-        return {"history": [asdict(entry) for entry in self.history], "rows": self.rows}
-
-    def recall(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-        self.history = [Tuning(**entry) for entry in header.get("history", ())]
-        self.rows = header.get("rows", 0)
-        self.seen = list(tensors["seen"].to(self.sampler.model.device)) if "seen" in tensors else []
-
-
-def _check(r: Tensor, x: Tensor) -> None:
-    if r.shape != (len(x),):
-        raise ValueError(f"the reward must give one number for each of {len(x)} sequences, got {tuple(r.shape)}")
-    if x.requires_grad and not r.requires_grad:
-        raise ValueError("the reward has no gradient in one-hots (P, L, V): it must be differentiable in them")
-
-
-def _backward(loss: Tensor) -> None:
-    loss.backward()  # pyright: ignore[reportUnknownMemberType]
+        best = replace(self, net=average, generator=same_draws(self.generator))
+        best.round(done, average.zero_grad)  # measured, not trained
+        return best.report(step, done, seconds)

@@ -1,7 +1,7 @@
-"""Networks that share weights: large ones are in memory once, however many variants of them there are.
+"""Networks that share weights: the weights of a large one are in memory once, whatever the number of its variants.
 
-A variant is a module tree of its own, so that no switch, hook or mode of one is felt by another, whose parameters are
-in part the very ones of the original. What does not learn is never copied and never written to a checkpoint.
+A variant is a module tree of its own, so that switches, hooks and modes of one do not affect another; some of its
+parameters are those of the original. Frozen parameters are never copied and never written to a checkpoint.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ Net = TypeVar("Net", bound=nn.Module)
 
 
 def copy_sharing(net: Net, shared: Iterable[nn.Parameter]) -> Net:
-    """A copy of `net` that has the parameters `shared` in common with it."""
+    """A copy of `net` that shares the parameters `shared` with it."""
     return deepcopy(net, {id(parameter): parameter for parameter in shared})
 
 
 def frozen(net: nn.Module) -> list[nn.Parameter]:
-    """The parameters that do not learn."""
     return [parameter for parameter in net.parameters() if not parameter.requires_grad]
 
 
 def changing(net: nn.Module) -> dict[str, Tensor]:
-    """The state of a network without what is frozen, each tensor under the first of its names."""
+    """The state of a network without frozen parameters, each tensor under the first of its names."""
     held: dict[int, tuple[str, Tensor]] = {}
     for name, value in net.state_dict(keep_vars=True).items():
         if not isinstance(value, nn.Parameter) or value.requires_grad:
@@ -36,18 +35,17 @@ def changing(net: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in held.values()}
 
 
-def restore(net: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Put back what `changing` gave, or raise ValueError if it is of another network."""
-    expected = changing(net)
-    if {n: v.shape for n, v in state.items()} != {n: v.shape for n, v in expected.items()}:
-        raise ValueError("tensors of other names or shapes")
-    with torch.no_grad():
-        for name, value in expected.items():
-            value.copy_(state[name])
+@torch.no_grad()
+def restore(to: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Copy `state` into the tensors `to`. Raises ValueError if their names or shapes differ."""
+    if {n: v.shape for n, v in state.items()} != {n: v.shape for n, v in to.items()}:
+        raise ValueError("it holds tensors of other names or shapes")
+    for name, value in to.items():
+        value.copy_(state[name])
 
 
 def fingerprint(values: Iterable[Tensor]) -> str:
-    """By what weights are known again, on any device and in half precision too: a digest of some of their numbers."""
+    """A hash of up to 64 numbers of each tensor in bfloat16: the same on every device and in half precision."""
     digest = hashlib.sha256()
     for value in values:
         flat = value.detach().flatten()

@@ -4,17 +4,17 @@ Masks, alpha(t) = 1 - t. The bound in continuous time is
 
     -log p(x_0)  <=  E_t E[ 1/t · sum over masked sites of -log p(x_0^l | x_t) ],     t ~ U(0, 1),
 
-the weight being -alpha'/(1 - alpha). Its variance is infinite as it stands: near t = 0 few masks meet a large weight.
-But a set of k masked sites has weight  ∫ 1/t · t^k (1-t)^(L-k) dt = 1/(k · (L over k)),  so the same number is
+with weight -alpha'/(1 - alpha). This estimate has infinite variance: near t = 0, few masks meet a large weight. But a
+set of k masked sites has weight  ∫ 1/t · t^k (1-t)^(L-k) dt = 1/(k · (L over k)),  so the same number is
 
-    E_k E[ L/k · sum over masked sites of -log p(x_0^l | x_t) ],     k ~ U{1..L}, the k sites drawn evenly,
+    E_k E[ L/k · sum over masked sites of -log p(x_0^l | x_t) ],     k ~ U{1..L}, the k sites drawn uniformly,
 
-with weights no larger than L. Given k, the time t is distributed as the k-th smallest of L uniform numbers, and we hide
-the sites that hold the k smallest: networks that are told the time see exactly the law they should.
+with weights no larger than L. Given k, the time t is distributed as the k-th smallest of L uniform numbers. The sites
+with the k smallest are masked, so that networks with a time input see the right joint distribution.
 
-Uniform noise on V tokens, a site jumping at rate beta = -alpha'/alpha to a token drawn evenly. The reverse process
-jumps from i to j at rate (beta/V)·a_j with a_j = q(j | x_0)/q(i | x_0), and a model that says p(x_0 | x_t) jumps at
-rate (beta/V)·b_j with b_j = E_p[q(j | x_0)/q(i | x_0)]. The bound is the divergence of the two processes,
+Uniform noise on V tokens: a site jumps at rate beta = -alpha'/alpha to a token drawn uniformly. The reverse process
+jumps from i to j at rate (beta/V)·a_j with a_j = q(j | x_0)/q(i | x_0), and a model p(x_0 | x_t) jumps at rate
+(beta/V)·b_j with b_j = E_p[q(j | x_0)/q(i | x_0)]. The bound is the divergence of the two processes,
 
     -log p(x_0)  <=  E_t E[ beta/V · sum over sites and j ≠ i of  a_j log(a_j/b_j) - a_j + b_j ].
 
@@ -37,20 +37,20 @@ Predict = Callable[[Tensor, Tensor], Tensor]
 """log p(x_0 | x_t) per site, (P, L, V), from noisy ids (P, L) at times (P,)."""
 
 Loss = Callable[[nn.Module, Tensor, Tensor | None, Generator], Tensor]
-"""What training makes small, a number: of a network, clean ids (P, L), labels (P,) if there are any."""
+"""A loss () of a network on clean ids (P, L), with labels (P,) if there are any."""
 
 EDGE = 1e-5
-"""Uniform noise keeps away from t = 0 and t = 1 by this much, where its terms are 0/0; the bound does not feel it."""
+"""Uniform noise keeps t this far from 0 and 1, where its terms are 0/0; the effect on the bound is negligible."""
 
 
 def strata(rows: int, generator: Generator, device: torch.device | str = "cpu") -> Tensor:
-    """A uniform number in each of `rows` equal parts of [0, 1), (rows,): a mean over them has far less noise."""
+    """A uniform number in each of `rows` equal parts of [0, 1), (rows,): a mean over them has far less variance."""
     jitter = torch.rand(rows, generator=generator, device=device)
     return (torch.arange(rows, device=device) + jitter) / rows
 
 
 def masked_bound(predict: Predict, x0: Tensor, mask_id: int, generator: Generator, u: Tensor | None = None) -> Tensor:
-    """Unbiased estimates of the bound, (P,); `u` (P,) in [0, 1) says how much is masked, `strata` if not given."""
+    """Unbiased estimates of the bound, (P,); `u` (P,) in [0, 1) sets the share of masks, `strata` by default."""
     x, hidden, time, weight = _hide(x0, mask_id, generator, u)
     nats = -predict(x, time).gather(-1, x0.unsqueeze(-1)).squeeze(-1)
     return torch.where(hidden, nats, 0.0).sum(-1) * weight
@@ -71,10 +71,10 @@ def _hide(x0: Tensor, mask_id: int, generator: Generator, u: Tensor | None) -> t
 def uniform_bound(
     predict: Predict, x0: Tensor, vocab_size: int, generator: Generator, u: Tensor | None = None
 ) -> Tensor:
-    """Unbiased estimates of the bound for uniform noise, (P,); `u` (P,) in [0, 1) are the times, `strata` if not given.
+    """Unbiased estimates of the bound for uniform noise, (P,); `u` (P,) in [0, 1) sets the times, `strata` by default.
 
-    Half of the rows draw t evenly, half as for masks; with k of L sites noised, both are weighted as draws of the
-    mixture, by 2/(1 + k/(L·t)). Noise at small t is rare and dear, and so is met as often as it costs.
+    Half of the rows draw t uniformly, half as for masks; with k of L sites noised, both are weighted as draws of the
+    mixture, by 2/(1 + k/(L·t)). Noise at small t is rare and has large terms, so it is drawn more often.
     """
     rows, length = x0.shape
     u = (strata(rows, generator, x0.device) if u is None else u).unsqueeze(-1)
@@ -96,22 +96,20 @@ def uniform_bound(
     return weight * (rates.sum(-1) / (vocab_size * (1.0 - t))).sum(-1)
 
 
-def _told(net: nn.Module, labels: Tensor | None, mask_id: int | None) -> Predict:
-    """Logits as log-probabilities, never of the mask."""
+def _logits(logits: Tensor, mask_id: int | None) -> Tensor:
+    """Logits in float32 at least, -inf at the mask."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if mask_id is None:
+        return logits
+    return logits.masked_fill(torch.arange(logits.shape[-1], device=logits.device) == mask_id, -torch.inf)
 
-    def predict(x: Tensor, t: Tensor) -> Tensor:
-        logits: Tensor = net(x, t, labels)
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        if mask_id is not None:
-            mask = torch.arange(logits.shape[-1], device=logits.device) == mask_id
-            logits = logits.masked_fill(mask, -torch.inf)
-        return logits.log_softmax(-1)
 
-    return predict
+def _predict(net: nn.Module, labels: Tensor | None, mask_id: int | None) -> Predict:
+    return lambda x, t: _logits(net(x, t, labels), mask_id).log_softmax(-1)
 
 
 def _dropped(labels: Tensor | None, share: float, generator: Generator) -> Tensor | None:
-    """Labels with a share of them forgotten (-1), so that one network learns to do with them and without."""
+    """Labels with a share of them replaced by -1, so that the network learns to predict with them and without."""
     if labels is None:
         return None
     return labels.masked_fill(torch.rand(labels.shape, generator=generator, device=labels.device) < share, -1)
@@ -123,7 +121,7 @@ class _Masked:
     label_dropout: float
 
     def __call__(self, net: nn.Module, x0: Tensor, labels: Tensor | None, generator: Generator) -> Tensor:
-        predict = _told(net, _dropped(labels, self.label_dropout, generator), self.mask_id)
+        predict = _predict(net, _dropped(labels, self.label_dropout, generator), self.mask_id)
         return masked_bound(predict, x0, self.mask_id, generator).mean() / x0.shape[1]
 
 
@@ -133,13 +131,10 @@ class _Headed:
     label_dropout: float
 
     def __call__(self, net: nn.Module, x0: Tensor, labels: Tensor | None, generator: Generator) -> Tensor:
-        told, parts = _dropped(labels, self.label_dropout, generator), cast("Any", net)
+        known, parts = _dropped(labels, self.label_dropout, generator), cast("Any", net)
         x, hidden, time, weight = _hide(x0, self.mask_id, generator, None)
-        states: Tensor = parts.hidden(x, time, told)
-        logits: Tensor = parts.head(states[hidden])
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        forbidden = torch.arange(logits.shape[-1], device=logits.device) == self.mask_id
-        nats = F.cross_entropy(logits.masked_fill(forbidden, -torch.inf), x0[hidden], reduction="none")
+        logits = _logits(parts.head(parts.hidden(x, time, known)[hidden]), self.mask_id)
+        nats = F.cross_entropy(logits, x0[hidden], reduction="none")
         return (nats * weight.unsqueeze(-1).expand_as(hidden)[hidden]).sum() / x0.numel()
 
 
@@ -149,7 +144,7 @@ class _Uniform:
     label_dropout: float
 
     def __call__(self, net: nn.Module, x0: Tensor, labels: Tensor | None, generator: Generator) -> Tensor:
-        predict = _told(net, _dropped(labels, self.label_dropout, generator), None)
+        predict = _predict(net, _dropped(labels, self.label_dropout, generator), None)
         return uniform_bound(predict, x0, self.vocab_size, generator).mean() / x0.shape[1]
 
 
@@ -171,20 +166,20 @@ def masked_loss(mask_id: int, label_dropout: float = 0.1) -> Loss:
 
 
 def headed_loss(mask_id: int, label_dropout: float = 0.1) -> Loss:
-    """`masked_loss` of a network whose logits are head(hidden(x, t, label)): the same number, but the head answers at
-    masked sites only, half of all, which a large vocabulary is worth."""
+    """`masked_loss` for a network whose logits are head(hidden(x, t, label)). It is the same number, but the head is
+    applied at masked sites only, half of all, which saves time for a large vocabulary."""
     check_wholes("headed_loss", 0, mask_id=mask_id)
     check_numbers("headed_loss", "[0, 1]", label_dropout=label_dropout)
     return _Headed(mask_id, label_dropout)
 
 
 def uniform_loss(vocab_size: int, label_dropout: float = 0.1) -> Loss:
-    """The bound for uniform noise in nats per site; the network must be told the time."""
+    """The bound for uniform noise in nats per site; the network must use the time."""
     check_wholes("uniform_loss", 1, vocab_size=vocab_size)
     check_numbers("uniform_loss", "[0, 1]", label_dropout=label_dropout)
     return _Uniform(vocab_size, label_dropout)
 
 
 def classifier_loss(augment: Callable[[Tensor, Generator], Tensor] | None = None) -> Loss:
-    """Cross-entropy of a network that gives log-probabilities; `augment` changes ids (P, L) before it sees them."""
+    """Cross-entropy of a network that returns log-probabilities; `augment` changes its input ids (P, L)."""
     return _Classified(augment)

@@ -1,21 +1,21 @@
-"""What a proposal is trained for: log-weights without variance.
+"""Objectives for proposals: log-weights with less variance.
 
 With G_t = psi_s(x_s) - psi_t(x_t) + log p(x_s | x_t) - log q(x_s | x_t) the log-weight of a move,
 
 - `StepVariance`, the mean of (G_t - F)² over chosen steps. With a baseline F(x_t, t) it is zero exactly at the locally
   optimal q* ∝ p · exp(psi_s), whatever policy walked the paths; with F(t), as in the paper, it cannot be zero unless
   the twist is already the value function.
-- `Balance`, for which F(x_t, t) is itself the log-twist, v: the mean of (v(x_j) - v(x_i) + sum of log p/q from i to j)²
+- `Balance`, in which F(x_t, t) is itself the log-twist, v: the mean of (v(x_j) - v(x_i) + sum of log p/q from i to j)²
   over stretches of the path, with v = r/kl at the end. Its zero is the global optimum: v is the value function of the
-  sampler, q = p · V_s/V_t, and all weights are equal. `decay` says how much longer stretches count: 0 for single steps
-  (detailed balance), inf for whole paths (trajectory balance), anything in between for all (sub-trajectory balance).
-- `Returns`, for the twist of a q that is no longer taught: the mean of (v(x_t) - log-weight still to come)². Its zero
+  sampler, q = p · V_s/V_t, and all weights are equal. `decay` weights longer stretches: 0 for single steps (detailed
+  balance), inf for whole paths (trajectory balance), anything in between for all (sub-trajectory balance).
+- `Returns`, for the twist of a q that is no longer trained: the mean of (v(x_t) - log-weight still to come)². Its zero
   is the mean of that log-weight under q, which is the log of the value function less what q still lacks. With `twists`,
-  what the tilt's own estimate says of it is taken off first, and v is what goes beside that.
+  the tilt's own estimate is subtracted first, and v is added to that estimate.
 - `PathVariance`, the variance of the log-weight of whole paths, without any baseline: the same optimum for q.
 
-Gradients are gathered a few steps at a time, so that memory does not grow with the number of steps. An objective of
-whole paths goes over them twice: first for its derivative in every log q and v, then for theirs in the networks.
+Gradients are accumulated over a few steps at a time, so that memory does not grow with the number of steps. Objectives
+of whole paths take two passes: the derivative in every log q and v, then its chain into the networks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Baseline = Callable[[Tensor, Time], Tensor]
 
 @dataclass(frozen=True)
 class Batch:
-    """What one update learns from: moves, the steps that count, and how much. `rows` go through the networks at once.
+    """The moves that one update learns from, and the steps that count. `rows` go through the networks at once.
 
     `entropy` and `kl` are the coefficients of -H(q) and KL(q | p), both exact for the transition.
     """
@@ -65,26 +65,24 @@ class Batch:
 
     def expected(self, steps: Sequence[int]) -> Tensor:
         """F at the beginning of each of `steps`, (K, P)."""
-        return torch.stack(self.moves.answers(self.baseline, steps)).to(self.moves.paths.log_p.dtype)
+        return torch.stack(self.moves.outputs(self.baseline, steps)).to(self.moves.paths.log_p.dtype)
 
-    def held_back(self, steps: Sequence[int], measures: Sequence[SiteMeasure]) -> Tensor | float:
-        """What the regularisers add, summed over `steps`."""
+    def penalty(self, steps: Sequence[int], measures: Sequence[SiteMeasure]) -> Tensor | float:
+        """The regularisers, summed over `steps`."""
         if not self.entropy and not self.kl:
             return 0.0
         total = torch.zeros((), device=self.moves.paths.x.device)
         for k, q in zip(steps, measures, strict=True):
-            if not q.factorises and not isinstance(q, OneSite):  # of a jump, too, the table has all of its mass
+            if not q.factorises and not isinstance(q, OneSite):  # the table of a jump has all of its mass, too
                 raise ValueError(
-                    "entropy and kl are sums over sites, and those of this kernel's moves hang together: leave both at "
-                    "0, or train with another kernel, such as Ancestral"
+                    "entropy and kl are sums over sites, and the sites of this kernel's moves hang together: leave "
+                    "both at 0, or train with another kernel, such as Ancestral"
                 )
             log_q = q.dense().log_p
             log_p = self._base(k) if self.kl else torch.zeros_like(log_q)
-            # What cannot happen counts for nothing, and its log is kept out of the graph.
-            possible = log_q > NEVER
-            gap = (self.entropy + self.kl) * log_q - self.kl * log_p
-            each = (log_q.exp() * torch.where(possible, gap, 0.0)).sum((-2, -1))
-            total = total + self.moves.paths.mean(each)
+            # Impossible tokens add nothing, and their logs are kept out of the graph.
+            gap = torch.where(log_q > NEVER, (self.entropy + self.kl) * log_q - self.kl * log_p, 0.0)
+            total = total + self.moves.paths.mean((log_q.exp() * gap).sum((-2, -1)))
         return total
 
     @torch.no_grad()
@@ -95,8 +93,8 @@ class Batch:
 
 
 class Objective(Protocol):
-    """Gathers the gradients of a lesson and says what the loss was. `twists` says whether it wants the twists on the
-    way, `whole` whether it wants all steps, `passes` how often it asks the proposal's network about a move."""
+    """Accumulates `share` times the gradients of a batch and returns its loss. `twists`: it needs log-twists on the
+    way; `whole`: it needs all steps; `passes`: how often it evaluates the proposal's network at a move."""
 
     @property
     def twists(self) -> bool: ...
@@ -104,26 +102,26 @@ class Objective(Protocol):
     def whole(self) -> bool: ...
     @property
     def passes(self) -> int: ...
-    def backward(self, lesson: Batch, share: float) -> Tensor: ...
+    def backward(self, batch: Batch, share: float, /) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class StepVariance:
-    """The mean of (log-weight of a move - F)² over the steps of a lesson."""
+    """The mean of (log-weight of a move - F)² over the steps of a batch."""
 
     twists: bool = True
     whole: bool = False
     passes: int = field(default=1, init=False, repr=False)
 
-    def backward(self, lesson: Batch, share: float) -> Tensor:
-        paths, total = lesson.moves.paths, torch.zeros((), device=lesson.moves.paths.x.device)
-        for part in lesson.parts:
-            measures = lesson.moves.measures(part)
+    def backward(self, batch: Batch, share: float, /) -> Tensor:
+        paths, total = batch.moves.paths, torch.zeros((), device=batch.moves.paths.x.device)
+        for part in batch.parts:
+            measures = batch.moves.measures(part)
             rise = torch.stack([paths.log_twist[k + 1] - paths.log_twist[k] + paths.log_p[k] for k in part])
-            spread = rise - lesson.moves.log_q(part, measures) - lesson.expected(part)
-            loss = paths.mean(spread.square()).sum() / len(lesson.steps)
+            spread = rise - batch.moves.log_q(part, measures) - batch.expected(part)
+            loss = paths.mean(spread.square()).sum() / len(batch.steps)
             total = total + loss.detach()
-            _gather(share * (loss + lesson.held_back(part, measures) / len(lesson.steps)))
+            torch.autograd.backward(share * (loss + batch.penalty(part, measures) / len(batch.steps)))
         return total
 
 
@@ -131,7 +129,7 @@ class StepVariance:
 class Balance:
     """The mean of (v_j - v_i + sum of log p/q)² over stretches i..j of a path, each weighted by decay^(length - 1).
 
-    A share `ends` of the weight goes to the stretches that reach the end, where v is known: the others only carry on
+    A share `ends` of the weight goes to the stretches that reach the end, where v is known: the others only propagate
     what was learned there.
     """
 
@@ -146,18 +144,18 @@ class Balance:
             raise ValueError(f"Balance.decay must be 0 or more, got {self.decay}: 0 for steps, inf for whole paths")
         check_numbers("Balance", "[0, 1]", ends=self.ends)
 
-    def backward(self, lesson: Batch, share: float) -> Tensor:
-        paths = lesson.moves.paths
+    def backward(self, batch: Batch, share: float, /) -> Tensor:
+        paths = batch.moves.paths
 
         def loss(log_q: Tensor, value: Tensor) -> Tensor:
             gone = torch.cat([torch.zeros_like(log_q[:1]), (paths.log_p - log_q).cumsum(0)])
             level = torch.cat([value, paths.log_twist[-1:]]) + gone
             return (self._pairs(level) * paths.mean((level.unsqueeze(0) - level.unsqueeze(1)).square())).sum()
 
-        return _two_passes(lesson, share, loss)
+        return _two_passes(batch, share, loss)
 
     def _pairs(self, level: Tensor) -> Tensor:
-        """How much each stretch from i to j counts, (T + 1, T + 1), in all 1."""
+        """The weight of each stretch from i to j, (T + 1, T + 1); they sum to 1."""
         place = torch.arange(len(level), device=level.device, dtype=level.dtype)
         length = place.unsqueeze(0) - place.unsqueeze(1)
         if self.decay == math.inf:
@@ -170,24 +168,24 @@ class Balance:
 
 @dataclass(frozen=True)
 class Returns:
-    """The mean of (v - log-weight still to come)² over the steps of a lesson, from paths that q walked as it is: freeze
-    its network. Of paths that are not `on_policy` q walks the end alone, from where the model left them at a random
-    time, and that alone is learned from: a twist must know what becomes of particles that q would not have made."""
+    """The mean of (v - log-weight still to come)² over the steps of a batch, from paths that q walked as it is: freeze
+    its network. Paths that are not `on_policy` are walked by the model up to a random time and by q from then on, and
+    only the moves of q count: a twist must be right at particles that q would not have made."""
 
     twists: bool = False
     whole: bool = False
     passes: int = field(default=0, init=False, repr=False)
 
-    def backward(self, lesson: Batch, share: float) -> Tensor:
-        paths = lesson.moves.paths
+    def backward(self, batch: Batch, share: float, /) -> Tensor:
+        paths = batch.moves.paths
         to_come = paths.log_twist[-1] + paths.log_ratio.flip(0).cumsum(0).flip(0)
         if self.twists:
             to_come = to_come - paths.log_twist[:-1]
         total = torch.zeros((), device=paths.x.device)
-        for part in lesson.parts:
-            loss = paths.mean((lesson.expected(part) - to_come[part]).square()).sum() / len(lesson.steps)
+        for part in batch.parts:
+            loss = paths.mean((batch.expected(part) - to_come[part]).square()).sum() / len(batch.steps)
             total = total + loss.detach()
-            _gather(share * loss)
+            torch.autograd.backward(share * loss)
         return total
 
 
@@ -199,38 +197,34 @@ class PathVariance:
     whole: bool = True
     passes: int = field(default=2, init=False, repr=False)
 
-    def backward(self, lesson: Batch, share: float) -> Tensor:
-        paths = lesson.moves.paths
+    def backward(self, batch: Batch, share: float, /) -> Tensor:
+        paths, populations = batch.moves.paths, batch.moves.model.populations
 
         def loss(log_q: Tensor, value: Tensor) -> Tensor:
             log_w = (paths.log_p - log_q).sum(0) + paths.log_twist[-1]
-            if lesson.moves.model.populations > 1:  # each template has a normaliser of its own
-                log_w = log_w.view(lesson.moves.model.populations, -1)
+            if populations > 1:  # each template has a normaliser of its own
+                log_w = log_w.view(populations, -1)
                 return (log_w - log_w.mean(-1, keepdim=True)).square().mean()
             return paths.mean((log_w - paths.mean(log_w)).square())
 
-        return _two_passes(lesson, share, loss)
+        return _two_passes(batch, share, loss)
 
 
-def _gather(loss: Tensor) -> None:
-    loss.backward()  # pyright: ignore[reportUnknownMemberType]
-
-
-def _two_passes(lesson: Batch, share: float, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Gather the gradients of loss(log q, v), both (T, P), over all steps."""
+def _two_passes(batch: Batch, share: float, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Accumulate the gradients of loss(log q, v), both (T, P), over all steps."""
     with torch.no_grad():
-        log_q = torch.cat([lesson.moves.log_q(part) for part in lesson.parts])
-        value = torch.cat([lesson.expected(part) for part in lesson.parts])
+        log_q = torch.cat([batch.moves.log_q(part) for part in batch.parts])
+        value = torch.cat([batch.expected(part) for part in batch.parts])
     log_q.requires_grad_()
     value.requires_grad_()
     total = loss(log_q, value)
     by_log_q, by_value = torch.autograd.grad(total, (log_q, value), materialize_grads=True)
     first = 0
-    for part in lesson.parts:
+    for part in batch.parts:
         here = slice(first, first + len(part))
         first += len(part)
-        measures = lesson.moves.measures(part)
-        surrogate = (by_log_q[here] * lesson.moves.log_q(part, measures)).sum()
-        surrogate = surrogate + (by_value[here] * lesson.expected(part)).sum()
-        _gather(share * (surrogate + lesson.held_back(part, measures) / len(lesson.steps)))
+        measures = batch.moves.measures(part)
+        surrogate = (by_log_q[here] * batch.moves.log_q(part, measures)).sum()
+        surrogate = surrogate + (by_value[here] * batch.expected(part)).sum()
+        torch.autograd.backward(share * (surrogate + batch.penalty(part, measures) / len(batch.steps)))
     return total.detach()

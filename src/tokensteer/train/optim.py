@@ -1,44 +1,76 @@
-"""What every training has in common: AdamW, clipped gradients, an average of the weights, and checkpoints.
+"""AdamW with clipped gradients and averaged weights, and its checkpoints.
 
-All that changes in a run is in its checkpoint, the generator too, so that a run that was killed and resumed ends with
-the same weights, bit for bit on a CPU, as one that was not. What is frozen does not change: it is neither averaged nor
-written, and there is one copy of it.
+A checkpoint holds everything that changes in a run, the generator too: on a CPU, a run that was killed and resumed ends
+with the same weights, bit for bit, as one that was not. Frozen weights are shared with the caller's network, neither
+averaged nor written.
 
-A checkpoint also says what the run was given: its plan, the seed of its generator, its data and so on. A run that was
-given anything else does not go on from it.
+A checkpoint also records what the run was given: plan, seed, data and so on. Resuming with anything else is an error.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from tokensteer import tensorfile as stored
+from tokensteer import tensorfile
+from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.numerics.domains import check_numbers, check_wholes
 from tokensteer.train.frozen import changing, copy_sharing, fingerprint, frozen, restore
 
 
-class Resumed(NamedTuple):
-    """What a caller had put into a checkpoint, nothing if there was none."""
+@dataclass(frozen=True, kw_only=True)
+class Pace(ABC):
+    """Settings of every training. With `seconds`, it ends then at the latest and the cosine follows the clock."""
 
-    tensors: dict[str, Tensor]
-    header: dict[str, Any]
+    rate: float = 1e-3
+    warmup: float = 0.02
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    average: float = 0.99
+    seconds: float | None = None
+    report_every: int = 10
+    save_every: int = 100
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        check_wholes(name, 1, report_every=self.report_every, save_every=self.save_every)
+        check_numbers(name, "(0, inf)", rate=self.rate, seconds=self.seconds)
+        check_numbers(name, "(0, inf]", clip=self.clip)
+        check_numbers(name, "[0, inf)", weight_decay=self.weight_decay)
+        check_numbers(name, "[0, 1)", warmup=self.warmup, average=self.average)
+
+    @property
+    @abstractmethod
+    def total(self) -> int:
+        """The number of rounds."""
+
+    def done(self, step: int, seconds: float) -> float:
+        """The share of the run that is over, 1 or more at the end."""
+        return max(step / self.total, 0.0 if self.seconds is None else seconds / self.seconds)
+
+    def rate_at(self, done: float) -> float:
+        """A linear warm-up, then half a cosine down to 0."""
+        if done < self.warmup:
+            return self.rate * (done + 1.0 / self.total) / (self.warmup + 1.0 / self.total)
+        return self.rate * 0.5 * (1.0 + math.cos(math.pi * min(1.0, (done - self.warmup) / (1.0 - self.warmup))))
 
 
 class RunningMean(nn.Module):
-    """The exponential moving average of a network as `module`, whose frozen parameters are those of the network.
+    """The exponential moving average of a network, as `module`. It shares the network's frozen parameters.
 
-    After n updates it keeps a share min(decay, (1 + n)/(10 + n)) of itself: a short training would otherwise return
-    weights that have hardly left the start.
+    After n updates the decay is min(decay, (1 + n)/(10 + n)): a short training would otherwise return weights close to
+    the initial ones.
     """
 
     def __init__(self, net: nn.Module, decay: float) -> None:
@@ -49,7 +81,7 @@ class RunningMean(nn.Module):
 
     @torch.no_grad()
     def update(self, net: nn.Module) -> None:
-        """One more: the first is taken as it is. Buffers are always those of the newest."""
+        """Average the weights of `net` in; the first time they are copied. Buffers are always copied."""
         mine, theirs = ([p for p in of.parameters() if p.requires_grad] for of in (self.module, net))
         n = int(self.n_averaged)
         if n:
@@ -66,22 +98,44 @@ def _copy(to: Iterable[Tensor], of: Iterable[Tensor]) -> None:
         a.copy_(b)
 
 
-# ---- what a run was given, in words that a checkpoint can hold
+def half_precision(device: torch.device) -> torch.autocast:
+    """bf16 autocast on a GPU, nothing elsewhere."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+
+
+def same_draws(generator: Generator) -> Generator:
+    """A copy of a generator, for measurements that must not advance the original."""
+    return Generator(generator.device).set_state(generator.get_state())
+
+
+# ---- what a run was given, as text that a checkpoint can hold
 
 
 def described(thing: object) -> str:
-    """A function, an objective or a reward by its name and fields, the same in every process."""
+    """The repr of a function, an objective or a reward without memory addresses, so that processes agree on it."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(thing))
 
 
 def described_net(net: nn.Module) -> str:
-    """The class of a network, or all of its configuration if that is a dataclass."""
+    """The configuration of a network if it is a dataclass, else its class name."""
     config: object = getattr(net, "config", None)
     return repr(config) if is_dataclass(config) else type(net).__name__
 
 
+def described_model(model: Diffusion) -> dict[str, Any]:
+    """How a model samples, and a fingerprint of its weights if its denoiser exposes its network."""
+    network: object = getattr(model.denoiser, "network", None)
+    return {
+        "path's steps": len(model.steps),
+        "path's times": digest(torch.tensor([step.t for step in model.steps], dtype=torch.float64)),
+        "kernel": described(model.kernel),
+        "template": digest(model.template),
+        "model's weights": fingerprint(network.parameters()) if isinstance(network, nn.Module) else None,
+    }
+
+
 def digest(*data: Tensor | None) -> str:
-    """By what data is known again: its shape, and a digest of up to 1024 of its rows."""
+    """The shape of the first tensor, and a hash of all shapes and of up to 1024 rows of each tensor."""
     found = hashlib.sha256()
     for part in data:
         if part is None:
@@ -94,41 +148,36 @@ def digest(*data: Tensor | None) -> str:
     return f"{tuple(data[0].shape) if data and data[0] is not None else ()} {found.hexdigest()[:16]}"
 
 
-def same_draws(generator: Generator) -> Generator:
-    """Another generator in the same state, so that measuring moves nobody's."""
-    return Generator(generator.device).set_state(generator.get_state())
-
-
 class Optimiser:
-    """A network, its average, its optimiser and its generator. `plan`, the seed and the device are what a checkpoint
-    must agree with to be gone on from. Gradients are gathered by the caller; `learn` applies them."""
+    """AdamW for a network, with its average and its generator. The caller accumulates gradients; `learn` applies them.
+
+    A checkpoint can be resumed only with the same plan, `given`, seed and kind of device.
+    """
 
     def __init__(
         self,
         net: nn.Module,
-        plan: Mapping[str, Any],
+        plan: Pace,
+        given: Mapping[str, Any],
         generator: Generator,
-        weight_decay: float,
-        clip: float,
-        average: float,
         faster: Sequence[tuple[nn.Module, float]] = (),
     ) -> None:
-        """`faster` are parts of the network that learn at so many times the rate of the rest."""
-        about = {"seed": generator.initial_seed(), "device": generator.device.type}
-        self.plan: dict[str, Any] = json.loads(json.dumps({**plan, **about}, default=_plain))  # as it is read again
-        self.net, self.generator, self.clip = net, generator, clip
-        self.average = RunningMean(net, average)
+        """`faster` are parts of the network and the factors by which their rate is higher."""
+        every = {**asdict(plan), **given, "seed": generator.initial_seed(), "device": generator.device.type}
+        self.given: dict[str, Any] = json.loads(json.dumps(every, default=_plain))  # as it is read again
+        self.net, self.generator, self.clip = net, generator, plan.clip
+        self.average = RunningMean(net, plan.average)
         self._frozen = fingerprint(frozen(net))
         apart = {id(p) for part, _ in faster for p in part.parameters()}
-        groups: list[tuple[list[nn.Parameter], float]] = [([p for p in net.parameters() if id(p) not in apart], 1.0)]
+        groups = [([p for p in net.parameters() if id(p) not in apart], 1.0)]
         groups += [(list(part.parameters()), times) for part, times in faster]
         moved = [([p for p in params if p.requires_grad], times) for params, times in groups]
         named: list[dict[str, Any]] = [{"params": params, "times": times} for params, times in moved if params]
-        self.optimiser = torch.optim.AdamW(named, 1e-3, weight_decay=weight_decay)
+        self.optimiser = torch.optim.AdamW(named, 1e-3, weight_decay=plan.weight_decay)
         self.optimiser.zero_grad()
 
     def learn(self, rate: float) -> None:
-        """One step along the gradients that were gathered, which are then forgotten."""
+        """Apply the accumulated gradients and clear them."""
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group["times"]
         nn.utils.clip_grad_norm_(self.net.parameters(), self.clip)
@@ -139,22 +188,21 @@ class Optimiser:
     def save(
         self, file: Path, step: int, seconds: float, more: Mapping[str, Tensor] | None = None, **header: Any
     ) -> None:
-        """Everything, with tensors and words of the caller's own."""
+        """Write a checkpoint, with tensors `more` and a header of the caller."""
         moments: dict[int, dict[str, Tensor]] = self.optimiser.state_dict()["state"]
         tensors = {f"net.{name}": value for name, value in changing(self.net).items()}
         tensors |= {f"average.{name}": value for name, value in changing(self.average).items()}
         tensors |= {f"moments.{i}.{name}": value for i, state in moments.items() for name, value in state.items()}
         tensors |= {f"more.{name}": value for name, value in (more or {}).items()}
         tensors["generator"] = self.generator.get_state()
-        words = {"plan": self.plan, "frozen": self._frozen, "step": step, "seconds": seconds, **header}
-        stored.write(file, tensors, words)
+        words = {"plan": self.given, "frozen": self._frozen, "step": step, "seconds": seconds, **header}
+        tensorfile.write(file, tensors, words)
 
-    def resume(self, file: Path | None) -> tuple[int, float, Resumed]:
-        """Go on from a checkpoint if there is one: the step and the seconds that went before, and what was the
-        caller's own."""
+    def resume(self, file: Path | None) -> tuple[int, float, dict[str, Tensor], dict[str, Any]]:
+        """Load a checkpoint if there is one: its step, its seconds, the caller's tensors and the header."""
         if file is None or not file.is_file():
-            return 0, 0.0, Resumed({}, {})
-        tensors, header = stored.read(file)
+            return 0, 0.0, {}, {}
+        tensors, header = tensorfile.read(file)
         if header.get("frozen", fingerprint(())) != self._frozen:
             raise ValueError(f"{file} was learned on other frozen weights: load those, or delete it to begin anew")
         self._compare(file, header.get("plan"))
@@ -163,38 +211,37 @@ class Optimiser:
             return {name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)}
 
         try:
-            restore(self.net, part("net."))
-            restore(self.average, part("average."))
+            restore(changing(self.net), part("net."))
+            restore(changing(self.average), part("average."))
         except ValueError as error:
             raise ValueError(f"{file} is a checkpoint of another network: delete it to begin anew") from error
         try:
             step, seconds = header["step"], header["seconds"]
             check_wholes("checkpoint", 0, step=step)
             check_numbers("checkpoint", "[0, inf)", seconds=seconds)
-            self._take_up(part("moments."), tensors["generator"])
-            return int(step), float(seconds), Resumed(part("more."), header)
+            self._restore_moments(part("moments."))
+            self.generator.set_state(tensors["generator"])
+            return int(step), float(seconds), part("more."), header
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{file} is damaged ({error}): delete it to begin anew") from error
 
-    def _take_up(self, moments: Mapping[str, Tensor], generator: Tensor) -> None:
-        """The state of the optimiser and of the generator."""
+    def _restore_moments(self, moments: Mapping[str, Tensor]) -> None:
         found: dict[int, dict[str, Tensor]] = {}
         for name, value in moments.items():
             index, _, what = name.partition(".")
             found.setdefault(int(index), {})[what] = value
         groups: Any = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": found, "param_groups": groups})
-        self.generator.set_state(generator)
 
     def _compare(self, file: Path, before: object) -> None:
         """Raise ValueError if the run of a checkpoint was given something else."""
         was = cast("dict[str, Any]", before) if isinstance(before, dict) else {}
-        differ = [name for name in {**was, **self.plan} if was.get(name) != self.plan.get(name)]
+        differ = [name for name in {**was, **self.given} if was.get(name) != self.given.get(name)]
         if differ:
-            told = "; ".join(_told_apart(name, was, self.plan) for name in differ)
+            changes = "; ".join(_change(name, was, self.given) for name in differ)
             raise ValueError(
-                f"{file} is a checkpoint of another plan: {told}. Give the same options to go on with it, or delete "
-                "it, or write to another folder, to begin anew"
+                f"{file} is a checkpoint of another plan: {changes}. Give the same options to resume it, or delete it, "
+                "or write to another folder, to begin anew"
             )
 
 
@@ -203,10 +250,10 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else str(value)
 
 
-def _told_apart(name: str, before: Mapping[str, Any], now: Mapping[str, Any], most: int = 60) -> str:
-    """What something was and is; of long values what follows the part that they have in common."""
+def _change(name: str, before: Mapping[str, Any], now: Mapping[str, Any], most: int = 60) -> str:
+    """The two values of a setting, in `most` characters each; long ones from about where they begin to differ."""
     one, other = (str(values[name]) if name in values else "not given" for values in (before, now))
     differ = next((k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
     start = max(0, differ - most // 2) if max(len(one), len(other)) > most else 0
-    one, other = (("..." if start else "") + said[start : start + most] for said in (one, other))
+    one, other = (("..." if start else "") + text[start : start + most] for text in (one, other))
     return f"{name} was {one} and is now {other}"

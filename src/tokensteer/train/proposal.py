@@ -1,15 +1,14 @@
-"""Training of a proposal, and with it of a twist: walk paths, learn from them, walk again.
+"""Training of a proposal, and with it of a twist, from paths that it walks itself.
 
-Each round walks paths with the proposal as it is (and some with the model, if asked to), and makes a few updates from
-them and from what is remembered of earlier rounds. The weight of a sampler always keeps log p - log q, so that a
-proposal that was trained badly costs effective sample size and nothing else.
+Each round walks paths with the proposal as it is (and a share of them with the model), and makes a few updates from
+them and from remembered paths of earlier rounds. The weights of a sampler always include log p - log q, so that a badly
+trained proposal costs effective sample size and nothing else.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +16,28 @@ import torch
 from torch import Generator, Tensor, nn
 
 from tokensteer.core.models.denoiser import Denoiser
-from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.numerics.domains import check_numbers, check_wholes
 from tokensteer.core.particles.resampling import ess
 from tokensteer.core.proposals.amortised import Amortised
 from tokensteer.core.proposals.proposal import FromModel
 from tokensteer.core.steering.steering import Steering
 from tokensteer.train.baselines import OfState
-from tokensteer.train.frozen import fingerprint
 from tokensteer.train.objectives import Batch, Objective, Returns, StepVariance
-from tokensteer.train.optim import Optimiser, described, described_net, digest, same_draws
+from tokensteer.train.optim import Pace, described, described_model, described_net, half_precision, same_draws
 from tokensteer.train.paths import Late, Paths, Transitions, walk
-from tokensteer.train.rounds import Gathers, run_rounds
+from tokensteer.train.rounds import Gathers, Report, Trainee, run_rounds
 
 
 @dataclass(frozen=True)
-class ProposalPlan:
-    """How long, how fast, and from what.
+class ProposalPlan(Pace):
+    """How long, how fast, and from what to train.
 
     A round walks `paths`, a share `on_policy` of them with the proposal and the rest with the model (for `Returns`, up
-    to a random time), and makes `updates` from them; the `replay` sets of paths before these are remembered (a round
-    that mixes makes two), and an update takes one of them at random besides the newest. An update looks at `times`
-    random steps, all if None, of the `last` so many, and always at the very last.
-    The reward grows to its full size over a share `anneal` of the run. The baseline learns `baseline_rate` times as
-    fast as the network: it has to reach the size of log-weights.
+    to a random time), and makes `updates` from them. The last `replay` sets of paths are remembered (a round that mixes
+    makes two), and an update takes one of them at random besides the newest. An update uses `times` random steps, all
+    if None, of the `last` ones, and always the very last.
+    The reward grows to its full size over a share `anneal` of the run. The rate of the baseline is `baseline_rate`
+    times that of the network: its values have to reach the size of log-weights.
     """
 
     rounds: int
@@ -53,45 +50,33 @@ class ProposalPlan:
     anneal: float = 0.0
     entropy: float = 0.0
     kl: float = 0.0
-    rate: float = 1e-3
     baseline_rate: float = 10.0
-    warmup: float = 0.02
-    weight_decay: float = 0.0
-    clip: float = 1.0
-    average: float = 0.99
     rows: int = 4096
-    seconds: float | None = None
-    report_every: int = 10
-    save_every: int = 100
 
     def __post_init__(self) -> None:
-        counts = {"rounds": self.rounds, "paths": self.paths, "updates": self.updates, "rows": self.rows}
-        few = {"times": self.times, "last": self.last, "report_every": self.report_every, "save_every": self.save_every}
-        check_wholes("ProposalPlan", 1, **counts, **few)
+        super().__post_init__()
+        check_wholes("ProposalPlan", 1, rounds=self.rounds, paths=self.paths, updates=self.updates)
+        check_wholes("ProposalPlan", 1, times=self.times, last=self.last, rows=self.rows)
         check_wholes("ProposalPlan", 0, replay=self.replay)
         check_numbers("ProposalPlan", "[0, 1]", on_policy=self.on_policy, anneal=self.anneal)
-        check_numbers("ProposalPlan", "[0, 1)", warmup=self.warmup, average=self.average)
-        check_numbers(
-            "ProposalPlan", "(0, inf)", rate=self.rate, baseline_rate=self.baseline_rate, seconds=self.seconds
-        )
-        check_numbers("ProposalPlan", "(0, inf]", clip=self.clip)
-        check_numbers("ProposalPlan", "[0, inf)", entropy=self.entropy, kl=self.kl, weight_decay=self.weight_decay)
+        check_numbers("ProposalPlan", "(0, inf)", baseline_rate=self.baseline_rate)
+        check_numbers("ProposalPlan", "[0, inf)", entropy=self.entropy, kl=self.kl)
+
+    @property
+    def total(self) -> int:
+        return self.rounds
 
     def amount(self, done: float) -> float:
-        """How much of the reward counts when a share `done` of the run is over."""
+        """The factor of the reward when a share `done` of the run is over."""
         return 1.0 if done >= self.anneal else (done + 1.0 / self.rounds) / (self.anneal + 1.0 / self.rounds)
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Where a training stands: the loss, and of the newest paths of the proposal (of the model, if it walks them all)
-    the effective sample size of their weights as a share of all, the mean reward over kl, and KL(q | p) of whole
-    paths. The report of the end is of the averaged networks, which are returned, and of new paths walked with them."""
+class Progress(Report):
+    """The state of a training: the mean loss since the last report, and of the newest paths of the proposal (of the
+    model, if it walks them all) the effective sample size over their number, the mean of reward/kl, and KL(q | p) of
+    whole paths. The last report is of the averaged networks, on new paths that they walked."""
 
-    step: int
-    done: float
-    loss: float
-    seconds: float
     ess: float
     reward: float
     divergence: float
@@ -99,7 +84,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class Learned:
-    """The averaged networks, ready for `Amortised` and `LearnedTwist`, how it went, and the denoiser rows it took."""
+    """The averaged networks, for `Amortised` and `LearnedTwist`, the reports, and the denoiser rows that were
+    computed."""
 
     net: nn.Module
     denoiser: Denoiser
@@ -122,105 +108,79 @@ def fit_proposal(
     together: Gathers | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Learned:
-    """Train `net`, which as_denoiser(net) makes the token law of a proposal, for the model and twist of `steering`.
+    """Train `net`, from which as_denoiser(net) makes a proposal's denoiser, for the model and twist of `steering`.
 
-    Begin from a copy of the model's own network. The `baseline` is F(x_t, t) unless given, the objective the variance
-    of single steps. If the file `checkpoint` exists, the run goes on from there; one of another plan, seed, objective
-    or model is refused, and `about` is what else it must agree with, such as the goal of the reward. Processes that
-    train `together` walk paths of their own, each as many, and share their gradients; rows are counted for each,
-    without those of the report of the end.
+    Begin with a copy of the model's network. The default baseline is `OfState`, the default objective `StepVariance`.
+    If the file `checkpoint` exists, the run resumes from it; ValueError if it was written with another plan, seed,
+    objective, model or `about`, such as the goal of the reward. Processes that train `together` walk `paths` each and
+    average their gradients; rows are counted for each, without those of the last report.
     """
-    objective = StepVariance() if objective is None else objective
-    model = steering.model
+    objective, model, twist = StepVariance() if objective is None else objective, steering.model, steering.twist
+    if twist is None:
+        raise ValueError("a proposal learns from a reward, and the steering has none: give it a Tilt")
     if baseline is None:
         baseline = OfState(model.vocab_size, model.base.template.shape[-1]).to(model.device)
-    student = _Student(steering, net, baseline, as_denoiser, plan, objective, generator)
-    learning = Optimiser(
-        nn.ModuleDict({"net": net.train(), "baseline": baseline.train()}),
-        asdict(plan)
-        | {"objective": described(objective), "network": described_net(net), "baseline": described_net(baseline)}
-        | {**_asked(steering), **(about or {})},
-        generator,
-        plan.weight_decay,
-        plan.clip,
-        plan.average,
-        faster=((baseline, plan.baseline_rate),),
-    )
-    run_rounds(student, learning, plan, checkpoint=checkpoint, watch=watch, together=together)
-    best, judge = (part.eval().requires_grad_(False) for part in learning.average.module.children())
-    return Learned(best, as_denoiser(best), judge, student.history, student.rows)
-
-
-def _asked(steering: Steering) -> dict[str, Any]:
-    """What can be told of the target without asking the reward: a checkpoint for another is not gone on from."""
-    twist, told = steering.twist, asked(steering.model.base)
-    if twist is None:
-        return told
-    return told | {
+    trainee = ProposalTrainee(steering, net, baseline, as_denoiser, plan, objective, generator)
+    given = {
+        "objective": described(objective),
+        "network": described_net(net),
+        "baseline": described_net(baseline),
+        **described_model(model.base),
         "target's kl": twist.kl,
         "ramp": described(twist.ramp),
         "draws": twist.draws,
         "estimator": type(twist.estimator).__name__,
+        **(about or {}),
     }
+    nets, faster = nn.ModuleDict({"net": net, "baseline": baseline}), ((baseline, plan.baseline_rate),)
+    average = run_rounds(
+        trainee, nets, plan, given, generator, faster=faster, checkpoint=checkpoint, watch=watch, together=together
+    )
+    best, value = average.requires_grad_(False).children()
+    return Learned(best, as_denoiser(best), value, trainee.history, trainee.rows)
 
 
-def asked(model: Diffusion) -> dict[str, Any]:
-    """What can be told of a model: how it samples, and its weights if it is known where they are."""
-    network: object = getattr(model.denoiser, "network", None)
-    return {
-        "path's steps": len(model.steps),
-        "path's times": digest(torch.tensor([step.t for step in model.steps], dtype=torch.float64)),
-        "kernel": described(model.kernel),
-        "template": digest(model.template),
-        "model's weights": fingerprint(network.parameters()) if isinstance(network, nn.Module) else None,
-    }
+@dataclass(eq=False)
+class ProposalTrainee(Trainee[Progress]):
+    """A round walks paths and makes updates from them and from those in `memory`."""
 
+    steering: Steering
+    net: nn.Module
+    baseline: nn.Module
+    as_denoiser: Callable[[nn.Module], Denoiser]
+    plan: ProposalPlan
+    objective: Objective
+    generator: Generator
+    entry: type[Progress] = field(default=Progress, init=False)
+    memory: list[Paths] = field(default_factory=list[Paths], init=False)
+    newest: Paths | None = field(default=None, init=False)
 
-class _Student:
-    """What learns: the networks, what they remember, and how they are doing."""
-
-    def __init__(
-        self,
-        steering: Steering,
-        net: nn.Module,
-        baseline: nn.Module,
-        as_denoiser: Callable[[nn.Module], Denoiser],
-        plan: ProposalPlan,
-        objective: Objective,
-        generator: Generator,
-    ) -> None:
-        if steering.twist is None:
-            raise ValueError("a proposal learns from a reward, and the steering has none: give it a Tilt")
-        if objective.whole and (plan.times is not None or plan.last is not None):
-            raise ValueError(f"{type(objective).__name__} looks at whole paths: leave out times and last of the plan")
-        if getattr(steering.model.base.denoiser, "network", None) is net and any(
-            p.requires_grad for p in net.parameters()
-        ):
-            raise ValueError("this is the model's own network, and p would move with q: give a copy (copy.deepcopy)")
-        self.plan, self.objective, self.baseline, self.generator = plan, objective, baseline, generator
-        self.as_denoiser, self.denoiser = as_denoiser, as_denoiser(net)
-        self.own = replace(steering, proposal=Amortised(self.denoiser))
-        self.model_alone = replace(steering, proposal=FromModel())
-        self.memory: list[Paths] = []
-        self.losses: list[Tensor] = []
-        self.history: list[Progress] = []
-        self.rows = 0
-        self.newest: Paths | None = None
+    def __post_init__(self) -> None:
+        if self.objective.whole and (self.plan.times is not None or self.plan.last is not None):
+            raise ValueError(f"{type(self.objective).__name__} needs whole paths: leave out times and last of the plan")
+        own = getattr(self.steering.model.base.denoiser, "network", None) is self.net
+        if own and any(p.requires_grad for p in self.net.parameters()):
+            raise ValueError("this is the model's own network, and p would change with q: give a copy (copy.deepcopy)")
+        self.denoiser = self.as_denoiser(self.net)
+        self.proposal = Amortised(self.denoiser)
+        self.own = replace(self.steering, proposal=self.proposal)
+        self.model_alone = replace(self.steering, proposal=FromModel())
 
     def round(self, done: float, update: Callable[[], None]) -> None:
-        batch = self.walk(self.generator)
+        batch = self._walk()
         for _ in range(self.plan.updates):
-            self.run_rounds(batch, self.plan.amount(done), self.generator)
+            self._backward(batch, self.plan.amount(done))
             update()
-        self.remember(batch)
+        if self.plan.replay:
+            self.memory = [*self.memory, *batch][-self.plan.replay :]
 
-    def walk(self, generator: Generator) -> list[Paths]:
+    def _walk(self) -> list[Paths]:
         """New paths, of the proposal and of the model."""
         own = round(self.plan.on_policy * self.plan.paths)
-        before, (other, since) = self._spent(), self._other(generator)
-        with _half(self.own.model.device):
+        before, (other, since) = self._spent(), self._other()
+        with half_precision(self.own.model.device):
             batch = [
-                replace(walk(steering, paths, generator, self.objective.twists), since=first)
+                replace(walk(steering, paths, self.generator, self.objective.twists), since=first)
                 for steering, paths, first in ((self.own, own, None), (other, self.plan.paths - own, since))
                 if paths
             ]
@@ -228,86 +188,64 @@ class _Student:
         self.newest = batch[0]
         return batch
 
-    def _other(self, generator: Generator) -> tuple[Steering, Tensor | None]:
-        """Who walks the paths that are not the proposal's, and the first of their steps that counts."""
+    def _other(self) -> tuple[Steering, Tensor | None]:
+        """The sampler of the paths that are not the proposal's, and the first of their steps that counts."""
         if not isinstance(self.objective, Returns):
             return self.model_alone, None
-        steps, own = self.own.steps, self.own.proposal
-        assert isinstance(own, Amortised)
-        since = torch.randint(len(steps), (), generator=generator, device=generator.device)
-        return replace(self.own, proposal=Late(own, steps[int(since)].t)), since
+        steps = self.own.steps
+        since = torch.randint(len(steps), (), generator=self.generator, device=self.generator.device)
+        return replace(self.own, proposal=Late(self.proposal, steps[int(since)].t)), since
 
     def _spent(self) -> int:
         return sum(self.own.resources.spent()[name][0] for name in ("denoiser", "proposal"))
 
-    def run_rounds(self, batch: Sequence[Paths], amount: float, generator: Generator) -> None:
-        """Gather the gradients of one update."""
+    def _backward(self, batch: Sequence[Paths], amount: float) -> None:
+        """Accumulate the gradients of one update."""
         batch = list(batch)
         if self.memory:
-            index = int(torch.randint(len(self.memory), (1,), generator=generator, device=generator.device))
-            batch.append(self.memory[index])
+            place = torch.randint(len(self.memory), (1,), generator=self.generator, device=self.generator.device)
+            batch.append(self.memory[int(place)])
         total, all_paths = torch.zeros((), device=self.own.model.device), sum(len(paths) for paths in batch)
         for paths in batch:
-            steps = self._steps(paths.num_steps, generator, 0 if paths.since is None else int(paths.since))
-            before = self._spent()
+            steps = self._steps(paths.num_steps, 0 if paths.since is None else int(paths.since))
+            before, share = self._spent(), len(paths) / all_paths
             moves = Transitions(self.own.model, self.denoiser, paths.scaled(amount))
-            lesson = Batch(moves, self.baseline, steps, self.plan.rows, self.plan.entropy, self.plan.kl)
-            with _half(self.own.model.device):
-                total = total + self.objective.backward(lesson, len(paths) / all_paths) * (len(paths) / all_paths)
+            part = Batch(moves, self.baseline, steps, self.plan.rows, self.plan.entropy, self.plan.kl)
+            with half_precision(self.own.model.device):
+                total = total + self.objective.backward(part, share) * share
             self.rows += self.objective.passes * len(steps) * len(paths) + self._spent() - before
         self.losses.append(total)
 
-    def remember(self, batch: Sequence[Paths]) -> None:
-        if self.plan.replay:
-            self.memory = [*self.memory, *batch][-self.plan.replay :]
-
-    def _steps(self, count: int, generator: Generator, since: int = 0) -> list[int]:
-        """Which steps count in an update, in order."""
+    def _steps(self, count: int, since: int = 0) -> list[int]:
+        """The steps of an update, in order."""
         first = since if self.plan.last is None else max(since, count - self.plan.last)
         if self.objective.whole or self.plan.times is None or self.plan.times >= count - first:
             return list(range(0 if self.objective.whole else first, count))
-        order = torch.randperm(count - 1 - first, generator=generator, device=generator.device)
+        order = torch.randperm(count - 1 - first, generator=self.generator, device=self.generator.device)
         return [*sorted(int(k) + first for k in order[: self.plan.times - 1]), count - 1]
 
     def report(self, step: int, done: float, seconds: float) -> Progress:
-        loss = float(torch.stack(self.losses).mean())
-        self.losses.clear()
-        if not math.isfinite(loss):
-            raise RuntimeError(f"the loss is {loss} by round {step}: lower the rate, {self.plan.rate}")
         paths = self.newest
         assert paths is not None, "a report follows a round"
-        log_w = paths.log_w
-        reward = paths.log_twist[-1].double()
-        divergence = reward - log_w  # log q - log p of the path, since its log-weight is r/kl + log p - log q
-        share = float(ess(log_w.view(1, -1))) / len(paths)
-        self.history.append(Progress(step, done, loss, seconds, share, float(reward.mean()), float(divergence.mean())))
-        return self.history[-1]
+        loss, reward = float(torch.stack(self.losses).mean()), paths.log_twist[-1].double()
+        divergence = reward - paths.log_w  # log q - log p of the path, since its log-weight is r/kl + log p - log q
+        share = float(ess(paths.log_w.view(1, -1))) / len(paths)
+        return Progress(step, done, loss, seconds, share, float(reward.mean()), float(divergence.mean()))
 
     def conclude(self, average: nn.Module, step: int, done: float, seconds: float) -> Progress:
         net, baseline = average.children()
-        draws = same_draws(self.generator)
-        best = _Student(self.own, net, baseline, self.as_denoiser, self.plan, self.objective, draws)
-        best.run_rounds(best.walk(draws), 1.0, draws)
-        average.zero_grad()  # nothing is learned from this
-        self.history.append(best.report(step, done, seconds))
-        return self.history[-1]
+        best = replace(self, net=net, baseline=baseline, generator=same_draws(self.generator))
+        best._backward(best._walk(), 1.0)
+        average.zero_grad()  # measured, not trained
+        return best.report(step, done, seconds)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold besides the networks."""
-        held = {name: value for i, paths in enumerate(self.memory) for name, value in paths.tensors(f"{i}.").items()}
-        return held | ({"losses": torch.stack(self.losses)} if self.losses else {})
+        remembered = (paths.tensors(f"{i}.") for i, paths in enumerate(self.memory))
+        return {name: value for tensors in (super().tensors(), *remembered) for name, value in tensors.items()}
 
-    def words(self) -> dict[str, Any]:
-        return {"history": [asdict(entry) for entry in self.history], "rows": self.rows, "remembered": len(self.memory)}
+    def header(self) -> dict[str, Any]:
+        return super().header() | {"remembered": len(self.memory)}
 
-    def recall(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-        device = self.own.model.device
-        self.history = [Progress(**entry) for entry in header.get("history", ())]
-        self.rows = header.get("rows", 0)
-        self.memory = [Paths.of(tensors, f"{i}.", device) for i in range(header.get("remembered", 0))]
-        self.losses = list(tensors["losses"].to(device)) if "losses" in tensors else []
-
-
-def _half(device: torch.device) -> torch.autocast:
-    """bf16 on a GPU."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+    def restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+        super().restore(tensors, header)
+        self.memory = [Paths.of(tensors, f"{i}.") for i in range(header.get("remembered", 0))]
