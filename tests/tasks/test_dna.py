@@ -22,7 +22,7 @@ from tokensteer.rewards import motifs
 from tokensteer.tasks.common.png import write_coloured_png
 from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.common.task import Setup
-from tokensteer.tasks.common.training import Training
+from tokensteer.tasks.common.training import Training, Trial
 from tokensteer.tasks.dna import data as dna_data
 from tokensteer.tasks.dna import dragonn, output
 from tokensteer.tasks.dna import kmers as dna_counts
@@ -324,7 +324,7 @@ def test_labels_are_dropped_as_often_as_asked():
             return torch.zeros(*x.shape, 5)
 
     labels = torch.arange(4000) % 4
-    loss = dna_train.turned(masked_loss(MASK, dna_train.UNLABELLED))
+    loss = dna_train.augmented(masked_loss(MASK, dna_train.UNLABELLED))
     assert float(loss(Spy(), letters(4000, 6), labels, seeded())) == pytest.approx(math.log(4), rel=1e-5)
     dropped = seen[0] == -1
     assert torch.equal(seen[0][~dropped], labels[~dropped])
@@ -480,7 +480,7 @@ def home(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOKENSTEER_DATA", str(folder))
         patch.setattr(dna_reference, "motif_scanner", lambda: SCAN)
-        dna_train.train(Training(folder / "weights"), dna_train.Trial(4, 2, 0, 20, 3), ROLES, dna.task)
+        dna_train.train(Training(folder / "weights"), Trial(4, 2, 20, 3), ROLES, dna.task)
     return folder
 
 
@@ -633,7 +633,8 @@ def test_wrong_goals_list_the_cell_types(weights: Path, tmp_path: Path, capsys):
 
 
 def test_a_student_draws_with_what_it_is_weighed_by(weights: Path):
-    net, known = dna_taught.student(weights, "cpu").train(), load(weights / "dna-denoiser.safetensors")
+    file = weights / "dna-denoiser.safetensors"
+    net, known = dna_taught.without_dropout(file, "cpu").train(), load(file)
     assert known.config.dropout > 0
     torch.testing.assert_close(net(letters(2)), known(letters(2)))
     assert all(parameter.requires_grad for parameter in net.parameters())
@@ -653,9 +654,9 @@ def test_what_is_taught_is_found_again(weights: Path, tmp_path: Path, capsys):
     dna_taught.train_drakes(quick, out, 0, weights, 2, tuned)
     short = ProposalPlan(2, paths=4, times=2, report_every=1)
     value = ValueConfig("dilated", {"vocab_size": 5, "length": LENGTH, "width": 16, "dilations": [1]})
-    course = replace(dna_taught.COURSE, plan=short, value=value, num_steps=3, twist=short)
-    dna_taught.train_proposal(quick, out, 0, weights, {1: 2}, course)
-    dna_taught.train_proposal(quick, out, 0, tmp_path / "w", {1: 2}, course, twist=True)
+    config = replace(dna_taught.PROPOSAL, plan=short, value=value, num_steps=3, twist=short)
+    dna_taught.proposal(quick, 0, weights, {1: 2}, config).train(out)
+    dna_taught.proposal(quick, 0, tmp_path / "w", {1: 2}, config).train(out, twist=True)
     assert {"dna-drakes-0.json", "dna-drakes-kl-0.json", "dna-proposal-0.json", "dna-value-0.json"} <= {
         file.name for file in (tmp_path / "w").iterdir()
     }

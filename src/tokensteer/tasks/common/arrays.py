@@ -1,4 +1,4 @@
-"""Arrays by name in .npz files, written whole or not at all."""
+"""Arrays by name in .npz files, written completely or not at all, and tensors as lists."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from zipfile import BadZipFile
 from zlib import error as ZlibError
 
 import numpy as np
+from torch import Tensor
 
 from tokensteer import files
 
@@ -22,7 +23,7 @@ def write(file: Path, **arrays: Any) -> None:
 
 
 def read(file: Path, names: Iterable[str], mend: str) -> dict[str, Any]:
-    """The arrays called `names`. Raises ValueError naming the file, and how to `mend` it, if it is damaged."""
+    """The arrays called `names`. Raises ValueError with the file's name and the `mend` if it is damaged."""
     try:
         with np.load(file) as stored:
             missing = sorted(set(names) - set(stored.files))
@@ -31,3 +32,8 @@ def read(file: Path, names: Iterable[str], mend: str) -> dict[str, Any]:
             return {name: stored[name] for name in names}
     except (BadZipFile, ZlibError, ValueError, KeyError, TypeError, AttributeError, EOFError, RuntimeError) as error:
         raise ValueError(f"{file} is damaged, or no file of these arrays ({error}): {mend}") from error
+
+
+def to_lists(table: Tensor) -> list[list[Any]]:
+    """The rows of a tensor (P, K) as numbers."""
+    return table.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
