@@ -19,6 +19,7 @@ from tokensteer.app.cli import main
 from tokensteer.app.runs import choices, jobs, prepare
 from tokensteer.app.runs.recipes import METHODS
 from tokensteer.rewards import motifs
+from tokensteer.tasks.common.arrays import Examples
 from tokensteer.tasks.common.png import write_coloured_png
 from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.common.task import Setup
@@ -32,7 +33,7 @@ from tokensteer.tasks.dna import reference as dna_reference
 from tokensteer.tasks.dna import task as dna
 from tokensteer.tasks.dna import train as dna_train
 from tokensteer.tasks.dna.__main__ import main as dna_main
-from tokensteer.tasks.dna.data import CELLS, LENGTH, MASK, Sites
+from tokensteer.tasks.dna.data import CELLS, LENGTH, MASK
 from tokensteer.tasks.dna.output import read_fasta, write_fasta
 from tokensteer.tasks.nets import DilatedConfig, MotifConfig, ValueConfig, WordsConfig, load, save
 from tokensteer.tasks.nets.store import build
@@ -84,7 +85,7 @@ def test_harder_sites_are_moved_and_misspelled():
 
 
 def test_halves_share_nothing():
-    sites = Sites(torch.arange(11).unsqueeze(1), torch.arange(11))
+    sites = Examples(torch.arange(11).unsqueeze(1), torch.arange(11))
     a, b = dna_data.halves(sites)
     assert sorted([*a.labels.tolist(), *b.labels.tolist()]) == list(range(11))
     assert torch.equal(a.ids[:, 0], a.labels)
@@ -536,7 +537,7 @@ def test_training_leaves_weights_cards_and_what_to_compare_with(weights: Path):
 
 
 def test_the_best_sites_are_those_that_score_highest():
-    sites = Sites(torch.arange(20).unsqueeze(1), torch.arange(20) % 2)
+    sites = Examples(torch.arange(20).unsqueeze(1), torch.arange(20) % 2)
     assert dna_reference.best_sites(sites, torch.arange(20.0), 1, 0.3)[:, 0].tolist() == [19, 17, 15]
 
 

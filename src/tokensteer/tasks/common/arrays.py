@@ -1,20 +1,40 @@
-"""Arrays by name in .npz files, written completely or not at all, and tensors as lists."""
+"""Data sets: labelled examples, arrays by name in .npz files, tensors as lists."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 from zlib import error as ZlibError
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from tokensteer import files
 
 
+@dataclass(frozen=True)
+class Examples:
+    """ids (D, L) of a small integer type, labels (D,)."""
+
+    ids: Tensor
+    labels: Tensor
+
+    def take(self, index: Tensor) -> Examples:
+        return Examples(self.ids[index], self.labels[index])
+
+    @classmethod
+    def joined(cls, parts: Iterable[Examples]) -> Examples:
+        ids, labels = zip(*((part.ids, part.labels) for part in parts), strict=True)
+        return cls(torch.cat(ids), torch.cat(labels))
+
+
 def write(file: Path, **arrays: Any) -> None:
+    """Write arrays completely or not at all."""
+
     def save(place: Path) -> None:
         with place.open("wb") as handle:  # given a name, numpy would add .npz to it
             np.savez_compressed(handle, **arrays)

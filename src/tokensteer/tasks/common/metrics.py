@@ -28,6 +28,9 @@ class Measured:
         """For JSON, with None in place of NaN."""
         return {name: v if math.isfinite(v) else None for name, v in (("mean", self.mean), ("error", self.error))}
 
+    def times(self, factor: float) -> Measured:
+        return Measured(self.mean * factor, self.error * factor)
+
     def __str__(self) -> str:
         return f"{self.mean:.4g} ± {self.error:.2g}"
 

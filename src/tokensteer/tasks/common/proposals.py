@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +21,6 @@ from tokensteer.tasks.common.learned import bring, complete, find, fingerprint, 
 from tokensteer.tasks.common.task import Setup, Task, Trained, weights_file
 from tokensteer.tasks.common.training import Training, measure_methods, say
 from tokensteer.tasks.nets import ValueConfig, ValueNet, load, save
-from tokensteer.tasks.nets.store import Net
 from tokensteer.train import (
     Balance,
     DrakesPlan,
@@ -128,7 +127,7 @@ class ProposalTraining:
         files = [self._file(training.out, task.name, part) for part in nets]
         for file, (part, trained) in zip(files, nets.items(), strict=True):
             without = config.frozen if part == "proposal" else ()
-            save(cast("Net", trained), file, torch.bfloat16, without)
+            save(trained, file, torch.bfloat16, without)
         card = self._card(task.name, training, plan, config, learned, twist)
         for file in files:  # without "quality": see `finished`
             write_json(file.with_suffix(".json"), card)

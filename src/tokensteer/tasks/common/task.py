@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokensteer import files
 from tokensteer.core.kernels.masked import Ancestral, Cap
@@ -22,7 +22,6 @@ from tokensteer.core.twists.tilt import Tilt
 from tokensteer.tasks.common.metrics import Measured
 from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.nets import ValueNet, load
-from tokensteer.tasks.nets.store import Net
 
 SHIPPED = Path(__file__).parents[2] / "weights"
 """The weights that come with the package."""
@@ -91,7 +90,7 @@ class Setup(Settings):
     def num_steps(self) -> int:
         return 100 if self.steps is None else self.steps
 
-    def load(self, task: str, role: str) -> Net:
+    def load(self, task: str, role: str) -> nn.Module:
         """A stored network of a task, on the device."""
         return load(weights_file(self.weights, task, role), self.device)
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Generator, Tensor
@@ -21,7 +21,7 @@ from tokensteer.core.steering.methods import Method
 from tokensteer.files import write_json
 from tokensteer.tasks.common.task import Task, check_device, read_card, weights_file
 from tokensteer.tasks.nets import save
-from tokensteer.tasks.nets.store import Config, Net, build
+from tokensteer.tasks.nets.store import Config, build
 from tokensteer.train import DrakesPlan, Loss, Plan, ProposalPlan, fit, shown
 
 Rounds = TypeVar("Rounds", ProposalPlan, DrakesPlan)
@@ -126,7 +126,7 @@ class Network:
                 checkpoint=training.checkpoints / file.name,
                 watch=watch,
             )
-        save(cast("Net", fitted.net), file, torch.bfloat16)
+        save(fitted.net, file, torch.bfloat16)
         return {
             **training.card(f"{role} of the task {task}", f"tokensteer train {task}", source),
             "steps": fitted.last.step,

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from tokensteer.tasks.common import arrays as arrays_in
+from tokensteer.tasks.common.arrays import Examples
 from tokensteer.tasks.common.task import data_file
 
 FILE = "dhs200_4cell.npz"
@@ -28,21 +30,12 @@ COMPLEMENT = torch.tensor([3, 2, 1, 0, MASK])
 
 
 @dataclass(frozen=True)
-class Sites:
-    """ids (D, L) of type uint8, labels (D,): the place in `CELLS` of the cell type in which a site is open."""
-
-    ids: Tensor
-    labels: Tensor
-
-    def take(self, index: Tensor) -> Sites:
-        return Sites(self.ids[index], self.labels[index])
-
-
-@dataclass(frozen=True)
 class Data:
-    train: Sites
-    validation: Sites
-    test: Sites
+    """Sites with the places in `CELLS` of the cell types in which they are open."""
+
+    train: Examples
+    validation: Examples
+    test: Examples
 
 
 def data() -> Data:
@@ -54,11 +47,11 @@ def data() -> Data:
     if set(cells) != set(CELLS) or set(splits) != {"training", "validation", "test"}:
         raise ValueError(f"{file} has cells {cells} and splits {splits}: expected {', '.join(CELLS)}, and three splits")
     labels = torch.tensor([CELLS.index(name) for name in cells])[torch.as_tensor(arrays["cell"]).long()]
-    sites, split = Sites(torch.as_tensor(arrays["seq_ACGT"]), labels), torch.as_tensor(arrays["split"])
+    sites, split = Examples(torch.as_tensor(arrays["seq_ACGT"]), labels), torch.as_tensor(arrays["split"])
     return Data(*(sites.take(split == splits.index(name)) for name in ("training", "validation", "test")))
 
 
-def halves(sites: Sites, seed: int = 0) -> tuple[Sites, Sites]:
+def halves(sites: Examples, seed: int = 0) -> tuple[Examples, Examples]:
     """Two halves that share no site."""
     order = torch.randperm(len(sites.ids), generator=Generator().manual_seed(seed))
     middle = len(order) // 2
@@ -75,7 +68,10 @@ def read_letters(words: list[str]) -> Tensor:
     strange = sorted(set("".join(words)) - set(LETTERS))
     if strange:
         raise ValueError(f"DNA is made of {', '.join(LETTERS)}, got {', '.join(strange)}")
-    return torch.tensor([[LETTERS.index(c) for c in word] for word in words])
+    codes = np.zeros(128, np.int64)
+    codes[list(LETTERS.encode())] = range(len(LETTERS))
+    ids = codes[np.frombuffer("".join(words).encode(), np.uint8)]
+    return torch.as_tensor(ids).view(len(words), len(words[0]))
 
 
 def reverse_complement(ids: Tensor) -> Tensor:

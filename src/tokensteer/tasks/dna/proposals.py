@@ -20,7 +20,6 @@ from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.dna.data import LENGTH, VOCAB_SIZE
 from tokensteer.tasks.dna.model import KL, NAME, as_denoiser, cell_of
 from tokensteer.tasks.nets import Dilated, DilatedConfig, ValueConfig, load, save
-from tokensteer.tasks.nets.store import Net
 from tokensteer.train import DrakesPlan, StepVariance, fit_drakes, shown
 
 Make = Callable[[Setup], Task]
@@ -113,7 +112,7 @@ def train_drakes(
                 watch=watch,
                 about={"goal": cell, "weights": learned.fingerprint(weights, NAME)},
             )
-        save(cast("Net", done.net), files[name], torch.bfloat16)
+        save(done.net, files[name], torch.bfloat16)
         what = f"denoiser of the task {NAME}, tuned by the gradient of the reward through the sampler ({name})"
         command = f"python -m tokensteer.tasks.{NAME} --drakes --goal {cell}"
         card = taught_card(training, what, command, cell, how.num_steps, plan, done.history, done.rows)

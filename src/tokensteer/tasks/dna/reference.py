@@ -17,9 +17,10 @@ from torch import Tensor
 
 from tokensteer import tensorfile as stored
 from tokensteer.rewards.motifs import Scanner, jaspar, scanner
+from tokensteer.tasks.common.arrays import Examples
 from tokensteer.tasks.common.metrics import hamming, in_parts
 from tokensteer.tasks.common.task import Setup, weights_file
-from tokensteer.tasks.dna.data import CELLS, Data, Sites
+from tokensteer.tasks.dna.data import CELLS, Data
 from tokensteer.tasks.dna.kmers import distinct_kmers, kmer_shares
 from tokensteer.tasks.dna.model import NAME, classifier
 
@@ -69,7 +70,7 @@ def motif_scanner() -> Scanner | None:
         return None
 
 
-def best_sites(sites: Sites, scores: Tensor, cell: int, share: float = SHARE) -> Tensor:
+def best_sites(sites: Examples, scores: Tensor, cell: int, share: float = SHARE) -> Tensor:
     """The sites of a cell type, (K, L), with the highest of the scores (D,)."""
     here = sites.labels == cell
     count = max(1, int(share * int(here.sum())))
@@ -78,8 +79,7 @@ def best_sites(sites: Sites, scores: Tensor, cell: int, share: float = SHARE) ->
 
 def build(setup: Setup, data: Data) -> Reference:
     """The reference of the data and the stored reward network."""
-    parts = (data.train, data.validation, data.test)
-    sites = Sites(torch.cat([part.ids for part in parts]), torch.cat([part.labels for part in parts]))
+    sites = Examples.joined((data.train, data.validation, data.test))
     reward = classifier("reward", setup)
     log_p = in_parts(lambda x: reward(x.to(setup.device).long()), sites.ids).cpu()
     best = [best_sites(sites, log_p[:, cell], cell) for cell in range(len(CELLS))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Generator, Tensor, nn
 
 from tokensteer.core.models.denoiser import Denoiser
 from tokensteer.core.steering.methods import Method, pretrained, smc_base, smc_grad
+from tokensteer.tasks.common.arrays import Examples
 from tokensteer.tasks.common.metrics import (
     Measured,
     accuracy,
@@ -25,19 +26,7 @@ from tokensteer.tasks.common.metrics import (
 from tokensteer.tasks.common.task import Setup, Task
 from tokensteer.tasks.common.training import Network, Training, Trial, measure_methods, train_networks
 from tokensteer.tasks.dna import reference as dna_reference
-from tokensteer.tasks.dna.data import (
-    CELLS,
-    FILE,
-    LETTERS,
-    MASK,
-    Augment,
-    Data,
-    Sites,
-    data,
-    either_strand,
-    halves,
-    harder,
-)
+from tokensteer.tasks.dna.data import CELLS, FILE, LETTERS, MASK, Augment, Data, data, either_strand, halves, harder
 from tokensteer.tasks.dna.kmers import auc, kmer_shares, markov_bits, pearson
 from tokensteer.tasks.dna.model import DENOISER, JUDGE, NAME, REWARD, UNIFORM, classifier, model, of_cell, uniform_model
 from tokensteer.tasks.nets.store import Config
@@ -62,7 +51,7 @@ class Role:
     loss: Loss
     plan: Plan
     share: float
-    sites: Callable[[Sites], Sites] = lambda sites: sites
+    sites: Callable[[Examples], Examples] = lambda sites: sites
 
 
 def augmented(loss: Loss, augment: Augment = either_strand) -> Loss:
@@ -74,33 +63,14 @@ def augmented(loss: Loss, augment: Augment = either_strand) -> Loss:
     return of_changed
 
 
+_DENOISING = Plan(16_000, batch_size=256, rate=1.5e-3, weight_decay=0.05, average=0.9995)
+_CLASSIFYING = Plan(4000, batch_size=256, rate=1e-3, weight_decay=0.1)
+_CLASSIFY = classifier_loss(harder(SHIFT, WRONG))
 ROLES: dict[str, Role] = {
-    "denoiser": Role(
-        DENOISER,
-        augmented(masked_loss(MASK, UNLABELLED)),
-        Plan(16_000, batch_size=256, rate=1.5e-3, weight_decay=0.05, average=0.9995),
-        0.45,
-    ),
-    "uniform": Role(
-        UNIFORM,
-        augmented(uniform_loss(len(LETTERS))),
-        Plan(12_000, batch_size=256, rate=1.5e-3, weight_decay=0.05, average=0.9995),
-        0.25,
-    ),
-    "reward": Role(
-        REWARD,
-        classifier_loss(harder(SHIFT, WRONG)),
-        Plan(4000, batch_size=256, rate=1e-3, weight_decay=0.1),
-        0.15,
-        lambda sites: halves(sites)[0],
-    ),
-    "judge": Role(
-        JUDGE,
-        classifier_loss(harder(SHIFT, WRONG)),
-        Plan(4000, batch_size=256, rate=7e-4, weight_decay=0.1),
-        0.15,
-        lambda sites: halves(sites)[1],
-    ),
+    "denoiser": Role(DENOISER, augmented(masked_loss(MASK, UNLABELLED)), _DENOISING, 0.45),
+    "uniform": Role(UNIFORM, augmented(uniform_loss(len(LETTERS))), replace(_DENOISING, steps=12_000), 0.25),
+    "reward": Role(REWARD, _CLASSIFY, _CLASSIFYING, 0.15, lambda sites: halves(sites)[0]),
+    "judge": Role(JUDGE, _CLASSIFY, replace(_CLASSIFYING, rate=7e-4), 0.15, lambda sites: halves(sites)[1]),
 }
 """Reward and judge are trained on different halves of the sites. Steps are a limit even if there is more time: with
 more steps the networks overfit so few sites."""
@@ -178,7 +148,7 @@ def _measure(setup: Setup, sites: Data, training: Training, trial: Trial) -> dic
     return found
 
 
-def _some(sites: Sites, count: int) -> Sites:
+def _some(sites: Examples, count: int) -> Examples:
     """At most `count` sites, at random because the file is sorted by cell type."""
     return sites.take(torch.randperm(len(sites.ids), generator=Generator().manual_seed(0))[:count])
 

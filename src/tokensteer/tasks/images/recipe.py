@@ -25,6 +25,7 @@ from tokensteer.core.twists.ramps import exponential as exponential_ramp
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.tasks.common import arrays as arrays_in
 from tokensteer.tasks.common import learned
+from tokensteer.tasks.common.arrays import Examples
 from tokensteer.tasks.common.metrics import Classifier, Measured, ess_share, hamming, in_parts, measured, weighted
 from tokensteer.tasks.common.png import tiled, write_png
 from tokensteer.tasks.common.proposals import ProposalConfig
@@ -42,17 +43,9 @@ RAMP = exponential_ramp(100)
 
 
 @dataclass(frozen=True)
-class Images:
-    """ids (D, L) of type uint8, labels (D,)."""
-
-    ids: Tensor
-    labels: Tensor
-
-
-@dataclass(frozen=True)
 class Data:
-    train: Images
-    test: Images
+    train: Examples
+    test: Examples
 
 
 @dataclass(frozen=True)
@@ -84,9 +77,9 @@ def unpack(file: Path, length: int) -> Data:
     """Images from packed bits: train (D, L/8), train_y, test, test_y."""
     arrays = arrays_in.read(file, ("train", "train_y", "test", "test_y"), "make it again")
 
-    def images(part: str) -> Images:
+    def images(part: str) -> Examples:
         bits = np.unpackbits(arrays[part], axis=1)[:, :length]
-        return Images(torch.as_tensor(bits), torch.as_tensor(arrays[f"{part}_y"].astype(np.int64)))
+        return Examples(torch.as_tensor(bits), torch.as_tensor(arrays[f"{part}_y"].astype(np.int64)))
 
     return Data(images("train"), images("test"))
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tokensteer.core.steering.methods import pretrained, smc_base, smc_grad
-from tokensteer.tasks.common.metrics import Measured, accuracy, hamming, label_histogram, nll_bound
+from tokensteer.tasks.common.metrics import accuracy, hamming, label_histogram, nll_bound
 from tokensteer.tasks.common.proposals import ProposalTraining
 from tokensteer.tasks.common.task import SHIPPED, Setup
 from tokensteer.tasks.common.training import Network, Training, Trial, measure_methods, train_networks
@@ -76,13 +76,12 @@ def _measure(
     ids, labels = data.test.ids[: trial.examples].to(setup.device).long(), data.test.labels[: trial.examples]
     prior, judge = model(recipe, setup), setup.load(recipe.name, "judge")
     bits = nll_bound(prior.denoiser, ids, MASK, generator=generator)
-    nats = recipe.length * math.log(2)
     began = time.perf_counter()
     samples = pretrained(prior)(1, trial.samples, generator=generator).samples[:, 0]
     found: dict[str, Any] = {
         "denoiser": {
             "bits per pixel": bits.numbers(),
-            "nats per image": Measured(bits.mean * nats, bits.error * nats).numbers(),
+            "nats per image": bits.times(recipe.length * math.log(2)).numbers(),
             "test images": len(ids),
             "samples": len(samples),
             "seconds of sampling": round(time.perf_counter() - began, 2),

@@ -181,16 +181,16 @@ def task(recipe: Recipe, setup: Setup | None = None) -> Task:
     wrap = as_denoiser(vocabulary.mask_id)
 
     def with_prompts(canvases: Sequence[tuple[Prompt, Tensor]], failed: Sequence[Failure]) -> Task:
-        asked = [prompt for prompt, _ in canvases]
+        kept = [prompt for prompt, _ in canvases]
 
         def metrics(result: Result) -> Mapping[str, Measured]:
-            return assess(result, len(asked), marks, texts_of, fluency)
+            return assess(result, len(kept), marks, texts_of, fluency)
 
         def write(result: Result, file: Path) -> None:
             flat = result.samples.flatten(0, 1)
             r = in_parts(steered.reward, flat).view_as(result.log_w) if result.reward is None else result.reward
             judged = in_parts(judge, flat).exp().view_as(result.log_w)
-            lines = [*samples_of(result, asked, texts_of(flat), r, judged), *map(failure, failed)]
+            lines = [*samples_of(result, kept, texts_of(flat), r, judged), *map(failure, failed)]
             files.write_text(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
         def only(places: Sequence[int], more: Sequence[Failure]) -> Task:
@@ -206,7 +206,7 @@ def task(recipe: Recipe, setup: Setup | None = None) -> Task:
             marks,
             learned=lambda: learned.find(setup.weights, recipe.name, goal, wrap, setup.device),
             written={".jsonl": write},
-            prompted=Prompted(asked, failed, only),
+            prompted=Prompted(kept, failed, only),
         )
 
     return with_prompts(canvases, failed)
@@ -241,14 +241,14 @@ def assess(
 
 
 def samples_of(
-    result: Result, asked: Sequence[Prompt], texts: Sequence[str], reward: Tensor, judged: Tensor
+    result: Result, kept: Sequence[Prompt], texts: Sequence[str], reward: Tensor, judged: Tensor
 ) -> Iterator[dict[str, Any]]:
     """A row for each particle, by population; `judged` is the judge's probability of the goal."""
     populations, particles = result.log_w.shape
     columns = torch.stack([table.double().flatten() for table in (result.weights, result.log_w, reward, judged)], -1)
     for k, (text, (weight, log_w, r, p)) in enumerate(zip(texts, to_lists(columns), strict=True)):
         population, particle = divmod(k, particles)
-        prompt = asked[population // (populations // len(asked))]
+        prompt = kept[population // (populations // len(kept))]
         yield {
             "prompt": prompt.text,
             "id": prompt.id,

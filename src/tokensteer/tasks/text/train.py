@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from tokensteer.core.steering.methods import pretrained
-from tokensteer.tasks.common.arrays import to_lists
+from tokensteer.tasks.common.arrays import Examples, to_lists
 from tokensteer.tasks.common.metrics import Classifier, Measured, accuracy, in_parts, measured, nll_bound
 from tokensteer.tasks.common.proposals import ProposalTraining
 from tokensteer.tasks.common.task import SHIPPED, Setup
 from tokensteer.tasks.common.training import Network, Training, Trial, train_networks
-from tokensteer.tasks.text.data import Reviews, Windows
+from tokensteer.tasks.text.data import Reviews
 from tokensteer.tasks.text.recipe import (
     NUM_STEPS,
     Recipe,
@@ -85,7 +85,8 @@ def _measure(recipe: Recipe, reviews: Reviews, training: Training, trial: Trial)
     judge = reader(recipe, "judge", setup)
     seen, unseen = (_some(part, trial.examples, setup.device) for part in (reviews.training, reviews.parts["test"]))
     learned, bound = (
-        _nats(nll_bound(prior.denoiser, part.ids, mask_id, generator=generator, rows=ROWS)) for part in (seen, unseen)
+        nll_bound(prior.denoiser, part.ids, mask_id, generator=generator, rows=ROWS).times(math.log(2))
+        for part in (seen, unseen)
     )
     began = time.perf_counter()
     samples = pretrained(prior)(1, trial.samples, generator=generator).samples[:, 0]
@@ -111,14 +112,10 @@ def _measure(recipe: Recipe, reviews: Reviews, training: Training, trial: Trial)
     return found
 
 
-def _some(part: Windows, count: int, device: str) -> Windows:
+def _some(part: Examples, count: int, device: str) -> Examples:
     """At most `count` windows at equal distances, because neighbouring windows overlap."""
     index = torch.linspace(0, len(part.ids) - 1, min(count, len(part.ids))).long()
-    return Windows(part.ids[index].long().to(device), part.labels[index].to(device))
-
-
-def _nats(bits: Measured) -> Measured:
-    return Measured(bits.mean * math.log(2), bits.error * math.log(2))
+    return Examples(part.ids[index].long().to(device), part.labels[index].to(device))
 
 
 def _unigram(reviews: Reviews, ids: Tensor) -> float:
