@@ -19,10 +19,11 @@ from tokensteer.app.cli import main
 from tokensteer.app.runs import choices, jobs, prepare
 from tokensteer.app.runs.recipes import METHODS
 from tokensteer.rewards import motifs
+from tokensteer.tasks.common.arrays import Examples
 from tokensteer.tasks.common.png import write_coloured_png
 from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.common.task import Setup
-from tokensteer.tasks.common.training import Training
+from tokensteer.tasks.common.training import Training, Trial
 from tokensteer.tasks.dna import data as dna_data
 from tokensteer.tasks.dna import dragonn, output
 from tokensteer.tasks.dna import kmers as dna_counts
@@ -32,7 +33,7 @@ from tokensteer.tasks.dna import reference as dna_reference
 from tokensteer.tasks.dna import task as dna
 from tokensteer.tasks.dna import train as dna_train
 from tokensteer.tasks.dna.__main__ import main as dna_main
-from tokensteer.tasks.dna.data import CELLS, LENGTH, MASK, Sites
+from tokensteer.tasks.dna.data import CELLS, LENGTH, MASK
 from tokensteer.tasks.dna.output import read_fasta, write_fasta
 from tokensteer.tasks.nets import DilatedConfig, MotifConfig, ValueConfig, WordsConfig, load, save
 from tokensteer.tasks.nets.store import build
@@ -84,7 +85,7 @@ def test_harder_sites_are_moved_and_misspelled():
 
 
 def test_halves_share_nothing():
-    sites = Sites(torch.arange(11).unsqueeze(1), torch.arange(11))
+    sites = Examples(torch.arange(11).unsqueeze(1), torch.arange(11))
     a, b = dna_data.halves(sites)
     assert sorted([*a.labels.tolist(), *b.labels.tolist()]) == list(range(11))
     assert torch.equal(a.ids[:, 0], a.labels)
@@ -324,7 +325,7 @@ def test_labels_are_dropped_as_often_as_asked():
             return torch.zeros(*x.shape, 5)
 
     labels = torch.arange(4000) % 4
-    loss = dna_train.turned(masked_loss(MASK, dna_train.UNLABELLED))
+    loss = dna_train.augmented(masked_loss(MASK, dna_train.UNLABELLED))
     assert float(loss(Spy(), letters(4000, 6), labels, seeded())) == pytest.approx(math.log(4), rel=1e-5)
     dropped = seen[0] == -1
     assert torch.equal(seen[0][~dropped], labels[~dropped])
@@ -480,7 +481,7 @@ def home(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOKENSTEER_DATA", str(folder))
         patch.setattr(dna_reference, "motif_scanner", lambda: SCAN)
-        dna_train.train(Training(folder / "weights"), dna_train.Trial(4, 2, 0, 20, 3), ROLES, dna.task)
+        dna_train.train(Training(folder / "weights"), Trial(4, 2, 20, 3), ROLES, dna.task)
     return folder
 
 
@@ -536,7 +537,7 @@ def test_training_leaves_weights_cards_and_what_to_compare_with(weights: Path):
 
 
 def test_the_best_sites_are_those_that_score_highest():
-    sites = Sites(torch.arange(20).unsqueeze(1), torch.arange(20) % 2)
+    sites = Examples(torch.arange(20).unsqueeze(1), torch.arange(20) % 2)
     assert dna_reference.best_sites(sites, torch.arange(20.0), 1, 0.3)[:, 0].tolist() == [19, 17, 15]
 
 
@@ -633,7 +634,8 @@ def test_wrong_goals_list_the_cell_types(weights: Path, tmp_path: Path, capsys):
 
 
 def test_a_student_draws_with_what_it_is_weighed_by(weights: Path):
-    net, known = dna_taught.student(weights, "cpu").train(), load(weights / "dna-denoiser.safetensors")
+    file = weights / "dna-denoiser.safetensors"
+    net, known = dna_taught.without_dropout(file, "cpu").train(), load(file)
     assert known.config.dropout > 0
     torch.testing.assert_close(net(letters(2)), known(letters(2)))
     assert all(parameter.requires_grad for parameter in net.parameters())
@@ -653,9 +655,9 @@ def test_what_is_taught_is_found_again(weights: Path, tmp_path: Path, capsys):
     dna_taught.train_drakes(quick, out, 0, weights, 2, tuned)
     short = ProposalPlan(2, paths=4, times=2, report_every=1)
     value = ValueConfig("dilated", {"vocab_size": 5, "length": LENGTH, "width": 16, "dilations": [1]})
-    course = replace(dna_taught.COURSE, plan=short, value=value, num_steps=3, twist=short)
-    dna_taught.train_proposal(quick, out, 0, weights, {1: 2}, course)
-    dna_taught.train_proposal(quick, out, 0, tmp_path / "w", {1: 2}, course, twist=True)
+    config = replace(dna_taught.PROPOSAL, plan=short, value=value, num_steps=3, twist=short)
+    dna_taught.proposal(quick, 0, weights, {1: 2}, config).train(out)
+    dna_taught.proposal(quick, 0, tmp_path / "w", {1: 2}, config).train(out, twist=True)
     assert {"dna-drakes-0.json", "dna-drakes-kl-0.json", "dna-proposal-0.json", "dna-value-0.json"} <= {
         file.name for file in (tmp_path / "w").iterdir()
     }

@@ -17,7 +17,7 @@ from tokensteer.app.cli import main
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common import metrics, png
 from tokensteer.tasks.common.task import SHIPPED, Setup, Task, data_folder
-from tokensteer.tasks.common.training import Training
+from tokensteer.tasks.common.training import Training, Trial
 from tokensteer.tasks.images import digits, mnist
 from tokensteer.tasks.images import recipe as pixels
 from tokensteer.tasks.images import train as pixels_train
@@ -187,7 +187,7 @@ def test_a_task_can_be_run_and_looked_at(name: str, tmp_path: Path):
 def test_digits_classifiers_are_as_good_as_their_cards_say():
     data = digits.data().test
     for role in ("reward", "judge"):
-        found = metrics.accuracy(pixels.classifier(digits.RECIPE, role, Setup()), data.ids.long(), data.labels)
+        found = metrics.accuracy(Setup().load("digits", role), data.ids.long(), data.labels)
         assert found.mean == pytest.approx(quality("digits", role)["quality"]["test accuracy"]["mean"], abs=0.005)
         assert found.mean > 0.93
 
@@ -247,8 +247,7 @@ def test_small_populations_of_mog_are_measured_together():
         (lambda: Setup(device="toaster"), ValueError, "no device called toaster"),
         (lambda: Training(Path("x"), minutes=0.0), ValueError, "positive"),
         (lambda: Training(Path("x"), scale=-1.0), ValueError, "positive"),
-        (lambda: pixels_train.Trial(goal=12), ValueError, "digit"),
-        (lambda: pixels_train.Trial(samples=1), ValueError, "at least 2"),
+        (lambda: Trial(samples=1), ValueError, "at least 2"),
         (lambda: Setup(steps=0), ValueError, "at least 1"),
     ],
 )
@@ -261,9 +260,9 @@ def test_bad_choices_say_so(make, error, match):
 
 
 def test_training_makes_all_there_is(tmp_path):
-    trial = pixels_train.Trial(samples=4, populations=2, images=20, num_steps=3)
+    trial = Trial(samples=4, populations=2, examples=20, num_steps=3)
     pixels_train.train(digits.RECIPE, Training(tmp_path, scale=0.001), trial)
-    names = [f"digits-{role}.{kind}" for role in pixels.ROLES for kind in ("json", "safetensors")]
+    names = [f"digits-{role}.{kind}" for role in ("denoiser", "reward", "judge") for kind in ("json", "safetensors")]
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted(
         [*names, "digits-quality.json", "digits-samples.png"]
     )

@@ -26,7 +26,7 @@ from tokensteer.rewards import constrain
 from tokensteer.rewards.text import matching, of_text, renumbered, required
 from tokensteer.tasks.common.proposals import ProposalConfig
 from tokensteer.tasks.common.task import SHIPPED, Prompt, Setup, Task
-from tokensteer.tasks.common.training import Training
+from tokensteer.tasks.common.training import Training, Trial
 from tokensteer.tasks.nets import AttentiveConfig, NgramConfig, TransformerConfig, ValueConfig, load, save
 from tokensteer.tasks.nets.store import build
 from tokensteer.tasks.text import data as text_data
@@ -45,6 +45,7 @@ PIECES = ["[PAD]", UNKNOWN, "[CLS]", "[SEP]", MASK, *LETTERS, *(f"##{c}" for c i
 PIECES += [*GOOD, *BAD, *COMMON, "love", "##ly", "un", "##believ", "##able", "##s", "don"]
 FULL = WordPiece.of(dict.fromkeys(PIECES))
 LENGTH = 24
+ROLES = ("denoiser", "reward", "judge")
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -249,7 +250,7 @@ def recipe(data) -> texts.Recipe:
     plans = tuple(Plan(steps, batch_size=32, rate=5e-3, average=0.97) for steps in (150, 100, 100))
     value = ValueConfig("transformer", asdict(TransformerConfig(size, LENGTH, width=8, depth=1, heads=1)), 8)
     plan = ProposalPlan(2, paths=15, updates=1, times=2)
-    course = ProposalConfig(plan, StepVariance(), value, num_steps=4, twist=plan, frozen=("tokens.weight",))
+    proposal = ProposalConfig(plan, StepVariance(), value, num_steps=4, twist=plan, frozen=("tokens.weight",))
     readers = AttentiveConfig(size, LENGTH, 2, 8, 16, 1, 2), NgramConfig(size, 2, 8, (1, 3), 8)
     return replace(
         text.RECIPE,
@@ -258,7 +259,7 @@ def recipe(data) -> texts.Recipe:
         reward=readers[0],
         judge=readers[1],
         plans=plans,
-        course=course,
+        proposal=proposal,
         dropped=0.1,
     )
 
@@ -266,7 +267,7 @@ def recipe(data) -> texts.Recipe:
 @pytest.fixture(scope="module")
 def weights(recipe, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("weights")
-    texts_train.train(recipe, Training(out), texts_train.Trial(samples=8, windows=40, num_steps=8))
+    texts_train.train(recipe, Training(out), Trial(samples=8, examples=40, num_steps=8))
     return out
 
 
@@ -283,7 +284,7 @@ def lines_of(folder: Path, row: int = 0) -> list[dict]:
 
 
 def test_training_makes_all_there_is(weights):
-    names = [f"text-{role}.{kind}" for role in texts.ROLES for kind in ("json", "safetensors")]
+    names = [f"text-{role}.{kind}" for role in ROLES for kind in ("json", "safetensors")]
     assert sorted(file.name for file in weights.iterdir()) == sorted([*names, "text-quality.json", "text-vocab.txt"])
     card = json.loads((weights / "text-denoiser.json").read_text())
     assert {"data", "command", "seed", "seconds", "device", "quality", "windows"} <= card.keys()
@@ -495,7 +496,7 @@ def test_gradients_enter_behind_the_embeddings(weights):
 
 def test_a_proposal_is_learned_and_used(recipe, weights, tmp_path):
     out = tmp_path / "taught"
-    card = texts_train.train_proposal(recipe, Training(out), None, weights, {1: 15})
+    card = texts_train.proposal(recipe, None, weights, {1: 15}).train(Training(out))
     assert card["goal"] == 1
     assert card["command"].startswith("tokensteer train text --proposal")
     assert {"smc-base N=1", "smc-amot N=1", "prop-amot N=1"} <= card["quality"].keys()
@@ -505,7 +506,7 @@ def test_a_proposal_is_learned_and_used(recipe, weights, tmp_path):
     denoiser = load(out / "text-denoiser.safetensors")
     assert torch.equal(learned.tokens.weight, denoiser.tokens.weight)
     assert not torch.equal(learned.blocks[0].qkv.weight, denoiser.blocks[0].qkv.weight)
-    twisted = texts_train.train_proposal(recipe, Training(tmp_path / "twisted"), None, out, {}, twist=True)
+    twisted = texts_train.proposal(recipe, None, out, {}).train(Training(tmp_path / "twisted"), twist=True)
     assert twisted["what"].startswith("learned twist")
     words = ("compare", "text", "--methods", "smc-amot", "prop-amot", "smc-learned", "--kl", 1.0, *TINY)
     assert tokensteer(*words, "--weights", tmp_path / "twisted", "--out", tmp_path / "run") == 0
@@ -632,12 +633,12 @@ def test_some_networks_are_trained_again(recipe, weights, tmp_path):
     with pytest.raises(FileNotFoundError, match="train denoiser too"):
         texts_train.train(recipe, Training(out), roles=("judge",))
     shutil.copytree(weights, out, dirs_exist_ok=True)
-    before = {role: (out / f"text-{role}.safetensors").read_bytes() for role in texts.ROLES}
-    texts_train.train(recipe, Training(out, seed=5), texts_train.Trial(4, 20, 4), roles=("judge",))
-    after = {role: (out / f"text-{role}.safetensors").read_bytes() for role in texts.ROLES}
-    assert [role for role in texts.ROLES if before[role] != after[role]] == ["judge"]
-    cards = {role: json.loads((out / f"text-{role}.json").read_text()) for role in texts.ROLES}
-    assert [cards[role]["seed"] for role in texts.ROLES] == [0, 0, 5]
+    before = {role: (out / f"text-{role}.safetensors").read_bytes() for role in ROLES}
+    texts_train.train(recipe, Training(out, seed=5), Trial(4, examples=20, num_steps=4), roles=("judge",))
+    after = {role: (out / f"text-{role}.safetensors").read_bytes() for role in ROLES}
+    assert [role for role in ROLES if before[role] != after[role]] == ["judge"]
+    cards = {role: json.loads((out / f"text-{role}.json").read_text()) for role in ROLES}
+    assert [cards[role]["seed"] for role in ROLES] == [0, 0, 5]
 
 
 # ---- what is shipped

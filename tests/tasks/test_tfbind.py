@@ -77,7 +77,7 @@ def test_the_value_and_the_target_are_those_of_the_model():
     steering = ts.Steering(tfbind.diffusion(LAW), tfbind.tilt(LAW, SCORE, KL))
     exact, target = enumerate_steering(steering), tfbind.target(LAW, SCORE, KL)
     assert torch.allclose(exact.model_law, LAW.flatten())
-    assert torch.allclose(exact.target, target.law)
+    assert torch.allclose(exact.target, target.pmf)
     assert exact.log_z == pytest.approx(target.log_z)
     reached = exact.log_law > -torch.inf
     assert torch.allclose(exact.log_twist[reached], exact.log_value[reached])
@@ -85,9 +85,9 @@ def test_the_value_and_the_target_are_those_of_the_model():
 
 def test_floors_by_simulation():
     target, count = tfbind.target(LAW, SCORE, KL), 300
-    draws = torch.multinomial(target.law, count * 2000, True, generator=torch.Generator().manual_seed(4)).view(2000, -1)
+    draws = torch.multinomial(target.pmf, count * 2000, True, generator=torch.Generator().manual_seed(4)).view(2000, -1)
     laws = torch.stack([torch.bincount(row, minlength=256).double() / count for row in draws])
-    tv = (laws - target.law).abs().sum(-1) / 2
+    tv = (laws - target.pmf).abs().sum(-1) / 2
     assert abs(float(tv.mean()) - target.tv_floor(count)) < 4 * float(tv.std()) / 2000**0.5
     assert target.tv_floor(300) < target.tv_floor(299.5) < target.tv_floor(299)
     divergence = torch.tensor([target.divergence(law) for law in laws[:200]])
@@ -126,7 +126,7 @@ def test_methods_reach_the_floor(name):
     found = metrics(methods()[name](4096, 8, generator=torch.Generator().manual_seed(0)))
     limit = {"grad": 1.06, "enumerated": 1.06, "grad from draws": 1.35, "base": 1.4, "fk": 1.6, "nested": 1.6}[name]
     assert found["tv/iid"].mean < limit, found["tv/iid"]
-    mean = float((metrics.target.law * SCORE.flatten()).sum())
+    mean = float((metrics.target.pmf * SCORE.flatten()).sum())
     assert abs(found["reward"].mean - mean) < 4 * found["reward"].error + 1e-4
 
 

@@ -17,8 +17,9 @@ from tokensteer import tensorfile as stored
 from tokensteer.tasks import nets
 from tokensteer.tasks.common import arrays
 from tokensteer.tasks.common import proposals as learned
+from tokensteer.tasks.common import training as common
 from tokensteer.tasks.common.task import SHIPPED, Setup, read_card
-from tokensteer.tasks.common.training import Training, finished
+from tokensteer.tasks.common.training import Training, Trial, finished
 from tokensteer.tasks.dna import reference as dna_reference
 from tokensteer.tasks.images import digits
 from tokensteer.tasks.images import train as pixels_train
@@ -38,14 +39,14 @@ RECIPE = replace(
     plans=(PLAN, PLAN, PLAN),
 )
 ROLES = ("denoiser", "reward", "judge")
-TRIAL = pixels_train.Trial(samples=2, populations=2, images=20, num_steps=2)
-COURSE = replace(
-    digits.RECIPE.course,
-    plan=replace(digits.RECIPE.course.plan, rounds=2, paths=4, updates=1, times=2),
+TRIAL = Trial(samples=2, populations=2, examples=20, num_steps=2)
+PROPOSAL = replace(
+    digits.RECIPE.proposal,
+    plan=replace(digits.RECIPE.proposal.plan, rounds=2, paths=4, updates=1, times=2),
     twist=replace(learned.TWIST, rounds=2, paths=4, updates=1, times=2),
     num_steps=3,
 )
-TAUGHT = replace(digits.RECIPE, course=COURSE)
+TAUGHT = replace(digits.RECIPE, proposal=PROPOSAL)
 
 
 class KilledError(Exception):
@@ -99,7 +100,7 @@ def test_a_training_that_was_killed_while_it_measured_goes_on_measuring(tmp_path
 
 def test_a_kill_between_cards_is_no_end(tmp_path, monkeypatch) -> None:
     """Every call that writes a card may be the last."""
-    training, write, written = Training(tmp_path), pixels_train.write_json, 0
+    training, write, written = Training(tmp_path), common.write_json, 0
     cards = [tmp_path / f"digits-{role}.json" for role in ROLES]
     made = count_steps(monkeypatch)
     for last in range(8):
@@ -112,7 +113,7 @@ def test_a_kill_between_cards_is_no_end(tmp_path, monkeypatch) -> None:
             write(file, content)
 
         written = 0
-        monkeypatch.setattr(pixels_train, "write_json", stops)
+        monkeypatch.setattr(common, "write_json", stops)
         if last == 7:
             pixels_train.train(RECIPE, training, TRIAL)
         else:
@@ -128,10 +129,10 @@ def test_a_kill_between_cards_is_no_end(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize("twist", [False, True])
 def test_proposals_that_were_killed_while_they_were_measured(tmp_path, monkeypatch, twist: bool) -> None:
     def teach(seed: int = 0) -> None:
-        pixels_train.train_proposal(TAUGHT, Training(tmp_path, seed=seed), 4, populations={2: 2}, twist=twist)
+        pixels_train.proposal(TAUGHT, 4, populations={2: 2}).train(Training(tmp_path, seed=seed), twist)
 
     with monkeypatch.context() as patch:
-        patch.setattr(learned, "_measure", dies)
+        patch.setattr(learned, "measure_methods", dies)
         with pytest.raises(KilledError):
             teach()
     card = tmp_path / ("digits-value-4.json" if twist else "digits-proposal-4.json")
@@ -214,12 +215,12 @@ def test_what_is_taught_is_not_mixed_with_other_networks(tmp_path) -> None:
         net.head.bias += 1
     nets.save(net, tmp_path / "digits-denoiser.safetensors", torch.bfloat16)
     with pytest.raises(ValueError, match=r"digits-denoiser\.safetensors is not the same as .*--weights"):
-        pixels_train.train_proposal(TAUGHT, Training(tmp_path), 4, populations={2: 2})
+        pixels_train.proposal(TAUGHT, 4, populations={2: 2}).train(Training(tmp_path))
     other = tmp_path / "other"
     other.mkdir()
     files.copy(SHIPPED / "digits-denoiser.safetensors", other / "digits-proposal-4.safetensors")
     with pytest.raises(ValueError, match=r"digits-proposal-4\.safetensors is not the same"):
-        pixels_train.train_proposal(TAUGHT, Training(other), 4, populations={2: 2}, twist=True)
+        pixels_train.proposal(TAUGHT, 4, populations={2: 2}).train(Training(other), twist=True)
 
 
 @pytest.mark.parametrize("wrong", [{"seed": -1}, {"seed": 2**63}, {"seed": 1.0}, {"scale": float("inf")},

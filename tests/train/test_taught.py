@@ -30,10 +30,10 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def test_digits_are_taught_and_found(tmp_path: Path) -> None:
-    course = digits.RECIPE.course
-    plan = replace(course.plan, rounds=2, paths=4, updates=1, times=2)
-    recipe = replace(digits.RECIPE, course=replace(course, plan=plan, num_steps=4))
-    card = pixels_train.train_proposal(recipe, Training(tmp_path), 7, populations={2: 2})
+    config = digits.RECIPE.proposal
+    plan = replace(config.plan, rounds=2, paths=4, updates=1, times=2)
+    recipe = replace(digits.RECIPE, proposal=replace(config, plan=plan, num_steps=4))
+    card = pixels_train.proposal(recipe, 7, populations={2: 2}).train(Training(tmp_path))
     assert json.loads((tmp_path / "digits-proposal-7.json").read_text()) == card
     assert card["goal"] == 7
     assert card["denoiser rows"] > 0
@@ -55,11 +55,11 @@ def test_digits_are_taught_and_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("beside", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_finished_proposal_is_taught_its_twist(tmp_path: Path, beside: bool) -> None:
-    course = replace(digits.RECIPE.course, value=replace(digits.RECIPE.course.value, beside=beside))
-    assert course.twist is not None
-    plan = replace(course.twist, rounds=2, paths=4, updates=1, times=2)
-    recipe = replace(digits.RECIPE, course=replace(course, twist=plan, num_steps=4))
-    card = pixels_train.train_proposal(recipe, Training(tmp_path), 4, populations={2: 2}, twist=True)
+    config = replace(digits.RECIPE.proposal, value=replace(digits.RECIPE.proposal.value, beside=beside))
+    assert config.twist is not None
+    plan = replace(config.twist, rounds=2, paths=4, updates=1, times=2)
+    recipe = replace(digits.RECIPE, proposal=replace(config, twist=plan, num_steps=4))
+    card = pixels_train.proposal(recipe, 4, populations={2: 2}).train(Training(tmp_path), twist=True)
     assert json.loads((tmp_path / "digits-value-4.json").read_text()) == card
     assert card["objective"].startswith(f"Returns(twists={beside}")
     assert "smc-learned N=2" in card["quality"]
@@ -79,16 +79,16 @@ def test_a_finished_proposal_is_taught_its_twist(tmp_path: Path, beside: bool) -
     with pytest.raises(ValueError, match=r"learned at kl = 1, and here it is 0\.3: give --kl 1"):
         methods.recipe_of("smc-learned").make(task, replace(task.tilt, kl=0.3), 2)
     with pytest.raises(FileNotFoundError, match="train digits --proposal --goal 5"):
-        pixels_train.train_proposal(recipe, Training(tmp_path), 5, twist=True)
-    bare = replace(recipe, course=replace(course, twist=None))
-    with pytest.raises(ValueError, match="no course for a twist alone"):
-        pixels_train.train_proposal(bare, Training(tmp_path), 4, twist=True)
+        pixels_train.proposal(recipe, 5).train(Training(tmp_path), twist=True)
+    bare = replace(recipe, proposal=replace(config, twist=None))
+    with pytest.raises(ValueError, match="learned with its proposal"):
+        pixels_train.proposal(bare, 4).train(Training(tmp_path), twist=True)
 
 
 def test_mog_is_taught_a_twist_too(tmp_path: Path) -> None:
-    course = mog_trained.COURSE
-    small = replace(course, plan=replace(course.plan, rounds=2, paths=8, updates=1, on_policy=1.0), num_steps=4)
-    mog_trained.train_proposal(Training(tmp_path), course=small, particles=10)
+    config = mog_trained.PROPOSAL
+    small = replace(config, plan=replace(config.plan, rounds=2, paths=8, updates=1, on_policy=1.0), num_steps=4)
+    mog_trained.proposal(config=small, particles=10).train(Training(tmp_path))
     assert (tmp_path / "mog-value.json").is_file()
     task = mog_trained.task(Setup(5, weights=tmp_path))
     assert "smc-learned" in methods.usual(task, task.tilt)
@@ -96,7 +96,7 @@ def test_mog_is_taught_a_twist_too(tmp_path: Path) -> None:
     result = methods.recipe_of("smc-learned").make(task, task.tilt, 8)(8, 2, generator=seeded())
     assert result.rows["proposal"] > 0
     with pytest.raises(ValueError, match="single goal"):
-        mog_trained.train_proposal(Training(tmp_path), 3)
+        mog_trained.proposal(3)
 
 
 def test_shipped_proposals_are_as_good_as_their_cards_say() -> None:

@@ -24,8 +24,6 @@ def train(command: Train) -> int:
         raise ValueError("--goal is what a proposal or a twist is trained for: give --proposal or --twist too")
     if command.weights is not None and not command.proposal and not command.twist:
         raise ValueError("--weights holds the networks that a proposal or a twist is taught with: give --proposal too")
-    if command.twist and task.twist is None:
-        raise ValueError(f"the twist of {command.task} is learned with its proposal: give --proposal instead")
     out = Path("out") / f"{command.task}-weights" if command.out is None else command.out
     for name, value in (("minutes", command.minutes), ("scale", command.scale)):
         if value is not None and not 0 < value < math.inf:
@@ -41,9 +39,9 @@ def _train(command: Train, task: Entry, training: Training) -> None:
     out = training.out
     if finished(_cards(command, out)) and not command.force:
         raise ValueError(f"{out} holds finished weights of {command.task}: give --out another folder, or --force")
-    teach = task.teach if command.proposal else task.twist if command.twist else None
-    if teach is not None:
-        teach(training, command.goal, SHIPPED if command.weights is None else command.weights)
+    if task.proposal is not None and (command.proposal or command.twist):
+        weights = SHIPPED if command.weights is None else command.weights
+        task.proposal(command.goal, weights).train(training, command.twist)
     elif task.train is not None:
         task.train(training)
 

@@ -1,4 +1,4 @@
-"""Where learned proposals and twists lie, with the networks they go with, and how they are found again."""
+"""Files of learned proposals and twists: where they are, which networks they belong to, how they are loaded."""
 
 from __future__ import annotations
 
@@ -14,35 +14,24 @@ from tokensteer.core.models.denoiser import Denoiser
 from tokensteer.core.twists.learned import LearnedTwist
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.files import copy
-from tokensteer.tasks.common.task import SHIPPED, Trained, read_card
+from tokensteer.tasks.common.task import SHIPPED, Trained, read_card, weights_file
 from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.nets import ValueNet, load
-
-PARTS = ("proposal", "value")
-
-
-def file_of(folder: Path, task: str, part: str, goal: int | None) -> Path:
-    """The weights of a part, `proposal` or `value`, for the goal it was trained for."""
-    return folder / f"{task}-{part}{suffix(goal)}.safetensors"
-
-
-def suffix(goal: int | None) -> str:
-    return "" if goal is None else f"-{goal}"
 
 
 def find(
     folder: Path, task: str, goal: int | None, as_denoiser: Callable[[nn.Module], Denoiser], device: str
 ) -> Trained:
-    """What was trained for this goal, with its card."""
-    file, twist = (file_of(folder, task, part, goal) for part in PARTS)
+    """The proposal that was trained for this goal, its twist if there is one, and their cards."""
+    file, twist = (weights_file(folder, task, part, goal) for part in ("proposal", "value"))
     if not file.is_file():
         known = sorted(file.stem for file in folder.glob(f"{task}-proposal*.safetensors"))
         model = "" if folder == SHIPPED else f" --weights {shlex.quote(str(folder))}"
         raise FileNotFoundError(
             f"there is no {file.name} in the weights (there: {', '.join(known) or 'none'}): train it by "
-            f"tokensteer train {task} --proposal{towards(goal)}{model} --out FOLDER, and give --weights FOLDER"
+            f"tokensteer train {task} --proposal{goal_option(goal)}{model} --out FOLDER, and give --weights FOLDER"
         )
-    net = load(file, device, folder / f"{task}-denoiser.safetensors")
+    net = load(file, device, weights_file(folder, task, "denoiser"))
     card = read_card(file.with_suffix(".json"))
     if not twist.is_file():
         return Trained(as_denoiser(net), None, card)
@@ -52,53 +41,50 @@ def find(
 
 
 def with_twist(tilt: Tilt, trained: Trained) -> Tilt:
-    """The same target led to by the learned twist, or by that and the tilt's own."""
+    """The same target with the learned twist, in place of the tilt's own or beside it."""
     if trained.value is None:
-        raise ValueError(
-            "no twist was learned with this proposal: use smc-amot, or teach it one by tokensteer train TASK --twist"
-        )
+        raise ValueError("no twist was learned with this proposal: use smc-amot, or run tokensteer train TASK --twist")
     twist = LearnedTwist(trained.value, ignores_time=trained.value.ignores_time)
     return twist.beside(tilt) if trained.value.config.beside else twist.on(tilt)
 
 
-def towards(goal: int | None) -> str:
+def goal_option(goal: int | None) -> str:
     return "" if goal is None else f" --goal {goal}"
 
 
 def complete(training: Training, weights: Path, name: str) -> None:
-    """Begin in a folder, which is only of use with the networks that a proposal goes with: they are copied there."""
+    """Begin in a folder, and copy the task's other networks to it: a proposal cannot be used without them."""
     training.begin()
     for file in _base(weights, name):
         bring(file, training.out)
 
 
 def _base(weights: Path, name: str) -> list[Path]:
-    """The files of a task that are not of proposals and twists."""
+    """The files of a task that belong to no proposal or twist."""
     return [f for f in sorted(weights.glob(f"{name}-*")) if "-proposal" not in f.stem and "-value" not in f.stem]
 
 
 def bring(file: Path, out: Path) -> None:
-    """Copy a file to a folder that lacks it. One that is there must be the same if it is part of a network: what is
-    taught with one denoiser is of no use with another."""
+    """Copy a file to a folder that lacks it. Raises ValueError if the folder has another network by that name: a
+    proposal belongs to one denoiser."""
     there = out / file.name
     if not there.exists():
         copy(file, there)
-    elif _made_of(file) and there.read_bytes() != file.read_bytes():
+    elif _is_network(file) and there.read_bytes() != file.read_bytes():
         raise ValueError(
-            f"{there} is not the same as {file}, which is taught here: give --weights {out} to teach what is there, or "
-            "give --out another folder"
+            f"{there} is not the same as {file}, which is trained here: give --weights {out} to train what is there, "
+            "or give --out another folder"
         )
 
 
-def _made_of(file: Path) -> bool:
-    """Whether a file is part of what is taught: neither a card, nor counts of data, nor something tuned."""
+def _is_network(file: Path) -> bool:
+    """Weights or a vocabulary, but no card, no counts of data and no tuned denoiser."""
     return file.suffix in (".safetensors", ".txt") and not any(part in file.stem for part in ("-drakes", "-reference"))
 
 
-def contents(weights: Path, name: str, *more: str) -> str:
-    """By what the networks of a task in a folder are known again, and the files `more`: a digest."""
-    used = [file for file in _base(weights, name) if _made_of(file)]
+def fingerprint(weights: Path, name: str, *more: Path) -> str:
+    """A digest of the networks of a task in a folder, and of the files `more`."""
     digest = hashlib.sha256()
-    for file in (*used, *(weights / f"{name}-{part}.safetensors" for part in more)):
+    for file in (*filter(_is_network, _base(weights, name)), *more):
         digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""How the samples of a task look, for a report that knows no task."""
+"""How the samples of a task are drawn in a report."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from tokensteer.tasks.common.task import Setup
 
 @dataclass(frozen=True)
 class Image:
-    """A square of binary pixels: id 0 is paper, 1 is ink, 2 is the mask."""
+    """A square of binary pixels: id 0 is white, 1 is black, 2 is the mask."""
 
     side: int
 
 
 @dataclass(frozen=True)
 class Letters:
-    """A letter for each id; ids beyond the alphabet, such as the mask, are dots."""
+    """A letter for each id, and a dot for ids beyond the alphabet, such as the mask."""
 
     alphabet: str
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """All samples of a run as one pmf on a grid, beside the exact target. histogram(samples, weights) is the pmf of
-    samples (P, 2) with weights (P,); target(setup) is what a run with this setup is steered to."""
+    """All samples of a run as one pmf on a grid, beside the exact target(setup). histogram(samples, weights) is the pmf
+    of samples (P, 2) with weights (P,)."""
 
     histogram: Callable[[Tensor, Tensor], Tensor]
     target: Callable[[Setup], Tensor]

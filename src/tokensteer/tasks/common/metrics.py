@@ -1,4 +1,4 @@
-"""What is measured of models and samples, each with its standard error."""
+"""Metrics of models and samples, each with its standard error."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.models.diffusion import Denoiser
+from tokensteer.core.particles.result import Result
 from tokensteer.train import masked_bound
 
 Classifier = Callable[[Tensor], Tensor]
@@ -18,14 +19,17 @@ Classifier = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Measured:
-    """A mean and its standard error, NaN if a single value gave it."""
+    """A mean and its standard error, NaN for the mean of a single value."""
 
     mean: float
     error: float
 
     def numbers(self) -> dict[str, float | None]:
-        """For JSON, which knows no NaN."""
+        """For JSON, with None in place of NaN."""
         return {name: v if math.isfinite(v) else None for name, v in (("mean", self.mean), ("error", self.error))}
+
+    def times(self, factor: float) -> Measured:
+        return Measured(self.mean * factor, self.error * factor)
 
     def __str__(self) -> str:
         return f"{self.mean:.4g} ± {self.error:.2g}"
@@ -37,6 +41,17 @@ def measured(values: Tensor) -> Measured:
     return Measured(float(values.mean()), float(values.std() / math.sqrt(len(values))) if len(values) > 1 else math.nan)
 
 
+def weighted(result: Result, values: Tensor) -> Measured:
+    """The mean over populations of the weighted mean of values, one for each sample in order, of any shape."""
+    weights = result.weights.double()
+    return measured((weights * values.view_as(weights)).sum(-1))
+
+
+def ess_share(result: Result) -> Measured:
+    """The final effective sample size over the number of particles."""
+    return measured(result.ess[-1] / result.weights.shape[1])
+
+
 def in_parts(function: Callable[[Tensor], Tensor], x: Tensor, rows: int = 1000) -> Tensor:
     """function(x) without gradients, `rows` at a time."""
     with torch.no_grad():
@@ -46,31 +61,37 @@ def in_parts(function: Callable[[Tensor], Tensor], x: Tensor, rows: int = 1000) 
 def masked_bounds(
     denoiser: Denoiser, ids: Tensor, mask_id: int, *, draws: int = 8, generator: Generator, rows: int = 500
 ) -> Tensor:
-    """For each of ids (P, L) an estimate of the bound on -log p(x) in nats, (P,), for a masked model that ignores time.
+    """Estimates of the bound on -log p(x) in nats, (P,), of ids (P, L), for a masked model that ignores time."""
 
-    Each sequence is seen `draws` times, with its own even spread of how much is masked.
-    """
+    def bound(x0: Tensor, u: Tensor) -> Tensor:
+        return masked_bound(lambda x, t: denoiser(x, 0.5), x0, mask_id, generator, u)
 
-    def bound(x0: Tensor) -> Tensor:
+    return stratified_bounds(bound, ids, draws=draws, generator=generator, rows=rows)
+
+
+def stratified_bounds(
+    bound: Callable[[Tensor, Tensor], Tensor], ids: Tensor, *, draws: int, generator: Generator, rows: int
+) -> Tensor:
+    """The mean over `draws` of bound(x0, u), (P,), for each of ids (P, L); its u in [0, 1] are spread evenly."""
+
+    def mean(x0: Tensor) -> Tensor:
         jitter = torch.rand(len(x0), draws, generator=generator, device=x0.device)
         u = ((torch.arange(draws, device=x0.device) + jitter) / draws).flatten()
-        many = x0.long().repeat_interleave(draws, 0)
-        nats = masked_bound(lambda x, t: denoiser(x, 0.5), many, mask_id, generator, u)
-        return nats.view(-1, draws).mean(-1)
+        return bound(x0.long().repeat_interleave(draws, 0), u).view(-1, draws).mean(-1)
 
-    return in_parts(bound, ids, rows)
+    return in_parts(mean, ids, rows)
 
 
 def nll_bound(
     denoiser: Denoiser, ids: Tensor, mask_id: int, *, draws: int = 8, generator: Generator, rows: int = 500
 ) -> Measured:
-    """The bound on -log2 p(x) per site: the mean of `masked_bounds`, with the error over sequences."""
+    """The bound on -log2 p(x) per site: the mean of `masked_bounds` over sequences."""
     nats = masked_bounds(denoiser, ids, mask_id, draws=draws, generator=generator, rows=rows)
     return measured(nats / (math.log(2) * ids.shape[1]))
 
 
 def accuracy(classifier: Classifier, ids: Tensor, labels: Tensor) -> Measured:
-    """The share of ids (P, L) whose likeliest class is their label (P,)."""
+    """The share of ids (P, L) whose most likely class is their label (P,)."""
     return measured((in_parts(classifier, ids).argmax(-1) == labels.to(ids.device)).double())
 
 
@@ -81,11 +102,11 @@ def label_histogram(classifier: Classifier, ids: Tensor) -> Tensor:
 
 
 def hamming(ids: Tensor) -> Tensor:
-    """The share of sites at which each of ids (P, L) differs from each of the others, on average, (P,)."""
+    """The mean share of sites at which each of ids (P, L) differs from the others, (P,)."""
     if len(ids) < 2:
         return torch.full((len(ids),), math.nan)
     agree = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
-    for token in range(int(ids.max()) + 1):  # counts of each token at each site spare us a (P, P, L) table
+    for token in range(int(ids.max()) + 1):  # counts per token and site instead of a (P, P, L) table
         here = (ids == token).double()
         agree += here @ here.sum(0)
     return 1.0 - (agree - ids.shape[1]) / ((len(ids) - 1) * ids.shape[1])

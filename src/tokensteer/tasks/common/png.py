@@ -1,4 +1,4 @@
-"""Pictures as PNG files, with nothing but the standard library."""
+"""PNG files, written with the standard library alone."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from tokensteer import files
 
 
 def write_png(file: Path, picture: Tensor) -> None:
-    """A picture (H, W) of numbers from 0 (black) to 1 (white)."""
+    """A grey picture (H, W), 0 for black and 1 for white."""
     files.write_bytes(file, _png(picture, GREY))
 
 
 def shaded_png(picture: Tensor, colour: tuple[int, int, int]) -> bytes:
-    """A picture (H, W) of numbers from 0 (clear) to 1 (full colour)."""
+    """A picture (H, W) in one colour, 0 for transparent and 1 for opaque."""
     return _png(picture, PALETTE, (b"PLTE", bytes(colour) * 256), (b"tRNS", bytes(range(256))))
 
 
 def write_coloured_png(file: Path, picture: Tensor, colours: Sequence[tuple[int, int, int]]) -> None:
-    """A picture (H, W) of numbers of colours."""
+    """A picture (H, W) of indices into `colours`."""
     files.write_bytes(file, _png(picture / 255, PALETTE, (b"PLTE", b"".join(map(bytes, colours)))))
 
 
-GREY, PALETTE = 0, 3  # what a byte of a line means
+GREY, PALETTE = 0, 3  # the colour types of PNG
 
 
 def _png(picture: Tensor, kind: int, *palette: tuple[bytes, bytes]) -> bytes:
     height, width = picture.shape
     values = (picture.clamp(0, 1) * 255).round().to("cpu", torch.uint8)
-    lines = torch.cat([torch.zeros(height, 1, dtype=torch.uint8), values], 1)  # each line begins with its filter, none
+    lines = torch.cat([torch.zeros(height, 1, dtype=torch.uint8), values], 1)  # each line has its filter type, 0, first
     header = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
     body = zlib.compress(lines.numpy().tobytes(), 9)
     chunks = [(b"IHDR", header), *palette, (b"IDAT", body), (b"IEND", b"")]
@@ -46,7 +46,7 @@ def _chunk(name: bytes, content: bytes) -> bytes:
 
 
 def tiled(images: Tensor, columns: int, zoom: int) -> Tensor:
-    """Images (P, H, W) side by side on grey, each site `zoom` pixels wide."""
+    """Images (P, H, W) in a table on grey, each site `zoom` pixels wide."""
     big = images.float().cpu().repeat_interleave(zoom, 1).repeat_interleave(zoom, 2)
     framed = torch.nn.functional.pad(big, (0, zoom, 0, zoom), value=0.5)
     missing = -len(framed) % columns

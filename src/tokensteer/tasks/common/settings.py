@@ -1,5 +1,5 @@
-"""What may be asked of a task and a method, in one object: the command line fills it, jobs hold it, tasks and methods
-read it, and config.json stores it. Importing it loads no torch, so that --help is quick."""
+"""The settings of tasks and methods in one object: parsed by the command line, held by jobs, stored in config.json.
+Importing this module does not load torch, so that --help is quick."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Annotated
 from tyro.conf import arg
 
 MOST = 10**6
-"""More steps or draws than any machine has time for."""
+"""The largest number of steps or draws."""
 
 
 def left(to: str, shown: str) -> object:
-    """An option that is left to someone else unless given."""
+    """An option whose default is decided later, by the task or the method."""
     return arg(metavar=shown, help_behavior_hint=f"(default: {to})")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is None is left to the task or the method."""
+    """The task or the method decides what is None."""
 
     steps: Annotated[int | None, left("100, or 64 for text", "INT")] = None
     """Denoising steps from all noise to clean."""
@@ -46,7 +46,7 @@ class Settings:
     """The cap of ReMDM, a probability that open sites are masked again; 0 for none."""
 
     def check(self) -> None:
-        """Raise if a number is out of its domain. Not done on creation: the command line would say it at length."""
+        """Raise if a number is out of its domain. Not called on creation: tyro would print such errors at length."""
         for name, example in (("steps", 100), ("draws", 10)):
             check_count(name, getattr(self, name), MOST, example)
         if self.kl is not None and not 0 < self.kl < math.inf:
@@ -55,12 +55,12 @@ class Settings:
             raise ValueError(f"--remask must lie in [0, 1], got {self.remask:g}: it is a probability, 0 for none")
 
     def of_task(self) -> Settings:
-        """Without what methods alone read: jobs that differ in nothing else share a task."""
+        """The settings that a task reads: jobs in which these agree share a task."""
         return replace(self, draws=None, noise=None, ramp=None, trigger=None)
 
 
 def check_count(name: str, count: int | None, most: int, example: int) -> None:
-    """Raise unless an option is left out or from 1 to `most`."""
+    """Raise unless an option is None or from 1 to `most`."""
     if count is not None and count < 1:
         raise ValueError(f"--{name} must be at least 1, got {count}; try {example}")
     if count is not None and count > most:

@@ -1,4 +1,4 @@
-"""What all tasks have in common: enough to run any of them without knowing which one it is."""
+"""The `Task` type: all that running a task needs, whichever it is."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokensteer import files
 from tokensteer.core.kernels.masked import Ancestral, Cap
+from tokensteer.core.kernels.schedule import uniform_steps
 from tokensteer.core.models.denoiser import Denoiser
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.numerics.domains import check_wholes
@@ -20,20 +21,33 @@ from tokensteer.core.particles.result import Result
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.tasks.common.metrics import Measured
 from tokensteer.tasks.common.settings import Settings
-from tokensteer.tasks.nets import ValueNet
+from tokensteer.tasks.nets import ValueNet, load
 
 SHIPPED = Path(__file__).parents[2] / "weights"
 """The weights that come with the package."""
 
 
 def data_folder() -> Path:
-    """Where data that does not come with the package is looked for: TOKENSTEER_DATA, or the user's cache."""
+    """The folder of data that does not come with the package: TOKENSTEER_DATA, or the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("TOKENSTEER_DATA") or cache / "tokensteer")
 
 
+def data_file(name: str, mend: str) -> Path:
+    """A file of `data_folder`. Raises FileNotFoundError, which says how to `mend` it, if it is not there."""
+    file = data_folder() / name
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no {file}: set TOKENSTEER_DATA to the folder that holds {name}{mend}")
+    return file
+
+
+def weights_file(folder: Path, task: str, part: str, goal: int | None = None) -> Path:
+    """The weights of one network of a task: `part` is its role, `goal` what it was trained for, if anything."""
+    return folder / f"{task}-{part}{'' if goal is None else f'-{goal}'}.safetensors"
+
+
 def read_card(file: Path) -> dict[str, Any]:
-    """The card of a network. Raises an error that names the file, and how to mend it, if it is not there or damaged."""
+    """The card of a network. Raises an error with the file's name and the mend if it is missing or damaged."""
     mend = "train the network again, or copy the card from the folder that the network is from"
     if not file.is_file():
         raise FileNotFoundError(f"there is no card {file}: {mend}")
@@ -47,7 +61,7 @@ def read_card(file: Path) -> dict[str, Any]:
 
 
 def check_device(name: str) -> None:
-    """Say so if there is no such device here."""
+    """Raise if torch has no such device here."""
     try:
         kind = torch.device(name).type
     except RuntimeError as error:
@@ -58,8 +72,8 @@ def check_device(name: str) -> None:
 
 @dataclass(frozen=True)
 class Setup(Settings):
-    """Settings with all else that a task is made of: a device, a folder of weights, and the function of texts that
-    `reward` names. A task reads `goal` in its own way, and its own `kl` counts unless one is given."""
+    """Settings with the device, the folder of weights and the function that `reward` names. Each task gives `goal` its
+    own meaning, and its own `kl` unless one is given."""
 
     device: str = "cpu"
     weights: Path = SHIPPED
@@ -76,15 +90,20 @@ class Setup(Settings):
     def num_steps(self) -> int:
         return 100 if self.steps is None else self.steps
 
-    def kernel(self, mask_id: int) -> Ancestral:
-        """Ancestral sampling, with remasking if it was asked for."""
-        return Ancestral(mask_id, sigma=Cap(self.remask)) if self.remask else Ancestral(mask_id)
+    def load(self, task: str, role: str) -> nn.Module:
+        """A stored network of a task, on the device."""
+        return load(weights_file(self.weights, task, role), self.device)
+
+    def diffusion(self, denoiser: Denoiser, mask_id: int, canvas: Tensor) -> Diffusion:
+        """Ancestral sampling of a canvas (L,) or canvases (C, L), with remasking if `remask` is positive."""
+        kernel = Ancestral(mask_id, sigma=Cap(self.remask)) if self.remask else Ancestral(mask_id)
+        return Diffusion(denoiser, kernel, uniform_steps(self.num_steps), canvas.to(self.device))
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A learned proposal and its card, and the learned log-twist value(x, t) that goes with it, if there is one, with
-    a card of its own unless the two were learned together."""
+    """A learned proposal with its card, and its learned log-twist value(x, t) if it has one. `value_card` is None if
+    the two were learned together."""
 
     denoiser: Denoiser
     value: ValueNet | None
@@ -93,7 +112,7 @@ class Trained:
 
     @property
     def taught(self) -> Trained:
-        """The same with one card for both: what they took together, and how the twist was learned."""
+        """The same with one card: the twist's, with the seconds and denoiser rows of both."""
         if self.value_card is None:
             return self
         took = {name: self.card[name] + self.value_card[name] for name in ("seconds", "denoiser rows")}
@@ -102,21 +121,20 @@ class Trained:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is asked for, and the name it goes by."""
+    """A prompt and the name it has in results."""
 
     text: str
     id: str
 
 
 Failure = tuple[Prompt, str]
-"""A prompt that gave nothing, and why."""
+"""A prompt that failed, and why."""
 
 
 @dataclass(frozen=True)
 class Prompted:
-    """What a task reads prompts for: those it runs, as many populations for each, in the order of its model's
-    templates; those that failed, each with the reason; and only(places, more), the same task with some of the first and
-    with more of the second."""
+    """The prompts that a task runs, in the order of its model's templates and with equally many populations each, and
+    those that `failed`. only(places, more) is the task with some of the first and more of the second."""
 
     prompts: Sequence[Prompt]
     failed: Sequence[Failure]
@@ -125,13 +143,12 @@ class Prompted:
 
 @dataclass(frozen=True)
 class Task:
-    """A model and what is asked of it, with the means to say how well that went.
+    """A model, a target, and how results are measured and written.
 
-    `judge` gives ids (P, L) a mark from 0 to 1 (P,) by other eyes than the reward's, where there are such eyes;
-    `picture` writes some ids (P, L) as a PNG file, at best `pictured` of them, and `written` says by their suffixes
-    which other files are made of a result, and how; `learned` finds what was trained for the task's goal; `prompted`
-    is there if the task reads prompts. Some methods need more: `conditional` is the model told the goal, `uniform` one
-    of the same data under uniform noise, and tuned(name) finds a denoiser that was tuned for the goal.
+    `judge` marks ids (P, L) from 0 to 1, (P,), with a network that the reward does not use. `picture` writes at most
+    `pictured` of ids (P, L) as a PNG file, and `written` other files of a result by suffix. `learned` loads the
+    proposal for the task's goal. Some methods need `conditional`, the model given the goal, `uniform`, a model of the
+    same data under uniform noise, or tuned(name), a denoiser tuned for the goal.
     """
 
     name: str

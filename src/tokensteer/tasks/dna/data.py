@@ -1,21 +1,22 @@
-"""Real DNA: 200-bp accessible sites of four cell types, and what can be done with letters.
+"""Accessible DNA sites of 200 bp of four cell types, and functions of letters.
 
 `dhs200_4cell.npz` holds `seq_ACGT` (D, 200) in 0..3 for A, C, G, T, `cell` and `split` (D,) with their names `cells`
-and `splits`. The split is by chromosome: 1 is for testing and 2 for validation, so that no network is asked about a
-neighbour of what it was trained on. The file does not come with the package.
+and `splits`. The split is by chromosome, 1 for testing and 2 for validation, so that no test site is a neighbour of a
+training site. The file does not come with the package.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from tokensteer.tasks.common import arrays as arrays_in
-from tokensteer.tasks.common.task import data_folder
+from tokensteer.tasks.common.arrays import Examples
+from tokensteer.tasks.common.task import data_file
 
 FILE = "dhs200_4cell.npz"
 LETTERS = "ACGT"
@@ -29,56 +30,37 @@ COMPLEMENT = torch.tensor([3, 2, 1, 0, MASK])
 
 
 @dataclass(frozen=True)
-class Sites:
-    """ids (D, L) of type uint8, labels (D,): which of `CELLS` a site is open in."""
-
-    ids: Tensor
-    labels: Tensor
-
-    def take(self, index: Tensor) -> Sites:
-        return Sites(self.ids[index], self.labels[index])
-
-
-@dataclass(frozen=True)
 class Data:
-    train: Sites
-    validation: Sites
-    test: Sites
+    """Sites with the places in `CELLS` of the cell types in which they are open."""
+
+    train: Examples
+    validation: Examples
+    test: Examples
 
 
 def data() -> Data:
-    """Sites to train on, those of chromosome 2 to validate with, and those of chromosome 1 to test with."""
-    file = data_folder() / FILE
-    if not file.is_file():
-        raise FileNotFoundError(
-            f"there is no {file}: set TOKENSTEER_DATA to the folder that holds {FILE}; docs/dna.md says what is in it"
-        )
+    """Sites to train on, those of chromosome 2 for validation, and those of chromosome 1 for testing."""
+    file = data_file(FILE, "; docs/dna.md says what is in it")
     names = ("seq_ACGT", "cell", "split", "cells", "splits")
     arrays = arrays_in.read(file, names, "docs/dna.md says what must be in it")
     cells, splits = [str(name) for name in arrays["cells"]], [str(name) for name in arrays["splits"]]
     if set(cells) != set(CELLS) or set(splits) != {"training", "validation", "test"}:
         raise ValueError(f"{file} has cells {cells} and splits {splits}: expected {', '.join(CELLS)}, and three splits")
-    ids = torch.from_numpy(arrays["seq_ACGT"])  # pyright: ignore[reportUnknownMemberType]
-    labels = torch.tensor([CELLS.index(name) for name in cells])[torch.from_numpy(arrays["cell"]).long()]  # pyright: ignore[reportUnknownMemberType]
-    split = torch.from_numpy(arrays["split"])  # pyright: ignore[reportUnknownMemberType]
-    sites = Sites(ids, labels)
+    labels = torch.tensor([CELLS.index(name) for name in cells])[torch.as_tensor(arrays["cell"]).long()]
+    sites, split = Examples(torch.as_tensor(arrays["seq_ACGT"]), labels), torch.as_tensor(arrays["split"])
     return Data(*(sites.take(split == splits.index(name)) for name in ("training", "validation", "test")))
 
 
-def halves(sites: Sites, seed: int = 0) -> tuple[Sites, Sites]:
+def halves(sites: Examples, seed: int = 0) -> tuple[Examples, Examples]:
     """Two halves that share no site."""
     order = torch.randperm(len(sites.ids), generator=Generator().manual_seed(seed))
     middle = len(order) // 2
     return sites.take(order[:middle]), sites.take(order[middle:])
 
 
-# ---- letters
-
-
 def spelled(ids: Tensor) -> list[str]:
     """ids (P, L) as words."""
-    rows = cast("list[list[int]]", ids.tolist())  # pyright: ignore[reportUnknownMemberType]
-    return ["".join(LETTERS[i] for i in row) for row in rows]
+    return ["".join(LETTERS[i] for i in row) for row in arrays_in.to_lists(ids)]
 
 
 def read_letters(words: list[str]) -> Tensor:
@@ -86,28 +68,29 @@ def read_letters(words: list[str]) -> Tensor:
     strange = sorted(set("".join(words)) - set(LETTERS))
     if strange:
         raise ValueError(f"DNA is made of {', '.join(LETTERS)}, got {', '.join(strange)}")
-    return torch.tensor([[LETTERS.index(c) for c in word] for word in words])
+    codes = np.zeros(128, np.int64)
+    codes[list(LETTERS.encode())] = range(len(LETTERS))
+    ids = codes[np.frombuffer("".join(words).encode(), np.uint8)]
+    return torch.as_tensor(ids).view(len(words), len(words[0]))
 
 
 def reverse_complement(ids: Tensor) -> Tensor:
-    """The other strand of ids (P, L), read in its own direction."""
+    """The other strand of ids (P, L), in its own direction."""
     return COMPLEMENT.to(ids.device)[ids.long()].flip(-1)
 
-
-# ---- sites made harder
 
 Augment = Callable[[Tensor, Generator], Tensor]
 
 
 def either_strand(ids: Tensor, generator: Generator) -> Tensor:
-    """Each of ids (P, L), or its other strand."""
+    """Each of ids (P, L) or its other strand, with equal probability."""
     turn = torch.rand(len(ids), 1, generator=generator, device=ids.device) < 0.5
     return torch.where(turn, reverse_complement(ids), ids)
 
 
 def harder(shift: int, wrong: float) -> Augment:
-    """Either strand, moved by up to `shift` letters, random ones coming in, and a share `wrong` of letters replaced by
-    random ones: what steering finds must please a classifier as a site, not as a pattern that happens to."""
+    """Either strand, shifted by up to `shift` letters, with random letters at the end that this opens and at a share
+    `wrong` of all sites. It keeps classifiers from depending on a few letters that steering could exploit."""
 
     def augment(ids: Tensor, generator: Generator) -> Tensor:
         rows, length = ids.shape

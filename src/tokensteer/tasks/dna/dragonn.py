@@ -1,17 +1,16 @@
-"""MPRA-DragoNN (Movva et al., 2019), a network that nobody here trained: activity in a reporter assay from 145 letters.
+"""MPRA-DragoNN (Movva et al., 2019): the activity of 145 letters in a reporter assay, as an independent metric.
 
 Its convolutional model was published with Keras. Put its `pretrained.hdf5` into the folder of data as
 `mpra_dragonn/pretrained.hdf5`, and then
 
     python -m tokensteer.tasks.dna.dragonn
 
-writes `mpra_dragonn.safetensors` beside it, once; that needs h5py (the extra `bio`), and reading it needs nothing.
-What it measures is another thing than accessibility, and agrees with it little: it is reported, never steered by.
+writes `mpra_dragonn.safetensors` to the folder of data, once, which needs h5py (the extra `bio`). Activity differs from
+accessibility and correlates with it little: it is reported, and nothing is steered by it.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokensteer import tensorfile as stored
+from tokensteer.tasks.common.command import run_command
 from tokensteer.tasks.common.task import data_folder
 from tokensteer.tasks.common.training import say
 
@@ -36,7 +36,7 @@ OUTPUTS = tuple(
 
 
 class DragoNN(nn.Module):
-    """The twelve `OUTPUTS` (P, 12) of the middle 145 letters of ids (P, L) in 0..3."""
+    """The twelve `OUTPUTS`, (P, 12), of the middle 145 letters of ids (P, L) in 0..3."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,21 +56,19 @@ class DragoNN(nn.Module):
 
 
 def activity(net: DragoNN, ids: Tensor, cell: str) -> Tensor:
-    """The mean over promoters of the pooled activity in a cell type, (P,)."""
+    """The pooled activity in a cell type, (P,), averaged over promoters."""
     which = [i for i, name in enumerate(OUTPUTS) if name.startswith(f"{cell} ") and name.endswith("pooled")]
     return net(ids)[:, which].mean(-1)
 
 
-def knows(cell: str) -> bool:
+def covers(cell: str) -> bool:
     return any(name.startswith(f"{cell} ") for name in OUTPUTS)
 
 
 def find(device: str = "cpu") -> DragoNN | None:
-    """The network, if its file is in the folder of data."""
+    """The network, None if its file is not in the folder of data."""
     file = data_folder() / FILE
-    if not file.is_file():
-        return None
-    return _with(stored.read(file)[0]).to(device)
+    return _with(stored.read(file)[0]).to(device) if file.is_file() else None
 
 
 def _with(tensors: Mapping[str, Tensor]) -> DragoNN:
@@ -80,8 +78,8 @@ def _with(tensors: Mapping[str, Tensor]) -> DragoNN:
 
 
 def from_keras(arrays: Mapping[str, Any]) -> DragoNN:
-    """The network from the arrays of the Keras file by their names there, such as "conv1d_1/kernel:0": a kernel is
-    (sites, channels in, channels out) there, and a dense one (in, out)."""
+    """The network from arrays by their names in Keras, such as "conv1d_1/kernel:0". Keras has convolutions as (sites,
+    channels in, channels out) and dense layers as (in, out)."""
 
     def tensor(name: str) -> Tensor:
         return torch.as_tensor(arrays[name]).float()
@@ -100,7 +98,7 @@ def from_keras(arrays: Mapping[str, Any]) -> DragoNN:
 
 
 def read_keras(file: Path) -> dict[str, Any]:
-    """The arrays of a Keras file of weights, without the doubled names of their layers."""
+    """The arrays of a Keras file of weights by name, without the first, doubled part of the name."""
     if not file.is_file():
         raise FileNotFoundError(f"there is no {file}: put MPRA-DragoNN's pretrained.hdf5 there, or give --keras FILE")
     try:
@@ -118,22 +116,22 @@ def read_keras(file: Path) -> dict[str, Any]:
     return arrays
 
 
-def convert(keras: Path, out: Path) -> None:
+def convert(keras: Path | None = None, out: Path | None = None) -> None:
+    """Convert MPRA-DragoNN.
+
+    Args:
+        keras: the Keras file of weights, mpra_dragonn/pretrained.hdf5 in the folder of data if not given
+        out: the file that is written, mpra_dragonn.safetensors in the folder of data if not given
+    """
     about = {"what": "MPRA-DragoNN, convolutional model, MIT licence", "outputs": list(OUTPUTS)}
-    stored.write(out, from_keras(read_keras(keras)).state_dict(), about)
+    file = data_folder() / FILE if out is None else out
+    arrays = read_keras(data_folder() / KERAS if keras is None else keras)
+    stored.write(file, from_keras(arrays).state_dict(), about)
+    say(f"written: {file}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    words = argparse.ArgumentParser(prog="python -m tokensteer.tasks.dna.dragonn", description="Convert MPRA-DragoNN.")
-    words.add_argument("--keras", type=Path, default=data_folder() / KERAS, help="the Keras file of weights")
-    words.add_argument("--out", type=Path, default=data_folder() / FILE, help="where the task dna looks for it")
-    given = words.parse_args(arguments)
-    try:
-        convert(given.keras, given.out)
-    except (FileNotFoundError, ValueError) as error:
-        say(f"dragonn: {error}")
-        raise SystemExit(2) from error
-    say(f"written: {given.out}")
+    run_command("dna.dragonn", convert, arguments)
 
 
 if __name__ == "__main__":

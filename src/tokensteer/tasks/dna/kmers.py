@@ -1,4 +1,4 @@
-"""Statistics of short words in sequences of letters: k-mers, Markov chains, correlations, ranks."""
+"""Statistics of sequences of letters: k-mers, Markov chains, correlations, AUC."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tokensteer.tasks.common.metrics import Measured, measured
 
 
 def kmers(ids: Tensor, k: int, letters: int = 4) -> Tensor:
-    """The k-mer that begins at each site of ids (P, L), as a number with the first letter in front: (P, L - k + 1)."""
+    """The k-mer that begins at each site of ids (P, L), as a number with the first letter first, (P, L - k + 1)."""
     places = letters ** torch.arange(k - 1, -1, -1, device=ids.device)
     return (ids.long().unfold(1, k, 1) * places).sum(-1)
 
 
 def kmer_shares(ids: Tensor, k: int, weights: Tensor | None = None, letters: int = 4) -> Tensor:
-    """The share of each k-mer in ids (P, L), (letters^k,), where a sequence counts by its weight (P,) if there are."""
+    """The share of each k-mer in ids (P, L), (letters^k,), of sequences with weights (P,), equal if not given."""
     words = kmers(ids, k, letters)
     weights = torch.ones(len(ids), device=ids.device) if weights is None else weights
     counts = torch.zeros(letters**k, dtype=torch.float64, device=ids.device)
@@ -26,7 +26,7 @@ def kmer_shares(ids: Tensor, k: int, weights: Tensor | None = None, letters: int
 
 
 def distinct_kmers(ids: Tensor, k: int) -> float:
-    """Of all k-mers in ids (P, L), the share that are different."""
+    """The share of distinct k-mers among all k-mers of ids (P, L)."""
     words = kmers(ids, k)
     return int((torch.bincount(words.flatten()) > 0).sum()) / words.numel()
 
@@ -38,32 +38,31 @@ def pearson(a: Tensor, b: Tensor) -> Tensor:
 
 
 def markov_bits(train: Tensor, test: Tensor, order: int = 2, letters: int = 4) -> Measured:
-    """Bits per letter of test (P, L) under a Markov chain of so many letters' memory, fitted to train (D, L) with one
-    count added to each; a chain of order 2 knows 3-mers. The first letters have what is known of shorter words."""
+    """Bits per letter of test (P, L) under a Markov chain fitted to train (D, L) with a pseudocount of one. Chains of
+    lower order predict the first letters."""
     nats = torch.zeros(len(test), dtype=torch.float64)
     for memory in range(order + 1):
         table = torch.ones(letters**memory, letters, dtype=torch.float64)
-        table += torch.bincount(kmers(train, memory + 1, letters).flatten(), minlength=letters ** (memory + 1)).view(
-            -1, letters
-        )
+        counts = torch.bincount(kmers(train, memory + 1, letters).flatten(), minlength=letters ** (memory + 1))
+        table += counts.view(-1, letters)
         log_p = (table / table.sum(-1, keepdim=True)).log().flatten()
-        terms = -log_p[kmers(test, memory + 1, letters)]  # of the letters that have this much before them
+        terms = -log_p[kmers(test, memory + 1, letters)]  # of letters with as many before them
         nats += terms.sum(-1) if memory == order else terms[:, 0]
     return measured(nats / (math.log(2) * test.shape[1]))
 
 
 def auc(scores: Tensor, positive: Tensor) -> Measured:
-    """The chance that a positive scores higher than a negative (ties count half), of scores (P,) and booleans (P,).
-
-    The error is that of DeLong: of the chance, seen by each positive and by each negative.
-    """
+    """The probability that a positive in scores (P,) exceeds a negative, ties counted half, with DeLong's error."""
     scores, positive = scores.double().cpu(), positive.cpu()
     high, low = scores[positive].sort().values, scores[~positive].sort().values
     if not len(high) or not len(low):
         return Measured(math.nan, math.nan)
-    beaten = (torch.searchsorted(low, high) + torch.searchsorted(low, high, right=True)).double() / (2 * len(low))
-    beating = 1.0 - (torch.searchsorted(high, low) + torch.searchsorted(high, low, right=True)).double() / (
-        2 * len(high)
-    )
+    beaten, beating = _share_below(low, high), 1.0 - _share_below(high, low)
     variance = beaten.var() / len(high) + beating.var() / len(low)
     return Measured(float(beaten.mean()), math.sqrt(float(variance)))
+
+
+def _share_below(ordered: Tensor, values: Tensor) -> Tensor:
+    """The share of ordered numbers (N,) below each of values (M,), ties counted half."""
+    below = torch.searchsorted(ordered, values) + torch.searchsorted(ordered, values, right=True)
+    return below.double() / (2 * len(ordered))

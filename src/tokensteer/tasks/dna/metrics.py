@@ -1,21 +1,21 @@
-"""What is measured of sampled DNA. Samples count by their weights, which add up to one in each population.
+"""Metrics of sampled DNA. Samples are weighted, with a total weight of one in each population.
 
-    accuracy           the share that the judge gives the cell type more than half of its belief
+    accuracy           the share for which the judge's probability of the cell type is above one half
     reward accuracy    the same by the reward network
     activity           the median of the reward network's logit log p - log(1 - p)
-    3-mer correlation  Pearson's, between the shares of the 64 words of three letters in the samples and in the best
-                       real sites (see `dna_reference`)
-    motif correlation  the same for how often each of JASPAR's motifs stands in a sequence, on either strand
-    log-likelihood     the median over draws of a bound on log p(x) in nats under the model that was steered, unsteered
-    diversity          the share of letters at which draws of different populations differ, on average over pairs
-    distinct 6-mers    of all words of six letters in those draws, the share that are different
+    3-mer correlation  Pearson's, between the shares of the 64 3-mers in the samples and in the best real sites
+                       (see `reference`)
+    motif correlation  the same for the counts of JASPAR's motifs, on either strand
+    log-likelihood     the median over draws of a bound on log p(x) in nats under the unsteered model
+    diversity          the mean share of letters at which draws of different populations differ
+    distinct 6-mers    the share of distinct ones among all 6-mers of those draws
     novelty            the share of letters at which a draw differs from the nearest training site, on either strand
-    MPRA               what MPRA-DragoNN predicts for the cell type, if it knows it
+    MPRA               the prediction of MPRA-DragoNN, for the cell types it covers
     ess                the effective sample size over the number of particles
 
-"Draws" are one from each population, by weight. A number that is made of all samples together has its error from a
-bootstrap over populations, which are independent. Correlations of few samples are too low, since counts are noisy: only
-those of equally many sequences can be compared. What needs data or packages that are not there is left out.
+"Draws" are one from each population, by weight. Metrics of all samples together have their error from a bootstrap over
+the independent populations. Correlations of few samples are biased low by noisy counts: compare equally many sequences.
+Metrics whose data or packages are missing are left out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,16 @@ from torch.nn.functional import one_hot
 
 from tokensteer.core.models.denoiser import Denoiser
 from tokensteer.core.particles.result import Result
-from tokensteer.tasks.common.metrics import Classifier, Measured, hamming, in_parts, masked_bounds, measured
+from tokensteer.tasks.common.metrics import (
+    Classifier,
+    Measured,
+    ess_share,
+    hamming,
+    in_parts,
+    masked_bounds,
+    measured,
+    weighted,
+)
 from tokensteer.tasks.common.task import data_folder
 from tokensteer.tasks.dna import dragonn
 from tokensteer.tasks.dna import reference as dna_reference
@@ -44,7 +53,7 @@ from tokensteer.tasks.dna.reference import Reference
 
 @dataclass(frozen=True)
 class Metrics:
-    """All of the above, for a cell type."""
+    """The metrics above, for a cell type."""
 
     cell: int
     denoiser: Denoiser
@@ -53,27 +62,26 @@ class Metrics:
     reference: Reference | None
 
     def marks(self, ids: Tensor) -> Tensor:
-        """1 for ids (P, L) that the judge takes for the cell type, else 0, (P,)."""
+        """1 for ids (P, L) that the judge assigns to the cell type, else 0, (P,)."""
         return (in_parts(self.judge, ids)[:, self.cell].exp() > 0.5).double()
 
     def __call__(self, result: Result) -> Mapping[str, Measured]:
         weights, ids = result.weights.double(), result.samples
         activity = logit(in_parts(self.reward, ids.flatten(0, 1)), self.cell).view_as(weights)
-        judged = self.marks(ids.flatten(0, 1)).view_as(weights)
         draws = result.sample()[:, 0]
         found = {
-            "accuracy": measured((weights * judged).sum(-1)),
-            "reward accuracy": measured((weights * (activity > 0).double()).sum(-1)),
+            "accuracy": weighted(result, self.marks(ids.flatten(0, 1))),
+            "reward accuracy": weighted(result, (activity > 0).double()),
             "activity": median(activity, weights),
             **self._like_real(ids, weights),
             "log-likelihood": median(self.log_likelihood(draws).unsqueeze(-1), torch.ones(len(draws), 1)),
             "diversity": measured(hamming(draws)),
             "distinct 6-mers": Measured(distinct_kmers(draws, 6), math.nan),
             **self._from_elsewhere(draws),
-            "ess": measured(result.ess[-1] / weights.shape[1]),
+            "ess": ess_share(result),
         }
         if result.reward is not None:
-            found["reward"] = measured((weights * result.reward).sum(-1))
+            found["reward"] = weighted(result, result.reward)
         return found
 
     def _like_real(self, ids: Tensor, weights: Tensor) -> dict[str, Measured]:
@@ -91,7 +99,7 @@ class Metrics:
         return found
 
     def log_likelihood(self, ids: Tensor) -> Tensor:
-        """A bound on log p(x) in nats, (P,), always from the same noise."""
+        """A bound on log p(x) in nats, (P,), with fixed noise."""
         generator = Generator(ids.device).manual_seed(0)
         return -masked_bounds(self.denoiser, ids, MASK, draws=8, generator=generator)
 
@@ -99,7 +107,7 @@ class Metrics:
         found: dict[str, Measured] = {}
         if (data_folder() / FILE).is_file():
             found["novelty"] = measured(nearest(draws, _training_sites(data_folder() / FILE)))
-        net = dragonn.find(str(draws.device)) if dragonn.knows(CELLS[self.cell]) else None
+        net = dragonn.find(str(draws.device)) if dragonn.covers(CELLS[self.cell]) else None
         if net is not None:
             found["MPRA"] = measured(in_parts(lambda x: dragonn.activity(net, x, CELLS[self.cell]), draws))
         return found
@@ -110,12 +118,8 @@ def _training_sites(file: Path) -> Tensor:
     return data().train.ids
 
 
-# ---- numbers made of all samples
-
-
 def bootstrap(statistic: Callable[[Tensor], Tensor], populations: int, times: int = 200, seed: int = 0) -> Measured:
-    """statistic(counts) of populations that count once each, and its spread if they are drawn with replacement; counts
-    are (B,)."""
+    """statistic(counts) with counts (B,) of one for each population, and its deviation over bootstrap resamples."""
     whole = float(statistic(torch.ones(populations, dtype=torch.float64)))
     if populations < 2:
         return Measured(whole, math.nan)
@@ -125,7 +129,7 @@ def bootstrap(statistic: Callable[[Tensor], Tensor], populations: int, times: in
 
 
 def median(values: Tensor, weights: Tensor) -> Measured:
-    """The weighted median of values (B, N), the weights of each population adding up to one."""
+    """The weighted median of values (B, N), with weights that sum to one in each population."""
     order = values.double().cpu().flatten().argsort()
     of_population = torch.arange(len(values)).repeat_interleave(values.shape[1])[order]
     in_order, counted = values.double().cpu().flatten()[order], weights.double().cpu().flatten()[order]
@@ -138,13 +142,13 @@ def median(values: Tensor, weights: Tensor) -> Measured:
 
 
 def correlation(tables: Tensor, reference: Tensor) -> Measured:
-    """Of the mean of tables (B, K), one for each population, with a reference (K,)."""
+    """The correlation of the mean of tables (B, K), one for each population, with a reference (K,)."""
     tables, reference = tables.double().cpu(), reference.double().cpu()
     return bootstrap(lambda counts: pearson(counts @ tables, reference), len(tables))
 
 
 def kmer_tables(ids: Tensor, weights: Tensor, k: int) -> Tensor:
-    """For each population of ids (B, N, L), the weighted shares of its k-mers, (B, 4^k)."""
+    """The weighted shares of k-mers in each population of ids (B, N, L), (B, 4^k)."""
     words = kmers(ids.flatten(0, 1), k).view(*ids.shape[:2], -1)
     table = torch.zeros(len(ids), len(LETTERS) ** k, dtype=torch.float64, device=ids.device)
     each = weights.double().unsqueeze(-1).expand(words.shape) / words.shape[-1]
@@ -152,7 +156,7 @@ def kmer_tables(ids: Tensor, weights: Tensor, k: int) -> Tensor:
 
 
 def nearest(ids: Tensor, known: Tensor, rows: int = 4096) -> Tensor:
-    """The share of letters at which each of ids (P, L) differs from the nearest of known (D, L), on either strand."""
+    """The share of letters, (P,), at which ids (P, L) differ from the nearest of known (D, L), on either strand."""
     both = torch.cat([ids, reverse_complement(ids)]).long()
     ours = one_hot(both, len(LETTERS)).flatten(1).float()
     most = torch.zeros(len(both), device=ids.device)

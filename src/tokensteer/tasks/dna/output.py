@@ -1,4 +1,4 @@
-"""Sequences with their weights as FASTA, which every tool for DNA reads."""
+"""Sequences as FASTA files with their weights, and as pictures."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tokensteer.tasks.dna.data import LETTERS, read_letters, spelled
 
 
 def write_fasta(result: Result, file: Path) -> None:
-    """All particles, best first within each population; a header says where a sequence stands in the result, its
-    normalised weight in its population, and its reward if there is one."""
+    """All particles, by weight within each population. Headers have the place in the result, the normalised weight,
+    and the reward if there is one."""
     lines: list[str] = []
     for b, (samples, weights) in enumerate(zip(result.samples, result.weights, strict=True)):
         words, order = spelled(samples), weights.argsort(descending=True, stable=True)
@@ -26,7 +26,7 @@ def write_fasta(result: Result, file: Path) -> None:
 
 
 def read_fasta(file: Path) -> tuple[list[str], Tensor]:
-    """Headers without their >, and ids (P, L) of sequences of equal length, which may go over several lines."""
+    """Headers without >, and ids (P, L) of sequences of equal length, each on one or more lines."""
     headers: list[str] = []
     words: list[str] = []
     for line in file.read_text().split("\n"):
@@ -43,11 +43,11 @@ def read_fasta(file: Path) -> tuple[list[str], Tensor]:
 
 
 COLOURS = ((46, 125, 50), (21, 101, 192), (239, 157, 0), (198, 40, 40), (255, 255, 255))
-"""Of A, C, G, T as sequencers draw them, and of the paper between the sequences."""
+"""Of A, C, G, T as in sequencing traces, and of the space between sequences."""
 
 
 def picture(ids: Tensor, file: Path, zoom: int = 4) -> None:
-    """Sequences (P, L) below each other, each letter a coloured square."""
+    """Sequences (P, L) below each other, with a coloured rectangle for each letter."""
     gap = torch.full((len(ids), 1, ids.shape[1]), len(LETTERS))
     strips = torch.cat([ids.cpu().unsqueeze(1).expand(-1, 3, -1), gap], 1).flatten(0, 1)[:-1]
     write_coloured_png(file, strips.repeat_interleave(zoom, 0).repeat_interleave(zoom, 1), COLOURS)

@@ -1,4 +1,4 @@
-"""What the best real sites look like, kept beside the weights: samples are compared with them without the data.
+"""Statistics of the best real sites, stored with the weights, to compare samples with them without the data.
 
 The best sites of a cell type are the `SHARE` of its real sites, of all chromosomes, that the reward network scores
 highest: 598 of 11,968. (DRAKES takes the top 0.1% of 700,000 by measured activity, which is about as many.)
@@ -17,22 +17,23 @@ from torch import Tensor
 
 from tokensteer import tensorfile as stored
 from tokensteer.rewards.motifs import Scanner, jaspar, scanner
+from tokensteer.tasks.common.arrays import Examples
 from tokensteer.tasks.common.metrics import hamming, in_parts
-from tokensteer.tasks.common.task import Setup
-from tokensteer.tasks.dna.data import CELLS, Data, Sites
+from tokensteer.tasks.common.task import Setup, weights_file
+from tokensteer.tasks.dna.data import CELLS, Data
 from tokensteer.tasks.dna.kmers import distinct_kmers, kmer_shares
-from tokensteer.tasks.dna.model import classifier, file_of
+from tokensteer.tasks.dna.model import NAME, classifier
 
 SHARE = 0.05
 CHANCE = 1e-4
-"""Motifs are counted where random letters would show them at one site in ten thousand."""
+"""The probability that random letters contain a counted motif at a site."""
 ROLE = "reference"
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Of the best sites of each cell type: shares of the 3-mers (4, 64), and how often each motif stands in a site
-    (4, M), if motifs were there to be counted. `about` names them."""
+    """Of the best sites of each cell type: shares of 3-mers (4, 64), and the mean count of each motif in a site (4, M),
+    None without pyjaspar. `about` has the names of the motifs."""
 
     shares: Tensor
     motifs: Tensor | None
@@ -40,12 +41,12 @@ class Reference:
 
     def save(self, folder: Path) -> None:
         motifs = {} if self.motifs is None else {"motifs": self.motifs}
-        stored.write(file_of(ROLE, folder), {"3-mers": self.shares, **motifs}, self.about)
+        stored.write(weights_file(folder, NAME, ROLE), {"3-mers": self.shares, **motifs}, self.about)
 
 
 def load(folder: Path) -> Reference | None:
-    """None where there is no such file."""
-    file = file_of(ROLE, folder)
+    """The stored reference, None if there is no file."""
+    file = weights_file(folder, NAME, ROLE)
     if not file.is_file():
         return None
     tensors, about = stored.read(file)
@@ -62,24 +63,23 @@ def load(folder: Path) -> Reference | None:
 
 @cache
 def motif_scanner() -> Scanner | None:
-    """For JASPAR's motifs of vertebrates; None without pyjaspar."""
+    """A scanner for JASPAR's motifs of vertebrates; None without pyjaspar."""
     try:
         return scanner(jaspar(), CHANCE)
     except ImportError:
         return None
 
 
-def best_sites(sites: Sites, scores: Tensor, cell: int, share: float = SHARE) -> Tensor:
-    """The sites (D, L) of a cell type with the highest scores, which are given for all, (D,)."""
+def best_sites(sites: Examples, scores: Tensor, cell: int, share: float = SHARE) -> Tensor:
+    """The sites of a cell type, (K, L), with the highest of the scores (D,)."""
     here = sites.labels == cell
     count = max(1, int(share * int(here.sum())))
     return sites.ids[here][scores[here].topk(count).indices]
 
 
 def build(setup: Setup, data: Data) -> Reference:
-    """From the data and the reward network that is among the weights."""
-    parts = (data.train, data.validation, data.test)
-    sites = Sites(torch.cat([part.ids for part in parts]), torch.cat([part.labels for part in parts]))
+    """The reference of the data and the stored reward network."""
+    sites = Examples.joined((data.train, data.validation, data.test))
     reward = classifier("reward", setup)
     log_p = in_parts(lambda x: reward(x.to(setup.device).long()), sites.ids).cpu()
     best = [best_sites(sites, log_p[:, cell], cell) for cell in range(len(CELLS))]

@@ -1,4 +1,4 @@
-"""Functions of short words as tables, exact and differentiable, and the exact denoiser of a law that is a table."""
+"""Functions of short words as differentiable tables, and the exact denoiser of a distribution given as a table."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tokensteer.core.numerics.draws import NEVER
 
 @dataclass(frozen=True, eq=False)
 class Multilinear:
-    """A table with an axis of K entries for each site, as a function of ids (P, L), or of one-hots (P, L, K), in which
-    it is linear site by site. At ids, and at one-hots that are some, it is a lookup, and so is its gradient there."""
+    """A table with an axis of K entries for each site, as a function of ids (P, L) or relaxed one-hots (P, L, K), in
+    which it is linear at each site. For ids and exact one-hots the value and the gradient are lookups."""
 
     table: Tensor
 
@@ -28,7 +28,7 @@ class Multilinear:
         return self(ids).to(x.dtype) + (self.each(ids).to(x.dtype) * (x - x.detach())).sum((-2, -1))
 
     def each(self, x: Tensor) -> Tensor:
-        """What the function is with each site set to each of its K entries in turn, (P, L, K): its gradient."""
+        """The value with each site set to each of its K entries, (P, L, K): the gradient."""
         if x.is_floating_point():
             ids = _ids(x)
             return self._each_relaxed(x) if ids is None else cast("Tensor", _Each.apply(x, ids, self))  # pyright: ignore[reportUnknownMemberType]
@@ -38,7 +38,7 @@ class Multilinear:
         return self.table.flatten()[index + place.unsqueeze(-1) * torch.arange(size, device=x.device)]
 
     def _each_relaxed(self, x: Tensor) -> Tensor:
-        """The first half of the sites is one axis of a matrix, the second the other."""
+        """`each` for relaxed one-hots: the table as a matrix, with an axis for each half of the sites."""
         first, second = x.tensor_split((x.shape[1] // 2,), 1)
         left, right = _products(first), _products(second)
         matrix = self.table.reshape(left.shape[1], -1).to(left.dtype)
@@ -46,7 +46,7 @@ class Multilinear:
 
 
 class _Each(torch.autograd.Function):
-    """`Multilinear.each` at one-hots that are ids: a lookup forward, and the sums only for who wants its gradient."""
+    """`Multilinear.each` at exact one-hots: a lookup forward, sums backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ids: Tensor, of: Multilinear) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -62,13 +62,13 @@ class _Each(torch.autograd.Function):
 
 
 def _ids(x: Tensor) -> Tensor | None:
-    """The ids (P, L) that one-hots (P, L, K) are, None if some are in between."""
+    """The ids (P, L) of exact one-hots (P, L, K), None if some are relaxed."""
     ids = x.detach().argmax(-1)
     return ids if torch.equal(one_hot(ids, x.shape[-1]).to(x.dtype), x.detach()) else None
 
 
 def _products(rows: Tensor) -> Tensor:
-    """All products of entries of rows (P, h, K), one from each: (P, K^h)."""
+    """All products of one entry of each of rows (P, h, K), (P, K^h)."""
     out = torch.ones_like(rows[:, 0, :1])
     for row in rows.unbind(1):
         out = (out.unsqueeze(-1) * row.unsqueeze(1)).flatten(1)
@@ -76,7 +76,7 @@ def _products(rows: Tensor) -> Tensor:
 
 
 def _but_one(grid: Tensor, rows: Tensor) -> Tensor:
-    """A grid (P, K^h) summed with the weights of rows (P, h, K) over all of its axes but one, for each: (P, h, K)."""
+    """A grid (P, K^h) summed with weights rows (P, h, K) over all axes but one, for each axis, (P, h, K)."""
     count, sites, size = rows.shape
     out: list[Tensor] = []
     for site in range(sites):
@@ -88,7 +88,7 @@ def _but_one(grid: Tensor, rows: Tensor) -> Tensor:
 
 
 def with_masks(table: Tensor) -> Tensor:
-    """A table with one more entry on each axis, the mask, which stands for the sum over all others."""
+    """A table with one more entry on each axis, the mask: the sum over all others."""
     for axis in range(table.dim()):
         table = torch.cat([table, table.sum(axis, keepdim=True)], axis)
     return table
@@ -96,8 +96,8 @@ def with_masks(table: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class TableDenoiser:
-    """The exact denoiser of a law of words without zeros, given as a table: `testing.TableDenoiser`, but for ids a
-    lookup, and for one-hots cheap enough for thousands of them."""
+    """The exact denoiser of a positive distribution over words, given as a table: `testing.TableDenoiser`, but a lookup
+    for ids, and fast enough for thousands of one-hots."""
 
     masses: Multilinear
     ignores_time: bool = True

@@ -1,4 +1,4 @@
-"""DNA of 200 bp that is accessible in one cell type, HepG2 unless the goal says another.
+"""DNA of 200 bp that is accessible in one cell type, HepG2 unless the goal is another.
 
     tokensteer train dna --out FOLDER --device cuda --minutes 6
 
@@ -13,26 +13,12 @@ from functools import partial
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.tasks.common import learned
 from tokensteer.tasks.common.task import Setup, Task
-from tokensteer.tasks.common.training import Training
-from tokensteer.tasks.dna import reference as dna_reference
+from tokensteer.tasks.dna import proposals, reference
 from tokensteer.tasks.dna import train as dna_train
 from tokensteer.tasks.dna.data import CELLS, LENGTH
 from tokensteer.tasks.dna.metrics import Metrics
-from tokensteer.tasks.dna.model import (
-    KL,
-    NAME,
-    as_denoiser,
-    cell_of,
-    classifier,
-    file_of,
-    model,
-    of_cell,
-    tilt,
-    uniform_model,
-)
+from tokensteer.tasks.dna.model import KL, NAME, as_denoiser, cell_of, classifier, model, of_cell, tilt, uniform_model
 from tokensteer.tasks.dna.output import picture, write_fasta
-from tokensteer.tasks.dna.proposals import find_tuned, train_proposal
-from tokensteer.tasks.nets import load as load_net
 
 
 def task(setup: Setup | None = None) -> Task:
@@ -40,11 +26,10 @@ def task(setup: Setup | None = None) -> Task:
     setup = Setup() if setup is None else setup
     cell = cell_of(setup.goal)
     prior, reward, judge = model(setup), classifier("reward", setup), classifier("judge", setup)
-    metrics = Metrics(cell, prior.denoiser, reward, judge, dna_reference.load(setup.weights))
+    metrics = Metrics(cell, prior.denoiser, reward, judge, reference.load(setup.weights))
 
     def conditional() -> Diffusion:
-        net = load_net(file_of("denoiser", setup.weights), setup.device)
-        return replace(prior, denoiser=of_cell(net, cell))
+        return replace(prior, denoiser=of_cell(setup.load(NAME, "denoiser"), cell))
 
     return Task(
         NAME,
@@ -58,16 +43,9 @@ def task(setup: Setup | None = None) -> Task:
         written={".fasta": write_fasta},
         conditional=conditional,
         uniform=lambda: uniform_model(setup),
-        tuned=lambda name: find_tuned(setup.weights, name, cell, setup.device),
+        tuned=lambda name: proposals.find_tuned(setup.weights, name, cell, setup.device),
     )
 
 
-def train(training: Training) -> None:
-    """Make all its weights, with cards and figures."""
-    dna_train.train(training, make=task)
-
-
-learn = partial(train_proposal, task)
-
-
-learn_twist = partial(train_proposal, task, twist=True)
+train = partial(dna_train.train, make=task)
+proposal = partial(proposals.proposal, task)

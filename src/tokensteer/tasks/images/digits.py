@@ -1,20 +1,18 @@
-"""Handwritten digits of 8 x 8 binary pixels: the small sister of `mnist`, which runs anywhere in seconds.
+"""Handwritten digits of 8 x 8 binary pixels, a small `mnist` that runs on a CPU in seconds.
 
     tokensteer train digits --out FOLDER
 
-trains all its networks. The images come with the package (`data/README.md` says from where).
+trains all its networks. The images come with the package (`data/README.md` has their source).
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from tokensteer.tasks.common.proposals import ProposalConfig
-from tokensteer.tasks.common.task import Setup, Task
-from tokensteer.tasks.common.training import Training
-from tokensteer.tasks.images import recipe as pixels
-from tokensteer.tasks.images import train as pixels_train
+from tokensteer.tasks.images import recipe
 from tokensteer.tasks.images.recipe import CLASSES, VOCAB_SIZE, Data, Recipe
 from tokensteer.tasks.nets import ConvConfig, PatchConfig, UNetConfig, ValueConfig
 from tokensteer.train import Plan, ProposalPlan, StepVariance
@@ -24,7 +22,7 @@ SIDE = 8
 
 def data() -> Data:
     """1,497 images to train on and 300 to test with."""
-    return pixels.unpack(Path(__file__).parents[2] / "data" / "digits_8x8_thr8.npz", SIDE * SIDE)
+    return recipe.unpack(Path(__file__).parents[2] / "data" / "digits_8x8_thr8.npz", SIDE * SIDE)
 
 
 RECIPE = Recipe(
@@ -39,7 +37,7 @@ RECIPE = Recipe(
         Plan(1200, batch_size=64, rate=3e-3, average=0.995),
         Plan(6000, batch_size=64, rate=2e-3, average=0.998),
     ),
-    course=ProposalConfig(
+    proposal=ProposalConfig(
         ProposalPlan(200, paths=128, updates=4, times=8, replay=4, rate=1e-3, baseline_rate=3.0, average=0.97),
         StepVariance(),
         ValueConfig("unet", asdict(UNetConfig(VOCAB_SIZE, SIDE, SIDE, channels=(16, 32), blocks=1))),
@@ -53,12 +51,4 @@ RECIPE = Recipe(
     source="UCI Optical Recognition of Handwritten Digits (CC BY 4.0), binarised; see tokensteer/data/README.md",
 )
 
-
-def task(setup: Setup | None = None) -> Task:
-    """Towards the digit `setup.goal`, 4 unless given."""
-    return pixels.task(RECIPE, Setup() if setup is None else setup)
-
-
-def train(training: Training) -> None:
-    """Make all its weights, with cards and figures."""
-    pixels_train.train(RECIPE, training)
+task = partial(recipe.task, RECIPE)

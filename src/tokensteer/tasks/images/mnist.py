@@ -1,8 +1,8 @@
-"""MNIST, 28 x 28 binary pixels, ink where the grey value is above 127.
+"""MNIST, 28 x 28 binary pixels, black where the grey value is above 127.
 
     tokensteer train mnist --out FOLDER --device cuda --minutes 5
 
-trains all its networks. The data does not come with the package; `binarise` makes it from the files everybody has.
+trains all its networks. The data does not come with the package; `binarise` makes it from MNIST's four files.
 """
 
 from __future__ import annotations
@@ -10,20 +10,19 @@ from __future__ import annotations
 import gzip
 import zlib
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tokensteer.tasks.common import arrays as arrays_in
-from tokensteer.tasks.common.proposals import TWIST, ProposalConfig
-from tokensteer.tasks.common.task import Setup, Task, data_folder
-from tokensteer.tasks.common.training import Training
-from tokensteer.tasks.images import recipe as pixels
-from tokensteer.tasks.images import train as pixels_train
+from tokensteer.tasks.common.proposals import STEPWISE, TWIST, ProposalConfig
+from tokensteer.tasks.common.task import data_file, data_folder
+from tokensteer.tasks.images import recipe
 from tokensteer.tasks.images.recipe import CLASSES, VOCAB_SIZE, Data, Recipe
 from tokensteer.tasks.nets import ConvConfig, PatchConfig, UNetConfig, ValueConfig
-from tokensteer.train import Plan, ProposalPlan, StepVariance
+from tokensteer.train import Plan, StepVariance
 
 SIDE = 28
 THRESHOLD = 127
@@ -32,17 +31,13 @@ FILE = f"mnist_binary_thr{THRESHOLD}.npz"
 
 def data() -> Data:
     """60,000 images to train on and 10,000 to test with."""
-    file = data_folder() / FILE
-    if not file.is_file():
-        raise FileNotFoundError(
-            f"there is no {file}: set TOKENSTEER_DATA to the folder that holds {FILE}, or make it from MNIST's own "
-            "four files by python -c \"from tokensteer.tasks.images import mnist; mnist.binarise('FOLDER')\""
-        )
-    return pixels.unpack(file, SIDE * SIDE)
+    command = "from tokensteer.tasks.images import mnist; mnist.binarise('FOLDER')"
+    file = data_file(FILE, f', or make it from MNIST\'s own four files by python -c "{command}"')
+    return recipe.unpack(file, SIDE * SIDE)
 
 
 def binarise(folder: str | Path, out: str | Path | None = None) -> Path:
-    """Make what `data` reads from train-images-idx3-ubyte and the other three files of MNIST, gzipped or not."""
+    """Write the file of `data` from train-images-idx3-ubyte and the other three files of MNIST, gzipped or not."""
     arrays: dict[str, Any] = {}
     for part, stem in (("train", "train"), ("test", "t10k")):
         grey = _idx(Path(folder), f"{stem}-images-idx3-ubyte")
@@ -54,7 +49,7 @@ def binarise(folder: str | Path, out: str | Path | None = None) -> Path:
 
 
 def _idx(folder: Path, name: str) -> Any:
-    """The array of an idx file of bytes: two zeros, 8, the number of axes, their lengths, the bytes."""
+    """The array of an idx file: two zero bytes, 8, the number of axes, their lengths, the bytes."""
     plain, zipped = folder / name, folder / f"{name}.gz"
     if not plain.is_file() and not zipped.is_file():
         raise FileNotFoundError(
@@ -83,19 +78,8 @@ RECIPE = Recipe(
         Plan(4000, batch_size=256, rate=3e-3),
         Plan(8000, batch_size=256, rate=1e-3),
     ),
-    course=ProposalConfig(
-        ProposalPlan(
-            80,
-            paths=128,
-            updates=4,
-            times=12,
-            replay=4,
-            rate=3e-4,
-            baseline_rate=3.0,
-            average=0.95,
-            report_every=2,
-            save_every=20,
-        ),
+    proposal=ProposalConfig(
+        STEPWISE,
         StepVariance(),
         ValueConfig("unet", asdict(UNetConfig(VOCAB_SIZE, SIDE, SIDE, channels=(24, 48, 96), blocks=1)), beside=True),
         kl=0.5,
@@ -106,12 +90,4 @@ RECIPE = Recipe(
     source=f"MNIST, ink where the grey value is above {THRESHOLD}",
 )
 
-
-def task(setup: Setup | None = None) -> Task:
-    """Towards the digit `setup.goal`, 4 unless given."""
-    return pixels.task(RECIPE, Setup() if setup is None else setup)
-
-
-def train(training: Training) -> None:
-    """Make all its weights, with cards and figures."""
-    pixels_train.train(RECIPE, training)
+task = partial(recipe.task, RECIPE)

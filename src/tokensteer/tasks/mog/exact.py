@@ -1,12 +1,12 @@
-"""A mixture of nine Gaussians on a grid, small enough that every answer is known.
+"""A mixture of nine Gaussians on a grid, small enough to compute everything exactly.
 
 Two sites X, Y with 64 states each: draws from Gaussians at {-4, 0, 4}² with variance 0.3, sorted into 64 equal bins of
-[-6, 6] (what falls outside goes into the outermost bin). The reward is r = -x²/100 - y² at x = 12(X/63 - 1/2), y
-likewise: it asks for y near 0 and hardly minds x.
+[-6, 6] (the outermost bins extend to infinity). The reward is r = -x²/100 - y² at x = 12(X/63 - 1/2), y likewise: it is
+high for y near 0 and hardly depends on x.
 
-With equal weights the two coordinates are independent, so the model's own law is the data's for any number of steps.
-With other weights a sampler that opens both sites in one of T equal steps, with probability 1/T, forgets how they
-depend on each other, and its law is (1 - 1/T)·p + p_X·p_Y/T.
+With equal weights the coordinates are independent, so the model has the distribution of the data for any number of
+steps. With other weights, a sampler of T equal steps opens both sites in the same step with probability 1/T, and then
+independently: its distribution is (1 - 1/T)·p + p_X·p_Y/T.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ VARIANCE = 0.3
 
 
 def coordinates() -> Tensor:
-    """Where the reward sees each state, (64,)."""
+    """The coordinate of each state in the reward, (64,)."""
     return 12.0 * (torch.arange(STATES, dtype=torch.float64) / (STATES - 1) - 0.5)
 
 
@@ -53,7 +53,7 @@ def pmf(weights: Tensor | None = None) -> Tensor:
 
 
 def _normal_mass(edges: Tensor) -> Tensor:
-    """The standard normal's mass between neighbouring edges, from the nearer tail so that no bin is rounded to zero."""
+    """The standard normal mass between neighbouring edges, from the nearer tail so that no bin is rounded to zero."""
     low, high = edges[..., :-1], edges[..., 1:]
     right = low > 0
     low, high = torch.where(right, -high, low), torch.where(right, -low, high)
@@ -61,10 +61,8 @@ def _normal_mass(edges: Tensor) -> Tensor:
 
 
 def denoiser(joint: Tensor) -> Denoiser:
-    """The exact denoiser of a pmf on two sites, for ids and one-hots: `testing.TableDenoiser`, but for ids a lookup.
-
-    What is known of one site depends on the other alone, so all answers fit in a table with a row for each token.
-    """
+    """The exact denoiser of a pmf on two sites, for ids and one-hots: `testing.TableDenoiser`, but a lookup for ids.
+    The prediction at one site depends on the token at the other, so the table has a row for each token."""
 
     def from_one_hots(x: Tensor) -> Tensor:
         allowed = x[..., :STATES] + x[..., STATES:]
@@ -83,7 +81,7 @@ def denoiser(joint: Tensor) -> Denoiser:
 
 
 def model(num_steps: int = 100, joint: Tensor | None = None) -> Diffusion:
-    """The masked diffusion with the exact denoiser of `joint`, by default the data."""
+    """The masked diffusion with the exact denoiser of `joint`, the data unless given."""
     exact = denoiser(pmf() if joint is None else joint)
     return Diffusion(exact, Ancestral(MASK), uniform_steps(num_steps), template(2, MASK))
 
@@ -105,8 +103,8 @@ def reward(x: Tensor) -> Tensor:
 def soft_value(model: Diffusion, kl: float = 1.0) -> Value:
     """kl · log E[exp(r/kl) | x_t] in closed form: the reward is a sum over sites, so the expectation is a product.
 
-    The same numbers as `Exact()` without enumeration. One-hots are taken linearly at each site, between the rewards of
-    its tokens and the value of its mask: a gradient then says what each token is worth, to all orders.
+    It equals `Exact()` without enumeration. It is linear in the one-hots of each site, between the rewards of its
+    tokens and the value of its mask, so its gradient has the exact value of each token.
     """
     rewards = site_rewards()
 
@@ -127,7 +125,7 @@ def tilt(kl: float = 1.0, draws: int = 10, ramp: Ramp = linear_ramp, estimator: 
 
 @dataclass(frozen=True)
 class Target:
-    """What a steering aims at, exactly: its pmf (64, 64) and log-normaliser."""
+    """The exact target of a steering: its pmf (64, 64) and log-normaliser."""
 
     pmf: Tensor
     log_z: float
@@ -139,10 +137,8 @@ class Target:
 
 
 def target(steering: Steering) -> Target:
-    """The steering's own target by enumeration of all 65² states, not that of the data.
-
-    Neither estimates on the way nor the proposal move it, so they are left out.
-    """
+    """The target of the steering's own model, not of the data, by enumeration of all 65² states. It does not depend on
+    estimates at t > 0 or on the proposal, so these are left out."""
     twist = steering.twist
     if twist is not None:
         nothing = Value(lambda x, t: torch.zeros(len(x), dtype=torch.float64))
@@ -160,10 +156,10 @@ def histogram(samples: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 def emd(p: Tensor, q: Tensor, smallest: float = 1e-10) -> float:
-    """Earth mover's distance W1 between two pmfs (64, 64): the least mean distance to move, in cells of the grid.
+    """Earth mover's distance W1 between two pmfs (64, 64), in cells of the grid.
 
-    It depends on p - q alone (what both share need not move), which halves the problem. States with less than
-    `smallest` to move are left out: that changes the distance by less than 1e-6 here.
+    It depends on p - q alone, which halves the problem. States that differ by less than `smallest` are left out: that
+    changes the distance by less than 1e-6 here.
     """
     surplus, deficit = (p - q).clamp(min=0).flatten(), (q - p).clamp(min=0).flatten()
     moved = float(surplus.sum())
@@ -179,7 +175,7 @@ def _cells(index: Tensor) -> Tensor:
 
 
 def _transport(origin: Tensor, goal: Tensor, cost: Tensor) -> float:
-    """The least cost to move one pmf onto another."""
+    """The optimal transport cost between two pmfs."""
     try:
         import ot  # pyright: ignore[reportMissingTypeStubs]
     except ImportError as error:
@@ -194,6 +190,6 @@ def _transport(origin: Tensor, goal: Tensor, cost: Tensor) -> float:
 
 
 def floor(target: Target, count: int, repeats: int, generator: Generator | None = None) -> Tensor:
-    """The EMD of `count` exact draws, `repeats` times: what no sampler of that size beats on average."""
+    """The EMD of `count` exact draws, `repeats` times: the least that a sampler of that size has on average."""
     draws = (target.sample(count, generator) for _ in range(repeats))
     return torch.tensor([emd(histogram(x), target.pmf) for x in draws], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The small networks this project trains itself: denoisers, classifiers in pairs, a value, and how they are stored."""
+"""The small networks that this project trains: denoisers, pairs of classifiers, values, and their files."""
 
 from tokensteer.tasks.nets.classifiers import ConvClassifier, ConvConfig, PatchClassifier, PatchConfig
 from tokensteer.tasks.nets.dilated import (

@@ -1,4 +1,4 @@
-"""Two classifiers of grids, unlike each other on purpose: one gives the reward, the other judges what it led to."""
+"""Two classifiers of grids of different architecture: one is the reward, the other judges its samples."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokensteer.core.numerics.domains import check_wholes
-from tokensteer.tasks.nets.parts import embed
+from tokensteer.tasks.nets.parts import check_config, embed
 from tokensteer.tasks.nets.transformer import Block
 
 
 @dataclass(frozen=True)
 class ConvConfig:
-    """Convolutions on a grid of `height` x `width` sites; `channels` at each level, each half the size."""
+    """Convolutions on a grid of `height` x `width` sites, with `channels` at each level of half the size."""
 
     vocab_size: int
     height: int
@@ -25,10 +24,7 @@ class ConvConfig:
     groups: int = 8
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "channels", tuple(self.channels))  # JSON knows lists only
-        sizes = {"vocab_size": self.vocab_size, "height": self.height, "width": self.width, "groups": self.groups}
-        check_wholes("ConvConfig", 1, **sizes, num_classes=self.num_classes)
-        check_wholes("ConvConfig", 1, channels=self.channels)
+        check_config(self)
 
 
 class ConvClassifier(nn.Module):
@@ -43,17 +39,15 @@ class ConvClassifier(nn.Module):
         for channels in config.channels:
             layers = [nn.Conv2d(before, channels, 3, padding=1), nn.GroupNorm(config.groups, channels), nn.SiLU()]
             layers += [nn.Conv2d(channels, channels, 3, padding=1), nn.GroupNorm(config.groups, channels), nn.SiLU()]
-            levels.append(nn.Sequential(*layers))
+            levels.append(nn.Sequential(*layers, nn.AvgPool2d(2)))
             before = channels
-        self.levels = nn.ModuleList(levels)
+        self.levels = nn.Sequential(*levels)
         halvings = len(config.channels)
         self.head = nn.Linear(before * (config.height >> halvings) * (config.width >> halvings), config.num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         h = embed(x, self.tokens).transpose(1, 2).reshape(len(x), -1, self.config.height, self.config.width)
-        for level in self.levels:
-            h = F.avg_pool2d(level(h), 2)
-        return self.head(h.flatten(1)).log_softmax(-1)
+        return self.head(self.levels(h).flatten(1)).log_softmax(-1)
 
 
 @dataclass(frozen=True)
@@ -71,14 +65,13 @@ class PatchConfig:
     heads: int = 4
 
     def __post_init__(self) -> None:
-        check_wholes("PatchConfig", 1, **{name: value for name, value in vars(self).items() if name != "depth"})
-        check_wholes("PatchConfig", 0, depth=self.depth)
+        check_config(self, may_be_zero=("depth",))
         if self.height % self.patch or self.width % self.patch:
             raise ValueError(f"PatchConfig: {self.height} x {self.width} is not made of patches of {self.patch}")
 
 
 class PatchClassifier(nn.Module):
-    """Log-probabilities of the classes, (P, K), of ids (P, L) or one-hots (P, L, V); it has no convolution."""
+    """Log-probabilities of the classes, (P, K), of ids (P, L) or one-hots (P, L, V), without convolutions."""
 
     def __init__(self, config: PatchConfig) -> None:
         super().__init__()
@@ -87,14 +80,12 @@ class PatchClassifier(nn.Module):
         self.tokens = nn.Embedding(config.vocab_size, config.features)
         self.patches = nn.Linear(config.features * config.patch**2, config.hidden)
         self.places = nn.Parameter(0.02 * torch.randn(count, config.hidden))
-        self.blocks = nn.ModuleList(Block(config.hidden, config.heads) for _ in range(config.depth))
+        self.blocks = nn.Sequential(*(Block(config.hidden, config.heads) for _ in range(config.depth)))
         self.norm = nn.LayerNorm(config.hidden)
         self.head = nn.Linear(config.hidden, config.num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         grid = embed(x, self.tokens).transpose(1, 2).reshape(len(x), -1, self.config.height, self.config.width)
         patches = F.unfold(grid, self.config.patch, stride=self.config.patch).transpose(1, 2)
-        h = self.patches(patches) + self.places
-        for block in self.blocks:
-            h = block(h)
+        h = self.blocks(self.patches(patches) + self.places)
         return self.head(self.norm(h).mean(1)).log_softmax(-1)

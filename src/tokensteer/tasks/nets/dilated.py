@@ -1,7 +1,5 @@
-"""Networks for long sequences of few letters, such as DNA: a denoiser of dilated convolutions, and two classifiers.
-
-The classifiers are unlike each other on purpose: one gives the reward, the other judges what it led to.
-"""
+"""Networks for long sequences of few letters, such as DNA: a denoiser of dilated convolutions and two classifiers of
+different architecture, one for the reward and one that judges its samples."""
 
 from __future__ import annotations
 
@@ -11,17 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokensteer.core.numerics.domains import check_numbers, check_wholes
-from tokensteer.tasks.nets.parts import Conditioning, embed
+from tokensteer.tasks.nets.parts import Conditioning, check_config, embed
 from tokensteer.tasks.nets.transformer import Block
 
 
 @dataclass(frozen=True)
 class DilatedConfig:
-    """One block for each of `dilations`: a convolution of `kernel` sites so far apart, then one of a single site.
+    """One block for each of `dilations`: a dilated convolution of `kernel` sites, then one of a single site.
 
-    `vocab_size` counts the mask. `timed` networks must be called with t; `num_classes` allows a label. `dropout` draws
-    from torch's own generator, so a training that was stopped and resumed is not the same bit for bit.
+    `vocab_size` counts the mask. `timed` networks must be called with t; `num_classes` allows a label. `dropout` uses
+    torch's own generator, so a resumed training is not the same bit for bit.
     """
 
     vocab_size: int
@@ -35,12 +32,7 @@ class DilatedConfig:
     num_classes: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dilations", tuple(self.dilations))  # JSON knows lists only
-        sizes = {"vocab_size": self.vocab_size, "length": self.length, "width": self.width, "kernel": self.kernel}
-        check_wholes("DilatedConfig", 1, **sizes, groups=self.groups)
-        check_wholes("DilatedConfig", 0, num_classes=self.num_classes)
-        check_wholes("DilatedConfig", 1, dilations=self.dilations)
-        check_numbers("DilatedConfig", "[0, 1]", dropout=self.dropout)
+        check_config(self, may_be_zero=("num_classes",))
         if self.width % self.groups or self.kernel % 2 == 0:
             raise ValueError(
                 f"DilatedConfig: width {self.width} must be a multiple of {self.groups} groups, and the kernel "
@@ -49,23 +41,23 @@ class DilatedConfig:
 
 
 class DilatedBlock(nn.Module):
-    """A dilated convolution, then one of a single site, each behind a group norm; `told` (P, H) is added between."""
+    """A dilated and a single-site convolution, each after a group norm, with `condition` (P, H) added in between."""
 
     def __init__(self, config: DilatedConfig, dilation: int) -> None:
         super().__init__()
-        width, told = config.width, config.timed or config.num_classes > 0
+        width, condition = config.width, config.timed or config.num_classes > 0
         self.norm_in, self.norm_out = nn.GroupNorm(config.groups, width), nn.GroupNorm(config.groups, width)
         around = dilation * (config.kernel // 2)
         self.mix = nn.Conv1d(width, width, config.kernel, padding=around, dilation=dilation)
         self.out = nn.Conv1d(width, width, 1)
-        self.told = nn.Linear(width, width) if told else None
+        self.told = nn.Linear(width, width) if condition else None
         self.dropout = nn.Dropout1d(config.dropout)
         nn.init.zeros_(self.out.weight)  # a block starts as the identity
 
-    def forward(self, h: Tensor, told: Tensor) -> Tensor:
+    def forward(self, h: Tensor, condition: Tensor) -> Tensor:
         inner = self.mix(F.silu(self.norm_in(h)))
         if self.told is not None:
-            inner = inner + self.told(told).unsqueeze(-1)
+            inner = inner + self.told(condition).unsqueeze(-1)
         return h + self.out(self.dropout(F.silu(self.norm_out(inner))))
 
 
@@ -86,22 +78,19 @@ class Dilated(nn.Module):
         """(P, L, H)."""
         if x.shape[1] != self.config.length:
             raise ValueError(f"this network was built for length {self.config.length}, got {x.shape[1]}")
-        told = self.conditioning(x, t, label)
+        condition = self.conditioning(x, t, label)
         h = (embed(x, self.tokens) + self.places).transpose(1, 2)
         for block in self.blocks:
-            h = block(h, told)
+            h = block(h, condition)
         return F.silu(self.norm(h)).transpose(1, 2)
 
     def forward(self, x: Tensor, t: float | Tensor | None = None, label: Tensor | None = None) -> Tensor:
         return self.head(self.hidden(x, t, label))
 
 
-# ---- classifiers
-
-
 @dataclass(frozen=True)
 class MotifConfig:
-    """Convolutions of `kernels` sites with `channels` each, every one followed by a pooling of `pool` sites."""
+    """Convolutions of `kernels` sites with `channels` each, every one followed by max pooling of `pool` sites."""
 
     vocab_size: int
     length: int
@@ -114,12 +103,7 @@ class MotifConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "channels", tuple(self.channels))  # JSON knows lists only
-        object.__setattr__(self, "kernels", tuple(self.kernels))
-        sizes = {"vocab_size": self.vocab_size, "length": self.length, "num_classes": self.num_classes}
-        check_wholes("MotifConfig", 1, **sizes, features=self.features, pool=self.pool, width=self.width)
-        check_wholes("MotifConfig", 1, channels=self.channels, kernels=self.kernels)
-        check_numbers("MotifConfig", "[0, 1]", dropout=self.dropout)
+        check_config(self)
         if len(self.channels) != len(self.kernels) or self.length < self.pool ** len(self.channels):
             raise ValueError(
                 f"MotifConfig: {len(self.channels)} channels and {len(self.kernels)} kernels, each of which leaves one "
@@ -128,8 +112,8 @@ class MotifConfig:
 
 
 class MotifClassifier(nn.Module):
-    """Log-probabilities of the classes, (P, K), of ids (P, L) or one-hots (P, L, V). It has no norms: those of a whole
-    sequence would hide how much of everything there is in it, and with them it learned next to nothing."""
+    """Log-probabilities of the classes, (P, K), of ids (P, L) or one-hots (P, L, V). It has no norms: norms over a
+    whole sequence remove the amount of each feature in it, and with them it hardly learned."""
 
     def __init__(self, config: MotifConfig) -> None:
         super().__init__()
@@ -141,14 +125,12 @@ class MotifClassifier(nn.Module):
             conv = nn.Conv1d(before, channels, kernel, padding=kernel // 2)
             levels.append(nn.Sequential(conv, nn.SiLU(), nn.MaxPool1d(config.pool), nn.Dropout(config.dropout)))
             before, length = channels, length // config.pool
-        self.levels = nn.ModuleList(levels)
+        self.levels = nn.Sequential(*levels)
         self.first, self.last = nn.Linear(before * length, config.width), nn.Linear(config.width, config.num_classes)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = embed(x, self.tokens).transpose(1, 2)
-        for level in self.levels:
-            h = level(h)
+        h = self.levels(embed(x, self.tokens).transpose(1, 2))
         return self.last(self.dropout(F.silu(self.first(h.flatten(1))))).log_softmax(-1)
 
 
@@ -168,10 +150,7 @@ class WordsConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        sizes = {name: value for name, value in vars(self).items() if name not in ("depth", "dropout")}
-        check_wholes("WordsConfig", 1, **sizes)
-        check_wholes("WordsConfig", 0, depth=self.depth)
-        check_numbers("WordsConfig", "[0, 1]", dropout=self.dropout)
+        check_config(self, may_be_zero=("depth",))
         if self.width % self.heads or not self.stride <= self.word <= self.length:
             raise ValueError(
                 f"WordsConfig: width {self.width} must be a multiple of {self.heads} heads, and words of {self.word} "
@@ -180,8 +159,8 @@ class WordsConfig:
 
 
 class WordsClassifier(nn.Module):
-    """Log-probabilities of the classes, (P, K), of ids (P, L) or one-hots (P, L, V): words look at each other, and
-    the most telling one counts beside the mean."""
+    """Log-probabilities of the classes, (P, K), of ids (P, L) or one-hots (P, L, V), from the mean and the maximum over
+    words after attention."""
 
     def __init__(self, config: WordsConfig) -> None:
         super().__init__()

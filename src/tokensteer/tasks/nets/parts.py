@@ -1,19 +1,36 @@
-"""What the networks share: embeddings of ids or one-hots, and of time and class.
+"""Parts of all networks: checks of configurations, embeddings of ids or one-hots, and of time and class.
 
-Every network takes ids (P, L) or relaxed one-hots (P, L, V). Ids look up rows of a table, one-hots are multiplied with
-it: the same answer, and the second is linear in x, so that a gradient says what each token is worth.
+Every network takes ids (P, L) or relaxed one-hots (P, L, V). Ids select rows of a table and one-hots are multiplied
+with it: the results are equal, and the second is linear in x, so that its gradient has the effect of each token.
 """
 
 from __future__ import annotations
 
 import math
+from typing import get_type_hints
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tokensteer.core.numerics.domains import check_numbers, check_wholes
+
 NO_LABEL = -1
-"""The label of a row that has none; training drops labels to it, so that the network also learns to do without."""
+"""The label of a row without one; training drops labels at random to learn both."""
+
+
+def check_config(config: object, may_be_zero: tuple[str, ...] = ()) -> None:
+    """Check the fields of a configuration by their types: whole numbers and tuples of them are positive, floats lie in
+    [0, 1]. Lists, which come from JSON, become tuples."""
+    name = type(config).__name__
+    for field, kind in get_type_hints(type(config)).items():
+        if kind == tuple[int, ...]:
+            object.__setattr__(config, field, tuple(getattr(config, field)))
+        value: object = getattr(config, field)
+        if kind in (int, tuple[int, ...]):
+            check_wholes(name, 0 if field in may_be_zero else 1, **{field: value})
+        elif kind is float:
+            check_numbers(name, "[0, 1]", **{field: value})
 
 
 def embed(x: Tensor, table: nn.Embedding) -> Tensor:
@@ -22,14 +39,14 @@ def embed(x: Tensor, table: nn.Embedding) -> Tensor:
 
 
 def time_features(t: Tensor, width: int) -> Tensor:
-    """Sines and cosines of t (P,), (P, width), from once to some thousand times over [0, 1]."""
+    """Sines and cosines of t (P,), (P, width), of frequencies from 1/2 to 500."""
     rates = math.pi * torch.exp(torch.linspace(0.0, math.log(1000.0), width // 2, device=t.device))
     angles = t.unsqueeze(-1).float() * rates
     return torch.cat([angles.sin(), angles.cos()], -1)
 
 
 class Conditioning(nn.Module):
-    """Time and class as one vector for each row, (P, H); zeros where the network is told neither."""
+    """Time and class as one vector for each row, (P, H); zeros if the network reads neither."""
 
     def __init__(self, width: int, timed: bool, num_classes: int) -> None:
         super().__init__()
@@ -39,16 +56,16 @@ class Conditioning(nn.Module):
 
     def forward(self, x: Tensor, t: float | Tensor | None, label: Tensor | None) -> Tensor:
         rows = len(x)
-        told = torch.zeros(rows, self.width, device=x.device)
+        out = torch.zeros(rows, self.width, device=x.device)
         if self.time is not None:
             if t is None:
                 raise ValueError("this network was built with timed=True: call it as network(x, t)")
             times = torch.as_tensor(t, device=x.device).expand(rows)
-            told = told + self.time(time_features(times, self.time.in_features))
+            out = out + self.time(time_features(times, self.time.in_features))
         if self.label is not None:
             null = self.label.num_embeddings - 1
             given = torch.full((rows,), NO_LABEL, device=x.device) if label is None else label.expand(rows)
-            told = told + self.label(torch.where(given == NO_LABEL, null, given))
+            out = out + self.label(torch.where(given == NO_LABEL, null, given))
         elif label is not None:
             raise ValueError("this network knows no classes: build it with num_classes, or leave out the label")
-        return F.silu(told)
+        return F.silu(out)

@@ -1,6 +1,6 @@
-"""Two classifiers of sequences, unlike each other on purpose: one gives the reward, the other judges what it led to.
+"""Two classifiers of sequences of different architecture: one is the reward, the other judges its samples.
 
-Both take ids (P, L), one-hots (P, L, V) or, by `of_embeddings`, what their own table makes of tokens (P, L, d).
+Both take ids (P, L), one-hots (P, L, V) or, in `of_embeddings`, embeddings (P, L, d) of their own table.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokensteer.core.numerics.domains import check_wholes
-from tokensteer.tasks.nets.parts import embed
+from tokensteer.tasks.nets.parts import check_config, embed
 from tokensteer.tasks.nets.transformer import Block
 
 
 class _Reader(nn.Module, ABC):
-    """A classifier that can be entered behind its table of tokens."""
+    """A classifier that also takes embeddings."""
 
     def __init__(self, vocab_size: int, features: int) -> None:
         super().__init__()
@@ -38,7 +37,7 @@ class _Reader(nn.Module, ABC):
 
 @dataclass(frozen=True)
 class AttentiveConfig:
-    """A transformer over tokens; `features` is the width of its table, which is most of it."""
+    """A transformer over tokens; `features` is the width of its table, which has most of the parameters."""
 
     vocab_size: int
     length: int
@@ -49,36 +48,33 @@ class AttentiveConfig:
     heads: int = 3
 
     def __post_init__(self) -> None:
-        check_wholes("AttentiveConfig", 1, **{name: value for name, value in vars(self).items() if name != "depth"})
-        check_wholes("AttentiveConfig", 0, depth=self.depth)
+        check_config(self, may_be_zero=("depth",))
         if self.width % self.heads:
             raise ValueError(f"AttentiveConfig: width {self.width} is no multiple of {self.heads} heads")
 
 
 class AttentiveReader(_Reader):
-    """Log-probabilities of the classes, (P, K), from the mean of all sites after attention of all to all."""
+    """Log-probabilities of the classes, (P, K), from the mean over sites after full attention."""
 
     def __init__(self, config: AttentiveConfig) -> None:
         super().__init__(config.vocab_size, config.features)
         self.config = config
         self.enter = nn.Linear(config.features, config.width)
         self.places = nn.Parameter(0.02 * torch.randn(config.length, config.width))
-        self.blocks = nn.ModuleList(Block(config.width, config.heads) for _ in range(config.depth))
+        self.blocks = nn.Sequential(*(Block(config.width, config.heads) for _ in range(config.depth)))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.num_classes)
 
     def of_embeddings(self, embedded: Tensor) -> Tensor:
         if embedded.shape[1] != self.config.length:
             raise ValueError(f"this classifier was built for length {self.config.length}, got {embedded.shape[1]}")
-        h = self.enter(embedded) + self.places
-        for block in self.blocks:
-            h = block(h)
+        h = self.blocks(self.enter(embedded) + self.places)
         return self.head(self.norm(h).mean(1)).log_softmax(-1)
 
 
 @dataclass(frozen=True)
 class NgramConfig:
-    """Convolutions over so many tokens each, `spans`, with `channels` of each."""
+    """Convolutions over `spans` of tokens, with `channels` each."""
 
     vocab_size: int
     num_classes: int
@@ -87,15 +83,12 @@ class NgramConfig:
     channels: int = 96
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "spans", tuple(self.spans))  # JSON knows lists only
-        sizes = {"vocab_size": self.vocab_size, "num_classes": self.num_classes, "channels": self.channels}
-        check_wholes("NgramConfig", 1, **sizes, features=self.features)
-        check_wholes("NgramConfig", 1, spans=self.spans)
+        check_config(self)
 
 
 class NgramReader(_Reader):
-    """Log-probabilities of the classes, (P, K), from the strongest and the mean answer of each detector of n-grams,
-    wherever it stands; it has no attention and knows no places."""
+    """Log-probabilities of the classes, (P, K), from the maximum and the mean over sites of detectors of n-grams,
+    without attention or positions."""
 
     def __init__(self, config: NgramConfig) -> None:
         super().__init__(config.vocab_size, config.features)

@@ -1,17 +1,14 @@
-"""Networks as files: weights as safetensors, the configuration as JSON in the file's own header.
-
-One file is either there or not, and its weights cannot be paired with the wrong configuration.
-"""
+"""Networks as files: weights as safetensors, with the configuration as JSON in the header of the same file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokensteer import tensorfile as stored
 from tokensteer.tasks.nets.classifiers import ConvClassifier, ConvConfig, PatchClassifier, PatchConfig
@@ -26,82 +23,51 @@ from tokensteer.tasks.nets.dilated import (
 from tokensteer.tasks.nets.readers import AttentiveConfig, AttentiveReader, NgramConfig, NgramReader
 from tokensteer.tasks.nets.transformer import Transformer, TransformerConfig
 from tokensteer.tasks.nets.unet import UNet, UNetConfig
-from tokensteer.tasks.nets.value import ValueConfig, ValueNet
+from tokensteer.tasks.nets.value import Body, ValueConfig, ValueNet
 
 VERSION = 1
 
-Net = (
-    Transformer
-    | UNet
-    | Dilated
-    | ConvClassifier
-    | PatchClassifier
-    | AttentiveReader
-    | NgramReader
-    | MotifClassifier
-    | WordsClassifier
-    | ValueNet
-)
-Config = (
-    TransformerConfig
-    | UNetConfig
-    | DilatedConfig
-    | ConvConfig
-    | PatchConfig
-    | AttentiveConfig
-    | NgramConfig
-    | MotifConfig
-    | WordsConfig
-    | ValueConfig
-)
+Config = Body | ConvConfig | PatchConfig | AttentiveConfig | NgramConfig | MotifConfig | WordsConfig | ValueConfig
 
-_CONFIGS: tuple[type[Config], ...] = get_args(Config)
+_NETWORKS: dict[type[Config], Callable[[Any], nn.Module]] = {
+    TransformerConfig: Transformer,
+    UNetConfig: UNet,
+    DilatedConfig: Dilated,
+    ConvConfig: ConvClassifier,
+    PatchConfig: PatchClassifier,
+    AttentiveConfig: AttentiveReader,
+    NgramConfig: NgramReader,
+    MotifConfig: MotifClassifier,
+    WordsConfig: WordsClassifier,
+    ValueConfig: ValueNet,
+}
 
 
-def build(config: Config) -> Net:
-    """A fresh network."""
-    match config:
-        case TransformerConfig():
-            return Transformer(config)
-        case UNetConfig():
-            return UNet(config)
-        case DilatedConfig():
-            return Dilated(config)
-        case MotifConfig():
-            return MotifClassifier(config)
-        case WordsConfig():
-            return WordsClassifier(config)
-        case ConvConfig():
-            return ConvClassifier(config)
-        case PatchConfig():
-            return PatchClassifier(config)
-        case AttentiveConfig():
-            return AttentiveReader(config)
-        case NgramConfig():
-            return NgramReader(config)
-        case ValueConfig():
-            return ValueNet(config)
+def build(config: Config) -> nn.Module:
+    """A network with fresh weights."""
+    return _NETWORKS[type(config)](config)
 
 
-def save(net: Net, file: str | Path, dtype: torch.dtype = torch.float32, without: Sequence[str] = ()) -> None:
-    """Write weights and configuration; bfloat16 halves the file. Tensors called `without` are left out: they are those
-    of another file."""
-    header = {"version": VERSION, "config": type(net.config).__name__, "values": asdict(net.config)}
+def save(net: nn.Module, file: str | Path, dtype: torch.dtype = torch.float32, without: Sequence[str] = ()) -> None:
+    """Write weights and configuration; bfloat16 halves the file. Tensors called `without` are in another file and left
+    out."""
+    config = cast("Config", net.config)
+    header = {"version": VERSION, "config": type(config).__name__, "values": asdict(config)}
     kept = {name: value.to(dtype) for name, value in _tensors(net).items() if name not in without}
     stored.write(Path(file), kept, header)
 
 
-def _tensors(net: Net) -> dict[str, Tensor]:
-    """The state of a network, what is tied under the first of its names alone."""
+def _tensors(net: nn.Module) -> dict[str, Tensor]:
+    """The state of a network, with tied tensors under the first of their names."""
     held: dict[int, tuple[str, Tensor]] = {}
     for name, value in net.state_dict(keep_vars=True).items():
         held.setdefault(id(value), (name, value.detach()))
     return dict(held.values())
 
 
-def load(file: str | Path, device: torch.device | str = "cpu", rest: Path | None = None) -> Net:
-    """The network of a file, in float32, ready to be used: not in training, and its weights ask for no gradients. What
-    was left out of it is read from the file `rest`."""
+def load(file: str | Path, device: torch.device | str = "cpu", rest: Path | None = None) -> nn.Module:
+    """The network of a file, in float32 and evaluation mode, without gradients of its weights. Tensors that were left
+    out are read from the file `rest`."""
     if not Path(file).is_file():
         raise FileNotFoundError(f"no weights at {file}: train them, or give the folder that holds them")
     tensors, header = stored.read(Path(file))
@@ -110,12 +76,12 @@ def load(file: str | Path, device: torch.device | str = "cpu", rest: Path | None
             f"{file} was written in version {header.get('version')} of the format and this tokensteer reads "
             f"{VERSION}: train it again, or install the tokensteer that wrote it"
         )
-    kinds = {config.__name__: config for config in _CONFIGS}
+    kinds = {config.__name__: config for config in _NETWORKS}
     if str(header.get("config")) not in kinds:
         raise ValueError(f"{file} holds no network that tokensteer knows, but {header.get('config')}")
     try:
         config = _config(kinds[header["config"]], header["values"], tensors)
-        with torch.device("meta"):  # shapes alone: what does not fit the file asks for no memory
+        with torch.device("meta"):  # shapes only: a wrong configuration allocates no memory
             expected = {name: value.shape for name, value in _tensors(build(config)).items()}
         missing = set(expected) - set(tensors)
         if missing and rest is not None:
@@ -133,7 +99,7 @@ def load(file: str | Path, device: torch.device | str = "cpu", rest: Path | None
 
 
 def _config(kind: type[Config], values: Any, tensors: Mapping[str, Tensor]) -> Config:
-    """The configuration of a header, unless it asks for more layers or larger ones than the file can hold."""
+    """The configuration of a header. Raises ValueError if its sizes are larger than the file can hold."""
     most = max(1000, sum(value.numel() for value in tensors.values()))
     sizes = {**values, **values.get("body", {})}
     for name, value in sizes.items():

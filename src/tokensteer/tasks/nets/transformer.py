@@ -1,7 +1,7 @@
 """A small bidirectional transformer for sequences of fixed length.
 
-Positions are learned, not rotary: a canvas of nothing but masks looks the same at every site, and attention that only
-sees differences of positions would answer the same everywhere. Where a site is must be told.
+Positions are learned embeddings, not rotary: on an all-mask canvas, attention that depends on differences of positions
+alone would give the same output at every site.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokensteer.core.numerics.domains import check_wholes
-from tokensteer.tasks.nets.parts import Conditioning, embed
+from tokensteer.tasks.nets.parts import Conditioning, check_config, embed
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
     """`vocab_size` counts the mask. `timed` networks must be called with t; `num_classes` allows a label. `tied`
-    networks read tokens out of the table they look them up in, which a large vocabulary is worth."""
+    networks share the embedding table with the head, which saves parameters for a large vocabulary."""
 
     vocab_size: int
     length: int
@@ -31,15 +30,13 @@ class TransformerConfig:
     tied: bool = False
 
     def __post_init__(self) -> None:
-        sizes = {"vocab_size": self.vocab_size, "length": self.length, "width": self.width, "heads": self.heads}
-        check_wholes("TransformerConfig", 1, **sizes)
-        check_wholes("TransformerConfig", 0, depth=self.depth, num_classes=self.num_classes)
+        check_config(self, may_be_zero=("depth", "num_classes"))
         if self.width % self.heads:
             raise ValueError(f"TransformerConfig: width {self.width} is no multiple of {self.heads} heads")
 
 
 class Block(nn.Module):
-    """Attention of all to all, then an MLP, each behind a layer norm; `told` (P, H) is added to what attention sees."""
+    """Full attention, then an MLP, each after a layer norm; `condition` (P, H) is added to the input of attention."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -51,9 +48,9 @@ class Block(nn.Module):
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
 
-    def forward(self, h: Tensor, told: Tensor | None = None) -> Tensor:
+    def forward(self, h: Tensor, condition: Tensor | None = None) -> Tensor:
         rows, length, width = h.shape
-        seen = self.before_mix(h if told is None else h + told.unsqueeze(1))
+        seen = self.before_mix(h if condition is None else h + condition.unsqueeze(1))
         q, k, v = self.qkv(seen).view(rows, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(rows, length, width)
         h = h + self.out(mixed)
@@ -61,8 +58,8 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Logits (P, L, V) of ids (P, L) or one-hots (P, L, V): head(hidden(x)), so that a caller may have the head alone
-    at the sites it wants."""
+    """Logits (P, L, V) of ids (P, L) or one-hots (P, L, V): head(hidden(x)), so that a caller can compute the head at
+    some sites only."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -74,7 +71,7 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.vocab_size)
         if config.tied:
-            nn.init.normal_(self.tokens.weight, std=0.02)  # of what is normed, logits near 0
+            nn.init.normal_(self.tokens.weight, std=0.02)  # logits start near 0
             self.head.weight = self.tokens.weight
 
     def hidden(self, x: Tensor, t: float | Tensor | None = None, label: Tensor | None = None) -> Tensor:
@@ -82,13 +79,13 @@ class Transformer(nn.Module):
         return self.within(embed(x, self.tokens), t, label)
 
     def within(self, embedded: Tensor, t: float | Tensor | None = None, label: Tensor | None = None) -> Tensor:
-        """The same of embedded tokens (P, L, H)."""
+        """Hidden states of embedded tokens (P, L, H)."""
         if embedded.shape[1] != self.config.length:
             raise ValueError(f"this transformer was built for length {self.config.length}, got {embedded.shape[1]}")
-        told = self.conditioning(embedded, t, label)
+        condition = self.conditioning(embedded, t, label)
         h = embedded + self.places
         for block in self.blocks:
-            h = block(h, told)
+            h = block(h, condition)
         return self.norm(h)
 
     def forward(self, x: Tensor, t: float | Tensor | None = None, label: Tensor | None = None) -> Tensor:
@@ -96,8 +93,8 @@ class Transformer(nn.Module):
 
 
 class Trunk(nn.Module):
-    """A transformer that is told no time as all but its head: hidden states (P, L, H) of ids, one-hots or embedded
-    tokens, which gradients over a large vocabulary want (`core.embedded`)."""
+    """A transformer without time and without its head: hidden states (P, L, H) of ids, one-hots or embeddings, which
+    make gradients over a large vocabulary cheap (`core.models.denoiser.Embedded`)."""
 
     def __init__(self, net: Transformer) -> None:
         super().__init__()

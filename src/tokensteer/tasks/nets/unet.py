@@ -1,4 +1,4 @@
-"""A small convolutional U-Net for grids, with attention where the grid is coarsest."""
+"""A small convolutional U-Net for grids, with attention at the coarsest level."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokensteer.core.numerics.domains import check_wholes
-from tokensteer.tasks.nets.parts import Conditioning, embed
+from tokensteer.tasks.nets.parts import Conditioning, check_config, embed
 from tokensteer.tasks.nets.transformer import Block
 
 
 @dataclass(frozen=True)
 class UNetConfig:
-    """A grid of `height` x `width` sites, row by row; `channels` at each level, each half the size of the one before.
+    """A grid of `height` x `width` sites, row by row, with `channels` at each level of half the size.
 
     `vocab_size` counts the mask. `timed` networks must be called with t; `num_classes` allows a label.
     """
@@ -32,11 +31,7 @@ class UNetConfig:
     num_classes: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "channels", tuple(self.channels))  # JSON knows lists only
-        sizes = {"vocab_size": self.vocab_size, "height": self.height, "width": self.width, "blocks": self.blocks}
-        check_wholes("UNetConfig", 1, **sizes, groups=self.groups, heads=self.heads)
-        check_wholes("UNetConfig", 0, num_classes=self.num_classes)
-        check_wholes("UNetConfig", 1, channels=self.channels)
+        check_config(self, may_be_zero=("num_classes",))
         fold = 2 ** (len(self.channels) - 1)
         if self.height % fold or self.width % fold:
             raise ValueError(
@@ -48,21 +43,21 @@ class UNetConfig:
 
 
 class Residual(nn.Module):
-    """Two 3 x 3 convolutions behind group norms, with what the network is told (P, H) added in between."""
+    """Two 3 x 3 convolutions after group norms, with `condition` (P, H) added in between."""
 
-    def __init__(self, channels_in: int, channels: int, groups: int, told: int) -> None:
+    def __init__(self, channels_in: int, channels: int, groups: int, condition: int) -> None:
         super().__init__()
         self.norm_in, self.norm_out = nn.GroupNorm(groups, channels_in), nn.GroupNorm(groups, channels)
         self.conv_in = nn.Conv2d(channels_in, channels, 3, padding=1)
         self.conv_out = nn.Conv2d(channels, channels, 3, padding=1)
-        self.told = nn.Linear(told, channels) if told else None
+        self.told = nn.Linear(condition, channels) if condition else None
         self.skip = nn.Conv2d(channels_in, channels, 1) if channels_in != channels else nn.Identity()
         nn.init.zeros_(self.conv_out.weight)
 
-    def forward(self, h: Tensor, told: Tensor) -> Tensor:
+    def forward(self, h: Tensor, condition: Tensor) -> Tensor:
         inner = self.conv_in(F.silu(self.norm_in(h)))
         if self.told is not None:
-            inner = inner + self.told(told)[:, :, None, None]
+            inner = inner + self.told(condition)[:, :, None, None]
         return self.skip(h) + self.conv_out(F.silu(self.norm_out(inner)))
 
 
@@ -73,10 +68,10 @@ class UNet(nn.Module):
         super().__init__()
         self.config = config
         first, groups = config.channels[0], config.groups
-        told = first if config.timed or config.num_classes else 0
+        condition = first if config.timed or config.num_classes else 0
 
         def residual(channels_in: int, channels: int) -> Residual:
-            return Residual(channels_in, channels, groups, told)
+            return Residual(channels_in, channels, groups, condition)
 
         self.tokens = nn.Embedding(config.vocab_size, first)
         self.places = nn.Parameter(0.02 * torch.randn(config.height * config.width, first))
@@ -103,27 +98,27 @@ class UNet(nn.Module):
         height, width = self.config.height, self.config.width
         if x.shape[1] != height * width:
             raise ValueError(f"this network was built for a grid of {height} x {width} sites, got {x.shape[1]}")
-        told = self.conditioning(x, t, label)
+        condition = self.conditioning(x, t, label)
         h = (embed(x, self.tokens) + self.places).transpose(1, 2).reshape(len(x), -1, height, width)
         skips: list[Tensor] = []
         for level, blocks in enumerate(self.down):
             if level:
                 skips.append(h)
                 h = F.avg_pool2d(h, 2)
-            h = _through(blocks, h, told)
+            h = _through(blocks, h, condition)
         coarse = h.shape
         h = self.middle(h.flatten(2).transpose(1, 2)).transpose(1, 2).reshape(coarse)
-        h = self.after_middle(h, told)
+        h = self.after_middle(h, condition)
         for blocks in self.up:
             h = F.interpolate(h, scale_factor=2.0, mode="nearest")
-            h = _through(blocks, torch.cat([h, skips.pop()], 1), told)
+            h = _through(blocks, torch.cat([h, skips.pop()], 1), condition)
         return F.silu(self.norm(h)).flatten(2).transpose(1, 2)
 
     def forward(self, x: Tensor, t: float | Tensor | None = None, label: Tensor | None = None) -> Tensor:
         return self.head(self.hidden(x, t, label))
 
 
-def _through(blocks: nn.Module, h: Tensor, told: Tensor) -> Tensor:
+def _through(blocks: nn.Module, h: Tensor, condition: Tensor) -> Tensor:
     for block in blocks.children():
-        h = block(h, told)
+        h = block(h, condition)
     return h

@@ -1,25 +1,30 @@
-"""Networks that answer with one number: how much a noisy sequence is worth. For learned twists and baselines."""
+"""Networks that return one number for a noisy sequence, for learned twists and baselines."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from tokensteer.core.numerics.domains import check_wholes
 from tokensteer.tasks.nets.dilated import Dilated, DilatedConfig
+from tokensteer.tasks.nets.parts import check_config
 from tokensteer.tasks.nets.transformer import Transformer, TransformerConfig
 from tokensteer.tasks.nets.unet import UNet, UNetConfig
 
 Body = TransformerConfig | UNetConfig | DilatedConfig
-_BODIES: dict[str, type[Body]] = {"transformer": TransformerConfig, "unet": UNetConfig, "dilated": DilatedConfig}
+_BODIES: dict[str, tuple[type[Body], Callable[[Any], Transformer | UNet | Dilated]]] = {
+    "transformer": (TransformerConfig, Transformer),
+    "unet": (UNetConfig, UNet),
+    "dilated": (DilatedConfig, Dilated),
+}
 
 
 @dataclass(frozen=True)
 class ValueConfig:
     """The body of a denoiser, "transformer", "unet" or "dilated" with its own configuration, and a readout of its mean
-    site. `beside` says that it is no value by itself, but what goes beside an estimate of it."""
+    over sites. With `beside` the value is added to an estimate, and is none by itself."""
 
     kind: str
     body: dict[str, Any]
@@ -29,28 +34,22 @@ class ValueConfig:
     def __post_init__(self) -> None:
         if self.kind not in _BODIES:
             raise ValueError(f"ValueConfig.kind must be one of {', '.join(_BODIES)}, got {self.kind!r}")
-        check_wholes("ValueConfig", 1, width=self.width)
+        check_config(self)
 
     @property
     def of_body(self) -> Body:
-        return _BODIES[self.kind](**self.body)
+        return _BODIES[self.kind][0](**self.body)
 
 
 class ValueNet(nn.Module):
-    """A value (P,) of ids (P, L) or one-hots (P, L, V); zero before it is trained."""
+    """A value (P,) of ids (P, L) or one-hots (P, L, V); zero before training."""
 
     def __init__(self, config: ValueConfig) -> None:
         super().__init__()
         self.config = config
-        match config.of_body:
-            case TransformerConfig() as body:
-                self.body = Transformer(body)
-            case UNetConfig() as body:
-                self.body = UNet(body)
-            case DilatedConfig() as body:
-                self.body = Dilated(body)
+        self.body = _BODIES[config.kind][1](config.of_body)
         hidden = self.body.head.in_features
-        self.body.add_module("head", nn.Identity())  # no tokens are wanted
+        self.body.add_module("head", nn.Identity())  # logits are not needed
         self.norm = nn.LayerNorm(hidden)
         self.first, self.last = nn.Linear(hidden, config.width), nn.Linear(config.width, 1)
         nn.init.zeros_(self.last.weight)

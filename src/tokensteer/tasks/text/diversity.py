@@ -1,4 +1,4 @@
-"""How much texts differ from one another, by their words: distinct n-grams, and BLEU among themselves."""
+"""The diversity of texts by their words: distinct n-grams and self-BLEU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokensteer.tasks.text.wordpiece import words
 
 LONGEST = 4
 UNSEEN = 0.1
-"""What a precision of 0 counts as, in n-grams, so that texts which share no long ones are still told apart."""
+"""The count of shared n-grams in place of 0, so that texts without shared 4-grams still differ in BLEU."""
 
 
 def ngrams(text: Sequence[str], n: int) -> list[tuple[str, ...]]:
@@ -18,16 +18,14 @@ def ngrams(text: Sequence[str], n: int) -> list[tuple[str, ...]]:
 
 
 def distinct(texts: Sequence[str], n: int) -> float:
-    """The number of different n-grams of words among all texts together, over the number of all; NaN if there are none.
-
-    The more texts, the more they repeat each other: compare as many with as many.
-    """
+    """The share of distinct n-grams among those of all texts, NaN if there are none. It falls with the number of texts:
+    compare equally many."""
     found = [gram for text in texts for gram in ngrams(words(text), n)]
     return len(set(found)) / len(found) if found else math.nan
 
 
 def self_bleu(texts: Sequence[str]) -> float:
-    """The mean BLEU of each text with the others as its references, 1 if all are the same; NaN for fewer than two."""
+    """The mean BLEU of each text with the others as references, 1 if all are equal; NaN for fewer than two."""
     spoken = [words(text) for text in texts]
     if len(spoken) < 2:
         return math.nan
@@ -35,8 +33,8 @@ def self_bleu(texts: Sequence[str]) -> float:
 
 
 def bleu(text: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """BLEU-4: the geometric mean over n = 1..4 of the share of n-grams that a reference has too, each counted as often
-    as it stands in one of them at most; less for a text that is shorter than the reference nearest to it in length."""
+    """BLEU-4: the geometric mean over n = 1..4 of the share of n-grams that occur in a reference, with counts clipped
+    to the largest in a reference, times the brevity penalty for the reference of the nearest length."""
     logs: list[float] = []
     for n in range(1, min(LONGEST, len(text)) + 1):
         counts = Counter(ngrams(text, n))

@@ -1,4 +1,4 @@
-"""How natural texts are to a language model that nobody here trained: SmolLM2-135M, from its GGUF file."""
+"""Perplexity of texts under a pretrained language model, SmolLM2-135M, read from its GGUF file."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ NEEDED = ("transformers", "gguf")
 
 @dataclass(frozen=True)
 class Fluency:
-    """Perplexity under a language model: `read` gives mean log-likelihoods per token, (P,), of a list of texts."""
+    """Perplexity under a language model: `read` returns mean log-likelihoods per token, (P,), of texts."""
 
     read: Callable[[list[str]], Tensor]
 
     @classmethod
     def found(cls) -> Fluency | None:
-        """SmolLM2, from the data folder or a folder in it, loaded when the first text is read; None if it or a library
-        to read it is not there."""
+        """SmolLM2 from the data folder or two levels below, loaded at the first use; None if it or a library to read it
+        is missing."""
         if not all(find_spec(name) for name in NEEDED):
             return None
         files = (file for depth in ("", "*/", "*/*/") for file in sorted(data_folder().glob(depth + PATTERN)))
@@ -40,7 +40,7 @@ class Fluency:
         return None if file is None else cls(lambda texts: _smollm(file)(texts))
 
     def perplexity(self, texts: Sequence[str]) -> Measured:
-        """exp of the mean over texts of their nats per token, each text read on its own; the error is over texts."""
+        """exp of the mean over texts of their nats per token; the error is over texts."""
         nats = measured(-self.read(list(texts)))
         perplexity = math.exp(nats.mean)
         return Measured(perplexity, perplexity * nats.error)
@@ -54,7 +54,7 @@ def _smollm(file: Path) -> LikelihoodOfText:
 
 
 def reader(network: Any, own: Any) -> LikelihoodOfText:
-    """What a causal language model says of texts, with its `own` tokenizer."""
+    """The log-likelihood of texts under a causal language model, with its `own` tokenizer."""
     network = network.eval().requires_grad_(False)
     table, begin = table_of(network), own.bos_token_id
     start = table[:0] if begin is None else table[begin : begin + 1]

@@ -1,4 +1,4 @@
-"""Prompts from a file: a text with one on each line, or JSON lines with `prompt` and, if they like, `id`."""
+"""Prompts from a file: one on each line, or JSON lines with `prompt` and optionally `id`."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ DEFAULT = (
     "The road",
     "The year is 1910",
 )
-"""Those of the paper on steering language."""
+"""The prompts of the paper."""
 
 
 def numbered(texts: Sequence[str]) -> list[Prompt]:
-    """Prompts that go by their places, from 1 on."""
+    """Prompts with their places from 1 as ids."""
     return [Prompt(text, str(place)) for place, text in enumerate(texts, 1)]
 
 
 def read(file: Path) -> list[Prompt]:
-    """All prompts of a file. Empty lines are left out."""
+    """The prompts of a file, without empty lines."""
     if not file.is_file():
         raise FileNotFoundError(f"there is no file of prompts {file}: give one with a prompt on each line, or .jsonl")
     try:

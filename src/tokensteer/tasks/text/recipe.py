@@ -1,8 +1,8 @@
-"""Short texts in pieces of words: a denoiser of reviews, two classifiers of what their writers thought, and canvases.
+"""Tasks of short texts in word pieces: a denoiser of reviews and two classifiers of their sentiment.
 
-The reward is log p(y | x) of a transformer for y = 1, praise, or y = 0, blame; a detector of n-grams that learned from
-other reviews, and which nothing was steered by, judges the samples. A prompt is the beginning of a text or a text with
-blanks, `___` or `___7`; whatever it does not say is free.
+The reward is log p(y | x) of a transformer for y = 1, praise, or y = 0, blame. The judge is a detector of n-grams that
+was trained on other reviews and by which nothing is steered. A prompt is the beginning of a text, or a text with blanks
+`___` or `___7`; all other sites are masked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import torch
 from torch import Generator, Tensor, nn
 
 from tokensteer import files
-from tokensteer.core.kernels.schedule import uniform_steps
 from tokensteer.core.models.denoiser import Denoiser, from_hidden
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.models.template import template
@@ -28,7 +27,8 @@ from tokensteer.core.twists.ramps import linear as linear_ramp
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.rewards.text import OfText, of_text
 from tokensteer.tasks.common import learned
-from tokensteer.tasks.common.metrics import Measured, in_parts, measured
+from tokensteer.tasks.common.arrays import to_lists
+from tokensteer.tasks.common.metrics import Measured, ess_share, in_parts, measured, weighted
 from tokensteer.tasks.common.proposals import ProposalConfig
 from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task
 from tokensteer.tasks.nets import (
@@ -40,7 +40,6 @@ from tokensteer.tasks.nets import (
     TransformerConfig,
     Trunk,
 )
-from tokensteer.tasks.nets import load as load_net
 from tokensteer.tasks.text import prompts
 from tokensteer.tasks.text.data import Reviews
 from tokensteer.tasks.text.diversity import distinct, self_bleu
@@ -48,20 +47,19 @@ from tokensteer.tasks.text.fluency import Fluency
 from tokensteer.tasks.text.wordpiece import WordPiece
 from tokensteer.train import Plan
 
-ROLES = ("denoiser", "reward", "judge")
 CLASSES = ("blame", "praise")
 BLANK = re.compile(r"_{3,}(\d*)")
 HANDFUL = 5
-"""Sites of a blank that does not say how many."""
+"""Sites of a blank without a number."""
 KL, DRAWS, NUM_STEPS = 0.025, 4, 64
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that tells one of these tasks from another: its texts, its networks, how they are trained.
+    """What differs between these tasks: texts, networks, plans for denoiser, reward and judge.
 
-    Classifiers see windows with a share `dropped` of their tokens masked and a share `swapped` taken from another
-    window: what steering finds must please them as a text, not by one word.
+    Classifiers are trained on windows in which a share `dropped` of the tokens is masked and a share `swapped` comes
+    from another window, so that steering cannot please them by a single word.
     """
 
     name: str
@@ -70,7 +68,7 @@ class Recipe:
     reward: AttentiveConfig
     judge: NgramConfig
     plans: tuple[Plan, Plan, Plan]
-    course: ProposalConfig
+    proposal: ProposalConfig
     dropped: float
     swapped: float
     source: str
@@ -80,19 +78,12 @@ class Recipe:
         return self.denoiser.length
 
 
-def file_of(recipe: Recipe, role: str, folder: Path) -> Path:
-    return folder / f"{recipe.name}-{role}.safetensors"
-
-
-def vocabulary_of(recipe: Recipe, folder: Path) -> Path:
+def vocabulary_file(recipe: Recipe, folder: Path) -> Path:
     return folder / f"{recipe.name}-vocab.txt"
 
 
-# ---- canvases
-
-
 def canvas(prompt: str, vocabulary: WordPiece, length: int) -> Tensor:
-    """The prompt's tokens and masks where it is blank and behind it, (length,)."""
+    """The tokens of a prompt, with masks at its blanks and after its end, (length,)."""
     tokens: list[int] = []
     sites: list[int] = []
     site, blanks = 0, [*BLANK.finditer(prompt), None]
@@ -105,19 +96,13 @@ def canvas(prompt: str, vocabulary: WordPiece, length: int) -> Tensor:
         if blank is not None:
             start, site = blank.end(), site + int(blank[1] or HANDFUL)
     if site > length or len(tokens) == length:
-        raise ValueError(f"the prompt {_shortened(prompt)} takes {site} of {length} sites, all there are: shorten it")
+        short = prompt if len(prompt) <= 40 else f"{prompt[:37]}..."
+        raise ValueError(f"the prompt {short!r} takes {site} of {length} sites, all there are: shorten it")
     return template(length, vocabulary.mask_id, tokens, at=sites)
 
 
-def _shortened(text: str) -> str:
-    return repr(text if len(text) <= 40 else f"{text[:37]}...")
-
-
-# ---- the model and what is asked of it
-
-
 def as_denoiser(mask_id: int) -> Callable[[nn.Module], Denoiser]:
-    """How a transformer is used as a denoiser: its head answers only where tokens are asked for."""
+    """Makes a transformer a denoiser whose head is computed only at the sites that need it."""
 
     def wrap(net: nn.Module) -> Denoiser:
         assert isinstance(net, Transformer)
@@ -127,24 +112,19 @@ def as_denoiser(mask_id: int) -> Callable[[nn.Module], Denoiser]:
 
 
 def model(setup: Setup, net: nn.Module, canvases: Sequence[Tensor], mask_id: int) -> Diffusion:
-    """The denoiser as a sampler on canvases (L,), populations for each of them."""
-    stacked = torch.stack(list(canvases)).to(setup.device)
-    return Diffusion(
-        as_denoiser(mask_id)(net),
-        setup.kernel(mask_id),
-        uniform_steps(setup.num_steps),
-        stacked[0] if len(stacked) == 1 else stacked,
-    )
+    """The denoiser as a sampler on canvases (L,), with equally many populations each."""
+    canvas = canvases[0] if len(canvases) == 1 else torch.stack(list(canvases))
+    return setup.diffusion(as_denoiser(mask_id)(net), mask_id, canvas)
 
 
 def reader(recipe: Recipe, role: str, setup: Setup) -> AttentiveReader | NgramReader:
-    """Of texts (P, L), log-probabilities of blame and praise; `role` is reward or judge."""
-    return cast("AttentiveReader | NgramReader", load_net(file_of(recipe, role, setup.weights), setup.device))
+    """Log-probabilities of blame and praise, (P, 2), of texts (P, L); `role` is reward or judge."""
+    return cast("AttentiveReader | NgramReader", setup.load(recipe.name, role))
 
 
 @dataclass(frozen=True, eq=False)
 class Opinion:
-    """log p(goal | x), (P,), of ids (P, L), one-hots (P, L, V), or tokens embedded by the reader's own table."""
+    """log p(goal | x), (P,), of ids (P, L), one-hots (P, L, V), or embeddings of the reader's own table."""
 
     reader: AttentiveReader | NgramReader
     goal: int
@@ -165,19 +145,17 @@ class Opinion:
 
 
 def tilt(reward: Opinion | OfText, kl: float | None = None, draws: int = DRAWS) -> Tilt:
-    """The target p(x) · exp(reward/kl), which is p(x) · p(goal | x)^(1/kl) for an opinion."""
+    """The target p(x) · exp(reward/kl), for an opinion p(x) · p(goal | x)^(1/kl)."""
     return Tilt(reward, KL if kl is None else kl, linear_ramp, draws, differentiable=isinstance(reward, Opinion))
 
 
-# ---- the task
-
-
-def task(recipe: Recipe, setup: Setup) -> Task:
-    """Towards praise, or blame if `setup.goal` is 0: the prompts of the file `setup.prompts`, or fifteen of our own. If
-    there is a `setup.reward_function`, texts are steered by that; the judge is asked about the goal all the same."""
-    denoiser = cast("Transformer", load_net(file_of(recipe, "denoiser", setup.weights), setup.device))
+def task(recipe: Recipe, setup: Setup | None = None) -> Task:
+    """Towards praise, or blame if `setup.goal` is 0, for the prompts of the file `setup.prompts`, or `prompts.DEFAULT`.
+    `setup.reward_function` replaces the reward; the judge still marks the goal."""
+    setup = Setup(NUM_STEPS) if setup is None else setup
+    denoiser = cast("Transformer", setup.load(recipe.name, "denoiser"))
     length = denoiser.config.length
-    vocabulary = WordPiece.read(vocabulary_of(recipe, setup.weights))
+    vocabulary = WordPiece.read(vocabulary_file(recipe, setup.weights))
     goal = 1 if setup.goal is None else setup.goal
     opinion, judge = (Opinion(reader(recipe, role, setup), goal) for role in ("reward", "judge"))
     fluency = Fluency.found()
@@ -192,7 +170,7 @@ def task(recipe: Recipe, setup: Setup) -> Task:
         raise ValueError(f"no prompt can be run: {failed[0][1]}")
 
     def texts_of(ids: Tensor) -> list[str]:
-        return [vocabulary.decode(row) for row in cast("list[list[int]]", cast("Any", ids).tolist())]
+        return [vocabulary.decode(row) for row in to_lists(ids)]
 
     steered = tilt(opinion if setup.reward_function is None else of_text(setup.reward_function, texts_of), setup.kl)
 
@@ -200,19 +178,19 @@ def task(recipe: Recipe, setup: Setup) -> Task:
         return (in_parts(judge, ids) > math.log(0.5)).double()
 
     wanted = CLASSES[goal] if setup.reward_function is None else "a reward of your own"
-    about = f"texts of {length} tokens, towards {wanted}"
+    wrap = as_denoiser(vocabulary.mask_id)
 
     def with_prompts(canvases: Sequence[tuple[Prompt, Tensor]], failed: Sequence[Failure]) -> Task:
-        asked = [prompt for prompt, _ in canvases]
+        kept = [prompt for prompt, _ in canvases]
 
         def metrics(result: Result) -> Mapping[str, Measured]:
-            return assess(result, len(asked), marks, texts_of, fluency)
+            return assess(result, len(kept), marks, texts_of, fluency)
 
         def write(result: Result, file: Path) -> None:
             flat = result.samples.flatten(0, 1)
             r = in_parts(steered.reward, flat).view_as(result.log_w) if result.reward is None else result.reward
             judged = in_parts(judge, flat).exp().view_as(result.log_w)
-            lines = [*samples_of(result, asked, texts_of(flat), r, judged), *map(failure, failed)]
+            lines = [*samples_of(result, kept, texts_of(flat), r, judged), *map(failure, failed)]
             files.write_text(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
         def only(places: Sequence[int], more: Sequence[Failure]) -> Task:
@@ -220,17 +198,15 @@ def task(recipe: Recipe, setup: Setup) -> Task:
 
         return Task(
             recipe.name,
-            about,
+            f"texts of {length} tokens, towards {wanted}",
             model(setup, denoiser, [canvas for _, canvas in canvases], vocabulary.mask_id),
             steered,
             metrics,
             None,
             marks,
-            learned=lambda: learned.find(
-                setup.weights, recipe.name, goal, as_denoiser(vocabulary.mask_id), setup.device
-            ),
+            learned=lambda: learned.find(setup.weights, recipe.name, goal, wrap, setup.device),
             written={".jsonl": write},
-            prompted=Prompted(asked, failed, only),
+            prompted=Prompted(kept, failed, only),
         )
 
     return with_prompts(canvases, failed)
@@ -245,15 +221,13 @@ def assess(
 ) -> dict[str, Measured]:
     """Means over populations, or over prompts where texts of the same prompt are compared.
 
-    `accuracy` is the weighted share of samples that the judge finds to be what was asked for. From here on one draw of
-    each population counts: `perplexity` is that of SmolLM2 (`Fluency`), `distinct-n` the share of n-grams of words that
-    differ, `self-BLEU` how much draws of the same prompt repeat each other (`diversity`). `ess` is a share of N.
+    `accuracy` is the weighted share of samples that the judge assigns to the goal. One draw of each population gives
+    `perplexity` under SmolLM2 (`Fluency`), `distinct-n`, the share of distinct n-grams of words, and `self-BLEU`, how
+    much draws of the same prompt repeat each other (`diversity`). `ess` is a share of N.
     """
-    weights = result.weights.double()
-    judged = marks(result.samples.flatten(0, 1)).view_as(weights)
-    found = {"accuracy": measured((weights * judged).sum(-1))}
+    found = {"accuracy": weighted(result, marks(result.samples.flatten(0, 1)))}
     if result.reward is not None:
-        found["reward"] = measured((weights * result.reward).sum(-1))
+        found["reward"] = weighted(result, result.reward)
     drawn = texts_of(result.sample()[:, 0])
     if fluency is not None:
         found["perplexity"] = fluency.perplexity(drawn)
@@ -262,26 +236,25 @@ def assess(
     for n in (1, 2, 3):
         found[f"distinct-{n}"] = measured(torch.tensor([distinct(group, n) for group in grouped]))
     found["self-BLEU"] = measured(torch.tensor([self_bleu(group) for group in grouped]))
-    found["ess"] = measured(result.ess[-1] / weights.shape[1])
+    found["ess"] = ess_share(result)
     return found
 
 
 def samples_of(
-    result: Result, asked: Sequence[Prompt], texts: Sequence[str], reward: Tensor, judged: Tensor
+    result: Result, kept: Sequence[Prompt], texts: Sequence[str], reward: Tensor, judged: Tensor
 ) -> Iterator[dict[str, Any]]:
-    """A line for each particle, population by population; `judged` is the judge's probability of the goal."""
+    """A row for each particle, by population; `judged` is the judge's probability of the goal."""
     populations, particles = result.log_w.shape
     columns = torch.stack([table.double().flatten() for table in (result.weights, result.log_w, reward, judged)], -1)
-    numbers = cast("list[list[float]]", cast("Any", columns).tolist())
-    for k, (text, (weight, log_w, r, p)) in enumerate(zip(texts, numbers, strict=True)):
+    for k, (text, (weight, log_w, r, p)) in enumerate(zip(texts, to_lists(columns), strict=True)):
         population, particle = divmod(k, particles)
-        prompt = asked[population // (populations // len(asked))]
+        prompt = kept[population // (populations // len(kept))]
         yield {
             "prompt": prompt.text,
             "id": prompt.id,
             "text": text,
             "weight": weight,
-            "log_w": log_w if math.isfinite(log_w) else None,  # a dead particle: JSON knows no -inf
+            "log_w": log_w if math.isfinite(log_w) else None,  # a dead particle: JSON has no -inf
             "reward": r if math.isfinite(r) else None,
             "judge": p,
             "population": population,
@@ -294,15 +267,12 @@ def failure(failed: Failure) -> dict[str, Any]:
     return {"prompt": prompt.text, "id": prompt.id, "error": reason}
 
 
-# ---- texts made harder
-
-
 def augment(mask_id: int, dropped: float, swapped: float) -> Callable[[Tensor, Generator], Tensor]:
-    """Take a share `swapped` of the tokens (P, L) from other rows of the batch, and mask a share `dropped`."""
+    """Replace a share `swapped` of the tokens (P, L) by those of other rows, and mask a share `dropped`."""
 
-    def harder(ids: Tensor, generator: Generator) -> Tensor:
+    def augmented(ids: Tensor, generator: Generator) -> Tensor:
         u = torch.rand(ids.shape, generator=generator, device=ids.device)
         other = ids[torch.randperm(len(ids), generator=generator, device=ids.device)]
         return torch.where(u < dropped, mask_id, torch.where(u < dropped + swapped, other, ids))
 
-    return harder
+    return augmented

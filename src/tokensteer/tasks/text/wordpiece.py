@@ -1,8 +1,8 @@
-"""WordPiece, the tokens of BERT, in plain Python.
+"""WordPiece, the tokenizer of BERT, in plain Python.
 
-A text is lower-cased and loses its accents, is parted at spaces and around punctuation, and each word is spelt by the
-longest pieces there are, from the left; pieces within a word begin with ##. With BERT's own vocabulary these are the
-tokens of BERT. With fewer pieces that hold every single character a rare word is only spelt with more of them.
+A text is lower-cased, loses its accents, and is split at spaces and around punctuation. Each word is spelt by the
+longest pieces from the left; pieces within a word begin with ##. With BERT's own vocabulary these are BERT's tokens. A
+smaller vocabulary with every single character spells rare words by more pieces.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DOTS = re.compile(r"\.(?: ?\.)+")
 
 @dataclass(frozen=True)
 class WordPiece:
-    """Pieces, whose places are their ids, and the id of each in the vocabulary they were taken from."""
+    """Pieces, whose places are their ids, and their ids in the vocabulary they were taken from (`origin`)."""
 
     pieces: tuple[str, ...]
     origin: tuple[int, ...]
@@ -48,7 +48,7 @@ class WordPiece:
 
     @classmethod
     def read(cls, file: Path) -> WordPiece:
-        """What `write` wrote."""
+        """The vocabulary of a file that `write` wrote."""
         if not file.is_file():
             raise FileNotFoundError(f"there is no vocabulary {file}: give the folder that holds it beside the weights")
         try:
@@ -61,7 +61,7 @@ class WordPiece:
             ) from error
 
     def write(self, file: Path) -> None:
-        """One line for each piece: itself, a tab, its id in the vocabulary it was taken from."""
+        """One line for each piece: the piece, a tab, its origin."""
         rows = [f"{piece}\t{origin}\n" for piece, origin in zip(self.pieces, self.origin, strict=True)]
         files.write_text(file, "".join(rows))
 
@@ -74,7 +74,7 @@ class WordPiece:
         return self.ids[MASK]
 
     def spell(self, word: str) -> list[int] | None:
-        """The longest pieces from the left, or None if that leads nowhere."""
+        """The longest pieces from the left, None if they do not spell the word."""
         if word not in self._spelt:
             self._spelt[word] = self._longest_first(word)
         return self._spelt[word]
@@ -93,7 +93,7 @@ class WordPiece:
         return found or None
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text. A word that cannot be spelt is [UNK] where there is such a piece, and an error if not."""
+        """The ids of a text. A word that cannot be spelt is [UNK], or an error if there is no such piece."""
         found: list[int] = []
         for word in words(text):
             spelt = self.spell(word)
@@ -103,13 +103,13 @@ class WordPiece:
         return found
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids: pieces joined to words, punctuation set as people do."""
+        """The text of ids, with usual spaces around punctuation."""
         return tidy(self._joined(ids))
 
     def _joined(self, ids: Sequence[int]) -> str:
         return " ".join(self.pieces[k] for k in ids).replace(f" {INNER}", "").removeprefix(INNER)
 
-    # What constraints on text ask of a tokenizer (`rewards.text`).
+    # The interface of a tokenizer that `rewards.text` uses.
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -131,13 +131,13 @@ class WordPiece:
 
 
 def lines(file: Path) -> list[str]:
-    """The lines of a file, which end with a line feed, or that and a carriage return before it, and nothing else."""
+    """The lines of a file, split at LF or CR LF only."""
     text = file.read_bytes().decode("utf-8").replace("\r\n", "\n")
     return text.removesuffix("\n").split("\n") if text else []
 
 
 def words(text: str) -> list[str]:
-    """The words of a text as BERT sees them: lower case, no accents, each punctuation mark by itself."""
+    """The words of a text as in BERT: lower case, no accents, each punctuation mark by itself."""
     plain = "".join(" " if c.isspace() else c for c in text if not _is_control(c))
     plain = unicodedata.normalize("NFD", plain.lower())
     plain = "".join(c for c in plain if unicodedata.category(c) != "Mn")
@@ -145,7 +145,7 @@ def words(text: str) -> list[str]:
 
 
 def tidy(text: str) -> str:
-    """Spaces around punctuation as people set them; what was parted is guessed, not known."""
+    """Usual spaces around punctuation: a guess, since tokens do not keep spaces."""
     text = _DOTS.sub(lambda dots: dots[0].replace(" ", ""), text)
     text = _WITHIN.sub(r"\1", text)
     text = _JOINED.sub(r"\1\2", text)
@@ -160,7 +160,7 @@ def _is_control(c: str) -> bool:
 
 
 def _stands_alone(c: str) -> bool:
-    """Punctuation, among it all signs of ASCII, and Chinese characters."""
+    """Punctuation, all other ASCII symbols, and Chinese characters."""
     ascii_sign = "!" <= c <= "~" and not c.isalnum()
     chinese = "一" <= c <= "鿿" or "㐀" <= c <= "䶿" or "豈" <= c <= "﫿" or "\U00020000" <= c <= "\U0002ceaf"
     return ascii_sign or chinese or unicodedata.category(c).startswith("P")
