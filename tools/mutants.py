@@ -36,8 +36,8 @@ noise annealed by t: core/kernels/maskgit.py
 + self.temperature * step.t * memory
 ? tests/kernels/test_orders.py::test_noise_is_annealed_by_the_time_that_a_step_leads_to
 linear ramp constant: app/runs/choices.py
-- "linear": linear_ramp
-+ "linear": constant_ramp
+- "linear": ramps.linear
++ "linear": ramps.constant
 ? tests/app/test_cli.py::test_ramps_have_names
 floor without kl: core/twists/tilt.py
 - replace_neg_inf(r, self.floor * self.kl)

@@ -125,7 +125,7 @@ def test_recipes_vary_what_they_say(recipe: str, labels: list[str], tmp_path: Pa
 
 
 def test_recipes_have_sizes_of_their_own():
-    planned = jobs.plan("traces", (), (), None, (0,), (), "digits", Settings())
+    planned = jobs.plan(options.Compare("digits", recipe="traces"), Settings(), ())
     assert [(job.method, job.particles, job.populations) for job in planned] == [
         ("smc-base", 16, 30),
         ("smc-grad", 16, 30),
@@ -522,43 +522,6 @@ def test_a_gpu_that_is_not_there_is_said(device: str, tmp_path: Path, monkeypatc
     assert capsys.readouterr().err == f"tokensteer: torch sees no GPU here, so the device cannot be {device}: use cpu\n"
 
 
-JUDGES = """
-number = 3
-
-def words(texts):
-    return ["good" for text in texts]
-
-def nothing(texts):
-    return None
-
-class Judge:
-    def __init__(self, name):
-        self.name = name
-"""
-
-
-@pytest.mark.parametrize(
-    ("reward", "says"),
-    [
-        ("judges.py", "--reward takes module:function, such as mine.py:short, got 'judges.py'"),
-        ("judges.py:number", "--reward judges.py:number is of type int: give a function from a list of texts to a"),
-        ("judges.py:Judge", "--reward judges.py:Judge is a class: give a function"),
-        ("judges.py:words", "--reward judges.py:words gives 'good', which is no number: give a number for each text"),
-        ("judges.py:nothing", "--reward judges.py:nothing gives None, which is no number"),
-    ],
-)
-def test_rewards_that_cannot_judge_are_refused(reward: str, says: str, tmp_path: Path, monkeypatch, capsys):
-    (tmp_path / "judges.py").write_text(JUDGES)
-    (tmp_path / "one.txt").write_text("The film\n")
-    monkeypatch.chdir(tmp_path)
-    words = ["--method", "smc-base", "--prompts", "one.txt", *TINY, "--out", "out"]
-    assert tokensteer("run", "text", "--reward", reward, *words) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1, said
-    assert says in said
-    assert not Path("out").exists()
-
-
 def test_a_run_folder_of_another_format_is_refused(run_folder: Path, capsys):
     config = json.loads((run_folder / "config.json").read_text())
     (run_folder / "config.json").write_text(json.dumps({**config, "format": 99}))
@@ -802,6 +765,21 @@ def test_help_loads_nothing_heavy():
         done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert "tokensteer" in done.stdout
+
+
+def test_every_command_can_be_the_first_that_is_loaded():
+    """In a new process the command's module is imported before `tokensteer.api`."""
+    program = """
+import sys
+from importlib import import_module
+for name in sys.argv[1:]:
+    import_module(f"tokensteer.app.{name}")
+    for loaded in [word for word in sys.modules if word.startswith("tokensteer")]:
+        del sys.modules[loaded]
+"""
+    names = [f"commands.{name}" for name in options.COMMANDS] + ["runs.claims", "runs.folder"]
+    done = subprocess.run([sys.executable, "-c", program, *names], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_public_names_are_all_there():

@@ -13,7 +13,6 @@ import pytest
 import tokensteer as ts
 from tokensteer import files
 from tokensteer.app import cli
-from tokensteer.app.commands import run as steer
 from tokensteer.app.report import write
 from tokensteer.app.runs import runner as play
 from tokensteer.app.runs.jobs import Job
@@ -55,7 +54,7 @@ def test_tables_and_bars_print_text_as_it_is(tmp_path: Path, monkeypatch, capsys
     row |= {"metrics": {"accuracy": [0.5, None]}, "log_z": None, "log_z_error": None, "rows": {}, "saved": {}}
     row |= {"seconds": 1.0}
     for part in table.tables([row], 500):
-        steer.say(part)
+        table.say(part)
     assert capsys.readouterr().out.count(ODD) == 3
 
     class Terminal(io.StringIO):
@@ -191,23 +190,40 @@ def deep(texts):
 
 def gone(texts):
     sys.exit(0)
+
+number = 3
+
+def words(texts):
+    return ["good" for text in texts]
+
+def nothing(texts):
+    return None
+
+class Judge:
+    def __init__(self, name):
+        self.name = name
 """
 
 
 @pytest.mark.parametrize(
     ("reward", "says"),
     [
-        ("short", "--reward judges.py:short raised ValueError at judges.py:9: no idea"),
-        ("deep", "--reward judges.py:deep raised AttributeError at judges.py:5: 'str' object has no attribute"),
-        ("gone", "--reward judges.py:gone raised SystemExit at judges.py:15: 0"),
+        ("judges.py", "--reward takes module:function, such as mine.py:short, got 'judges.py'"),
+        ("judges.py:number", "--reward judges.py:number is of type int: give a function from a list of texts to a"),
+        ("judges.py:Judge", "--reward judges.py:Judge is a class: give a function"),
+        ("judges.py:words", "--reward judges.py:words gives 'good', which is no number: give a number for each text"),
+        ("judges.py:nothing", "--reward judges.py:nothing gives None, which is no number"),
+        ("judges.py:short", "--reward judges.py:short raised ValueError at judges.py:9: no idea"),
+        ("judges.py:deep", "--reward judges.py:deep raised AttributeError at judges.py:5: 'str' object has no"),
+        ("judges.py:gone", "--reward judges.py:gone raised SystemExit at judges.py:15: 0"),
     ],
 )
-def test_the_error_of_a_reward_is_called_its_own(reward: str, says: str, tmp_path: Path, monkeypatch, capsys):
+def test_rewards_that_cannot_judge_are_refused(reward: str, says: str, tmp_path: Path, monkeypatch, capsys):
     (tmp_path / "judges.py").write_text(JUDGES)
     (tmp_path / "one.txt").write_text("The film\n")
     monkeypatch.chdir(tmp_path)
     words = ["--method", "smc-base", "--prompts", "one.txt", *TINY, "--out", "out"]
-    assert tokensteer("run", "text", "--reward", f"judges.py:{reward}", *words) == 2
+    assert tokensteer("run", "text", "--reward", reward, *words) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1, said
     assert says in said

@@ -21,7 +21,7 @@ from tokensteer.app import report
 from tokensteer.app.report import figures, genealogy, samples, trades, write
 from tokensteer.app.report.folder import read
 from tokensteer.app.report.page import most_within
-from tokensteer.app.runs.folder import FORMAT, Writer
+from tokensteer.app.runs.folder import FORMAT, writing
 from tokensteer.app.words.numbers import number, short, spread
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.metrics import Measured
@@ -55,7 +55,7 @@ def row(task: str, method: str, result: ts.Result, metrics: Mapping[str, Any], *
 
 def fill(folder: Path, rows: list[tuple[dict[str, Any], ts.Result]], **config: Any) -> Path:
     known = {"format": FORMAT, "version": "0.1.0", "command": "tokensteer compare", "started": "2025-11-15T06:50:00"}
-    with Writer(folder, {**known, **config}) as writer:
+    with writing(folder, {**known, **config}) as writer:
         for k, (stored, result) in enumerate(rows):
             writer.add(f"row-{k}", stored, result, {".png": lambda file: file.touch()})
     return folder

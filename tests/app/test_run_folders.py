@@ -56,7 +56,7 @@ def row(method: str) -> dict[str, Any]:
 
 
 def fill(folder: Path, *methods: str, force: bool = False) -> None:
-    with runs.Writer(folder, CONFIG, force) as writer:
+    with runs.writing(folder, CONFIG, force) as writer:
         for method in methods:
             writer.add(method, row(method), toy(), {".png": lambda file: files.write_bytes(file, b"x")})
 
@@ -70,10 +70,13 @@ def names(folder: Path) -> list[str]:
 
 def test_a_folder_is_held_by_one_writer(tmp_path: Path):
     folder = tmp_path / "run"
-    with runs.Writer(folder, CONFIG) as writer:
+    with runs.writing(folder, CONFIG) as writer:
         for force in (False, True):
-            with pytest.raises(BlockingIOError, match=rf"is being written to by process {os.getpid()}: wait for it"):
-                runs.Writer(folder, CONFIG, force)
+            refused = pytest.raises(
+                BlockingIOError, match=rf"is being written to by process {os.getpid()}: wait for it"
+            )
+            with refused, runs.writing(folder, CONFIG, force):
+                pass
         writer.add("a", row("a"), toy(), {})
     assert names(folder) == ["config.json", "results.json", "rows/000-a.safetensors"]
     fill(folder, "b", force=True)
@@ -100,7 +103,7 @@ def test_of_two_processes_one_is_refused(tmp_path: Path, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_a_claim_ends_with_an_error(tmp_path: Path, error: type[BaseException]):
-    with pytest.raises(error), runs.Writer(tmp_path / "a" / "b", CONFIG):
+    with pytest.raises(error), runs.writing(tmp_path / "a" / "b", CONFIG):
         raise error
     assert list(tmp_path.iterdir()) == []
 

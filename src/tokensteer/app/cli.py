@@ -1,4 +1,4 @@
-"""The command line. What a person got wrong is said in one line, with exit code 2 and nothing half-written."""
+"""The command line. A user's mistake gives one line on standard error, exit code 2 and no half-written files."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 import tyro
 
 import tokensteer
-from tokensteer.app.options import COMMANDS, HELP, Check, Compare, Demo, Doctor, Report, Run, Train
+from tokensteer.app.options import COMMANDS, HELP
 from tokensteer.app.words.lookup import choose
 
 EXPECTED = (ValueError, OSError, ImportError, FloatingPointError)
-"""What the library raises to say what is wrong and how to mend it."""
+"""Errors of the library with a message for users: what is wrong and how to mend it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,9 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kind, about = choose(words[0], COMMANDS, "command")
         try:
             command = tyro.cli(kind, args=words[1:], prog=f"tokensteer {words[0]}", description=about)
-        except SystemExit as stopped:  # tyro has said it all
+        except SystemExit as stopped:  # tyro has printed help or an error
             return stopped.code if isinstance(stopped.code, int) else 2
-        return _dispatch(command, shlex.join(["tokensteer", *words]))
+        module = import_module(f"tokensteer.app.commands.{words[0]}")  # only now: torch takes seconds to load
+        return module.main(command, shlex.join(["tokensteer", *words]))
     except KeyboardInterrupt:
         print("tokensteer: stopped; what was finished is kept", file=sys.stderr)
         return 130
@@ -50,45 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def ran_out(error: Exception) -> bool:
-    """Whether it was memory that there was not enough of."""
-    from tokensteer.core.numerics import batching as chunks  # loads torch
+    """Whether an error means that there is not enough memory."""
+    from tokensteer.core.numerics import batching  # loads torch
 
-    return chunks.ran_out(error) or "Storage size calculation overflowed" in str(error)
+    return batching.ran_out(error) or "Storage size calculation overflowed" in str(error)
 
 
 def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _dispatch(command: object, words: str) -> int:
-    # Each command loads what it needs; torch takes seconds.
-    match command:
-        case Run() | Compare():
-            from tokensteer.app.commands.run import steer
-
-            return steer(command, words)
-        case Demo():
-            from tokensteer.app.commands.demo import demo
-
-            return demo(command, words)
-        case Train():
-            from tokensteer.app.commands.train import train
-
-            return train(command)
-        case Report():
-            from tokensteer.app.commands.report import report
-
-            return report(command)
-        case Check():
-            from tokensteer.app.commands.check import check
-
-            return check(command)
-        case Doctor():
-            from tokensteer.app.commands.doctor import doctor
-
-            return doctor()
-        case _:
-            raise TypeError(f"no such command: {command!r}")
 
 
 def run() -> None:

@@ -1,4 +1,4 @@
-"""What the command line understands. Nothing heavy is imported here, so that --help is quick."""
+"""The commands and options of the command line. Importing it loads no torch, so that --help is quick."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Every method on a mixture of Gaussians and on handwritten digits, with the weights that come with the package."""
+"""`tokensteer demo`: every method on a mixture of Gaussians and on handwritten digits, with the shipped weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokensteer.app.commands.report import write_report
 from tokensteer.app.commands.run import run_jobs
 from tokensteer.app.options import Demo
-from tokensteer.app.runs import recipes as methods
+from tokensteer.app.report import write
+from tokensteer.app.runs import recipes
 from tokensteer.app.runs.jobs import Job
 from tokensteer.app.runs.prepare import Environment, make_task
 from tokensteer.app.terminal.tables import say
@@ -17,8 +17,8 @@ from tokensteer.tasks.common.task import Setup
 
 @dataclass(frozen=True)
 class Size:
-    """A task with so many particles, populations and steps. Methods that give one sample from each population may have
-    populations of their own size, and as many more of them."""
+    """The size of a task. Methods that give one sample per population may have `alone` particles in each, and as many
+    more populations."""
 
     task: str
     particles: int
@@ -29,21 +29,20 @@ class Size:
 
 SIZES = (Size("mog", 1000, 4, 100, alone=5), Size("digits", 16, 8, 50))
 """Enough to tell the methods apart, within three minutes on two cores."""
-
 ALONE = ("best-of-n", "svdd")
 
 
-def demo(command: Demo, words: str) -> int:
+def main(command: Demo, words: str) -> int:
     jobs = [job for size in SIZES for job in jobs_of(size, command.seed)]
     run_jobs(jobs, Environment(), command.out, words, command.force)
-    say(f"Report: {write_report(command.out)}")
+    say(f"Report: {write(command.out)}")
     return 0
 
 
 def jobs_of(size: Size, seed: int) -> list[Job]:
-    """All methods that suit the task, with the same number of particles in all."""
+    """All methods that suit the task, with the same total number of particles."""
     task = make_task(Setup(1), size.task)
-    usual = methods.usual(task, task.tilt)
     many = size.particles * size.populations
+    usual = recipes.usual(task, task.tilt)
     sizes = {name: (size.alone if name in ALONE else None) or size.particles for name in usual}
     return [Job(size.task, name, n, many // n, seed, Settings(size.steps)) for name, n in sizes.items()]

@@ -1,59 +1,52 @@
-"""`tokensteer doctor`: what is there, what is not, and how to get it."""
+"""`tokensteer doctor`: which packages, devices, data and weights there are, and how to get the others."""
 
 from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
 
 import torch
 
+from tokensteer.app.options import Doctor
 from tokensteer.app.words.environment import EXTRAS, NEEDED, installed, versions
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.task import SHIPPED, Setup, data_folder
 
 
-def doctor() -> int:
-    for part in (_packages(), _devices(), _extras(), _data(), _weights()):
-        for name, what in part:
-            print(f"{name:<12} {what}")
+def main(command: Doctor, words: str) -> int:
+    for name, what in (*_machine(), *_tasks()):
+        print(f"{name:<12} {what}")
     return 0
 
 
-def _packages() -> list[tuple[str, str]]:
+def _machine() -> Iterator[tuple[str, str]]:
+    """Packages and devices."""
     here = versions()
-    return [(name, here[name] or "missing") for name in ("tokensteer", "python", *NEEDED)]
-
-
-def _devices() -> list[tuple[str, str]]:
-    found = [("cpu", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()}; {platform.machine()}")]
+    for name in ("tokensteer", "python", *NEEDED):
+        yield name, here[name] or "missing"
+    yield "cpu", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()}; {platform.machine()}"
     if not torch.cuda.is_available():
-        return [*found, ("cuda", "torch sees no GPU")]
+        yield "cuda", "torch sees no GPU"
     for k in range(torch.cuda.device_count()):
         gib = torch.cuda.mem_get_info(k)[1] / 2**30
-        found.append((f"cuda:{k}", f"{torch.cuda.get_device_name(k)}, {gib:.0f} GiB"))
-    return found
+        yield f"cuda:{k}", f"{torch.cuda.get_device_name(k)}, {gib:.0f} GiB"
+    for name, extra, use in EXTRAS:
+        yield name, installed(name) or f"not installed, for {use}: pip install 'tokensteer[{extra}]'"
 
 
-def _extras() -> list[tuple[str, str]]:
-    missing = "not installed, for {}: pip install 'tokensteer[{}]'"
-    return [(name, installed(name) or missing.format(use, extra)) for name, extra, use in EXTRAS]
-
-
-def _data() -> list[tuple[str, str]]:
-    files = {name: data_folder() / task.data for name, task in TASKS.items() if task.data is not None}
-    missing = "not there, needed to train {}: set TOKENSTEER_DATA to the folder that has it"
-    return [("data", f"{file}: {'found' if file.is_file() else missing.format(task)}") for task, file in files.items()]
-
-
-def _weights() -> list[tuple[str, str]]:
-    return [(name, _weight(name)) for name in TASKS]
-
-
-def _weight(name: str) -> str:
-    """Whether the task can be run, found out by making it."""
-    try:
-        TASKS[name].make(Setup(steps=1))
-    except (OSError, ValueError) as error:
-        return f"cannot be run: {error}"
-    size = sum(file.stat().st_size for file in SHIPPED.glob(f"{name}-*.safetensors"))
-    return f"ready, {size / 2**20:.1f} MiB of weights shipped"
+def _tasks() -> Iterator[tuple[str, str]]:
+    """Data for training, and whether each task can be run, tested by making it."""
+    for name, task in TASKS.items():
+        if task.data is not None:
+            file = data_folder() / task.data
+            missing = f"not there, needed to train {name}: set TOKENSTEER_DATA to the folder that has it"
+            yield "data", f"{file}: {'found' if file.is_file() else missing}"
+    for name, task in TASKS.items():
+        try:
+            task.make(Setup(steps=1))
+        except (OSError, ValueError) as error:
+            yield name, f"cannot be run: {error}"
+            continue
+        size = sum(file.stat().st_size for file in SHIPPED.glob(f"{name}-*.safetensors"))
+        yield name, f"ready, {size / 2**20:.1f} MiB of weights shipped"

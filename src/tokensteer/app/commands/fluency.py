@@ -1,8 +1,8 @@
-"""Perplexity added to a run folder afterwards: what ran where SmolLM2 is not is measured where it is.
+"""Add perplexity under SmolLM2 to a finished run folder, which may come from a machine without that model.
 
     python -m tokensteer.app.commands.fluency FOLDER
 
-One draw of each population is read, and the mean stands among the metrics of its row, `results.json` in FOLDER.
+One draw of each population is scored, and the mean is added to the metrics of its row in FOLDER/results.json.
 """
 
 from __future__ import annotations
@@ -19,39 +19,33 @@ from tokensteer.app.report.folder import read
 from tokensteer.app.report.samples import drawn_texts
 from tokensteer.app.runs import folder as runs
 from tokensteer.app.runs.claims import claimed
+from tokensteer.app.words.numbers import stored
 from tokensteer.tasks.common.task import data_folder
 from tokensteer.tasks.text.fluency import NEEDED, PATTERN, Fluency
 
 
 def measure(folder: Path, fluency: Fluency | None) -> None:
-    """Write what the language model says of each row of a run folder into its results."""
+    """Add the perplexity of each row of a run folder to its results."""
     if fluency is None:
         raise FileNotFoundError(
             f"there is no {PATTERN} in {data_folder()}, or no {' and '.join(NEEDED)} to read it: set TOKENSTEER_DATA "
             f"to the folder that has it, and pip install {' '.join(NEEDED)}"
         )
-    runs.open_run(folder)  # or say what is wrong with it
+    runs.open_run(folder)  # raises if it is no run folder, before it is claimed
     with claimed(folder):
-        _measure(folder, fluency)
-
-
-def _measure(folder: Path, fluency: Fluency) -> None:
-    rows = list(runs.open_run(folder).rows)
-    for k, row in enumerate(read(folder).rows):
-        if not row.texts:
-            continue
-        texts = [entry["text"] for entry in drawn_texts(row, torch.arange(len(row.answer.samples)), 1)]
-        found = fluency.perplexity(texts)
-        metrics = {**rows[k]["metrics"], "perplexity": list(found.numbers().values())}
-        rows[k] = {**rows[k], "metrics": metrics}
-        files.write_json(folder / runs.RESULTS, rows)
-        print(f"{row.method}, N = {row.particles}: perplexity {found}")
+        rows = list(runs.open_run(folder).rows)
+        for k, row in enumerate(read(folder).rows):
+            if row.texts:
+                texts = [entry["text"] for entry in drawn_texts(row, torch.arange(len(row.answer.samples)), 1)]
+                found = fluency.perplexity(texts)
+                rows[k] = {**rows[k], "metrics": {**rows[k]["metrics"], "perplexity": stored(found)}}
+                files.write_json(folder / runs.RESULTS, rows)
+                print(f"{row.method}, N = {row.particles}: perplexity {found}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    words = argparse.ArgumentParser(
-        prog="python -m tokensteer.app.commands.fluency", description="Add perplexity to a run."
-    )
+    name = "python -m tokensteer.app.commands.fluency"
+    words = argparse.ArgumentParser(prog=name, description="Add perplexity to a run.")
     words.add_argument("folder", type=Path, help="what tokensteer run or compare wrote, of texts")
     try:
         measure(words.parse_args(arguments).folder, Fluency.found())

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tokensteer.app.options import Report
+from tokensteer.app.report import figures, write
 from tokensteer.app.terminal.tables import say
 
 
-def report(command: Report) -> int:
-    from tokensteer.app.report import figures  # as below
-
+def main(command: Report, words: str) -> int:
     made = figures(command.folder) if command.figures else []  # first: without matplotlib nothing is written
-    say(f"Report: {write_report(command.folder)}")
+    say(f"Report: {write(command.folder)}")
     for file in made:
         say(f"Figure: {file}")
     return 0
-
-
-def write_report(folder: Path) -> Path:
-    from tokensteer.app.report import write  # its parts take a while to load
-
-    return write(folder)

@@ -1,19 +1,15 @@
-"""The commands that run, compare, train and report."""
+"""`tokensteer run`: one method on a task."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from tokensteer.app.options import Compare, Run
-from tokensteer.app.runs import recipes as methods
-from tokensteer.app.runs.choices import tilted
-from tokensteer.app.runs.folder import Writer
-from tokensteer.app.runs.jobs import Job, plan
-from tokensteer.app.runs.match_rows import matched
-from tokensteer.app.runs.prepare import Environment, make_task, prepare, setup_of
+from tokensteer.app.options import Compare, Run, Where
+from tokensteer.app.runs.folder import writing
+from tokensteer.app.runs.jobs import Job
+from tokensteer.app.runs.prepare import Environment, prepare
 from tokensteer.app.runs.runner import config, run_all
 from tokensteer.app.terminal.progress import shown
 from tokensteer.app.terminal.tables import deaths, failures, say, tables, terminal
@@ -23,66 +19,42 @@ from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.common.task import SHIPPED
 
 
-def steer(command: Run | Compare, words: str) -> int:
-    where, settings = command.where, command.settings
-    place = Environment(SHIPPED if where.weights is None else where.weights, where.device, where.memory)
-    if settings.steps is None:
-        settings = replace(settings, steps=choose(command.task, TASKS, "task").steps)
-    if isinstance(command, Run):
-        jobs = [Job(command.task, command.method, command.particles, command.populations, command.seed, settings)]
-        out = Path("out") / f"{command.task}-{command.method}" if command.out is None else command.out
-    else:
-        jobs = _compared(command, settings, place)
-        out = Path("out") / f"{command.task}-{command.recipe}" if command.out is None else command.out
-    run_jobs(jobs, place, out, words, where.force)
+def main(command: Run, words: str) -> int:
+    place, settings = environment(command.where), with_steps(command)
+    job = Job(command.task, command.method, command.particles, command.populations, command.seed, settings)
+    return run_command(command, command.method, [job], place, words)
+
+
+def environment(where: Where) -> Environment:
+    return Environment(where.weights or SHIPPED, where.device, where.memory)
+
+
+def with_steps(command: Run | Compare) -> Settings:
+    """The settings of a command, with the task's number of steps unless one is given."""
+    steps = command.settings.steps
+    return replace(command.settings, steps=choose(command.task, TASKS, "task").steps if steps is None else steps)
+
+
+def run_command(command: Run | Compare, name: str, jobs: Sequence[Job], place: Environment, words: str) -> int:
+    """Run jobs into the folder of a command, which is called after the task and `name` unless it is given."""
+    out = command.out or Path("out") / f"{command.task}-{name}"
+    run_jobs(jobs, place, out, words, command.where.force)
     say(f"Run folder: {out}   (tokensteer report {out} makes a page of it)")
     return 0
 
 
-def run_jobs(jobs: Sequence[Job], place: Environment, out: Path, words: str, force: bool) -> Writer:
+def run_jobs(jobs: Sequence[Job], place: Environment, out: Path, words: str, force: bool) -> None:
     """Run all jobs into a folder and print their tables."""
-    with Writer(out, config(words, jobs, place), force) as writer:
+    with writing(out, config(words, jobs, place), force) as writer:
         ready = prepare(jobs, place)
         try:
             with shown(len(ready)) as watch:
                 run_all(ready, place, writer, watch)
-        finally:  # also when it was stopped
-            console = terminal()
-            for part in tables(writer.rows, console.width):
-                say(part, console)
-            for line in [*failures(writer.rows), *deaths(writer.rows), *unfinished(writer.rows, jobs)]:
+        finally:  # also when it is stopped
+            console, rows = terminal(), writer.rows
+            missing = [f"{job.label}, N = {job.particles}, seed {job.seed}" for job in jobs[len(rows) :]]
+            lines = [*tables(rows, console.width), *failures(rows), *deaths(rows)]
+            if rows and missing:
+                lines.append(f"Unfinished: {len(rows)} of {len(jobs)} rows. Missing: {'; '.join(missing)}")
+            for line in lines:
                 say(line, console)
-    return writer
-
-
-def unfinished(rows: Sequence[Mapping[str, Any]], jobs: Sequence[Job]) -> list[str]:
-    """A line that says what is missing of a run that has begun and was stopped."""
-    missing = [f"{job.label}, N = {job.particles}, seed {job.seed}" for job in jobs[len(rows) :]]
-    return [f"Unfinished: {len(rows)} of {len(jobs)} rows. Missing: {'; '.join(missing)}"] if rows and missing else []
-
-
-def _compared(command: Compare, settings: Settings, place: Environment) -> list[Job]:
-    choose(command.task, TASKS, "task")
-    for name, example in (("methods", "smc-base svdd"), ("particles", "4 16"), ("seeds", "0 1")):
-        if getattr(command, name) == ():
-            raise ValueError(f"--{name} lists nothing: give one or more, such as --{name} {example}, or leave it out")
-    usual: list[str] = []
-    if command.methods is None:
-        # Which methods suit a task is known once it is there.
-        job = Job(command.task, "pretrained", 1, 1, settings=replace(settings, steps=1))
-        task = make_task(setup_of(job, place), command.task)
-        tilt = tilted(task, settings)
-        usual, lacking = methods.usual(task, tilt), methods.lacking(task, tilt)
-        for reason in dict.fromkeys(lacking.values()):
-            say(f"Left out: {', '.join(name for name in lacking if lacking[name] == reason)} ({reason})")
-    jobs = plan(
-        command.recipe,
-        command.methods,
-        command.particles,
-        command.populations,
-        command.seeds,
-        usual,
-        command.task,
-        settings,
-    )
-    return jobs if command.match_rows is None else matched(jobs, command.match_rows, place)

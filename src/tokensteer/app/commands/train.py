@@ -9,46 +9,40 @@ from tokensteer.app.options import Train
 from tokensteer.app.runs.claims import claimed
 from tokensteer.app.terminal.tables import say
 from tokensteer.app.words.lookup import choose
-from tokensteer.tasks.catalogue import TASKS, Entry
+from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.task import SHIPPED
 from tokensteer.tasks.common.training import Training, finished
 
 
-def train(command: Train) -> int:
+def main(command: Train, words: str) -> int:
     task = choose(command.task, TASKS, "task")
     if task.train is None:
         raise ValueError(f"{command.task} has no networks, and nothing to train: run it as it is")
     if command.proposal and command.twist:
         raise ValueError("--proposal and --twist are trained one after the other: give one of them")
-    if command.goal is not None and not command.proposal and not command.twist:
-        raise ValueError("--goal is what a proposal or a twist is trained for: give --proposal or --twist too")
-    if command.weights is not None and not command.proposal and not command.twist:
-        raise ValueError("--weights holds the networks that a proposal or a twist is taught with: give --proposal too")
-    out = Path("out") / f"{command.task}-weights" if command.out is None else command.out
+    if not command.proposal and not command.twist:
+        if command.goal is not None:
+            raise ValueError("--goal is what a proposal or a twist is trained for: give --proposal or --twist too")
+        if command.weights is not None:
+            raise ValueError("--weights has the networks for training a proposal or a twist: give --proposal too")
+    out = command.out or Path("out") / f"{command.task}-weights"
     for name, value in (("minutes", command.minutes), ("scale", command.scale)):
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"--{name} must be positive and finite, got {value}")
     training = Training(out, command.device, command.seed, command.minutes, command.scale)
     with claimed(out):
-        _train(command, task, training)
+        if finished(_cards(command, out)) and not command.force:
+            raise ValueError(f"{out} holds finished weights of {command.task}: give --out another folder, or --force")
+        if task.proposal is not None and (command.proposal or command.twist):
+            task.proposal(command.goal, command.weights or SHIPPED).train(training, command.twist)
+        else:
+            task.train(training)
     say(f"Weights: {out}   (tokensteer run {command.task} --weights {out} uses them)")
     return 0
 
 
-def _train(command: Train, task: Entry, training: Training) -> None:
-    out = training.out
-    if finished(_cards(command, out)) and not command.force:
-        raise ValueError(f"{out} holds finished weights of {command.task}: give --out another folder, or --force")
-    if task.proposal is not None and (command.proposal or command.twist):
-        weights = SHIPPED if command.weights is None else command.weights
-        task.proposal(command.goal, weights).train(training, command.twist)
-    elif task.train is not None:
-        task.train(training)
-
-
 def _cards(command: Train, out: Path) -> list[Path]:
-    """The cards that a training of this kind leaves in a folder. What was stopped while it was being measured goes on:
-    its cards do not tell its quality yet."""
+    """The cards in a folder that a training of this kind writes."""
     part = "proposal*" if command.proposal else "value*" if command.twist else "*"
     cards = sorted(out.glob(f"{command.task}-{part}.json")) if out.is_dir() else []
     if part != "*":

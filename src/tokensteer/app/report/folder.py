@@ -1,9 +1,8 @@
-"""What the report needs of a run folder: its rows with their numbers and their saved results."""
+"""A run folder as the report reads it: rows with their numbers, saved results and texts."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from tokensteer.app.runs import folder as runs
 from tokensteer.app.runs import schema
 from tokensteer.app.runs.answers import one_draw, some, unweighted, weighted
 from tokensteer.app.runs.seeds import over_seeds, seeds_of
+from tokensteer.app.words.numbers import loaded_pair
 from tokensteer.core.particles.result import Result
 from tokensteer.tasks.common.metrics import Measured
 
@@ -24,12 +24,12 @@ OTHER, AGAIN = "give the --out of a run", "run it again with --force"
 
 @dataclass(frozen=True)
 class Row:
-    """One method with so many particles. What has no meaning or was not measured is NaN.
+    """One method with a number of particles. Numbers that are unknown are NaN.
 
-    `method` says all that tells it from other methods: `family`, and `variant` if there are several of it. `best` are
-    the metrics of the best by reward, and `answer` what the method answers with: all its particles, or fewer, unless
-    `weighted` as if they had no weights. `texts` are its samples as they were written down, if they are texts, and
-    `failed` the prompts that gave none.
+    `method` is its full label: `family`, and `variant` if there are several of it. `best` has the metrics of the best
+    particles by reward. `answer` is the result that the method's metrics are measured on: all particles or some of
+    them, with equal weights unless `weighted`. `texts` are its samples if they are texts, and `failed` the prompts
+    that gave none.
     """
 
     task: str
@@ -46,78 +46,81 @@ class Row:
     seconds: float
     rows: Mapping[str, int]
     saved: Mapping[str, int]
+    seeds: int
     result: Result
     answer: Result
     weighted: bool
     job: Mapping[str, Any]
-    training: Mapping[str, Any] | None = None
-    texts: Sequence[Mapping[str, Any]] = ()
-    failed: Sequence[Mapping[str, Any]] = ()
-    seeds: int = 1
+    training: Mapping[str, Any] | None
+    texts: Sequence[Mapping[str, Any]]
+    failed: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Run:
-    """`joined` are the rows with those that differ in their seed alone as one, which has the samples of the first;
-    `missing` names the rows that were planned and are not there."""
+    """`joined` has one row for rows that differ only in their seed, with the samples of the first; `missing` names the
+    rows that were planned and are not there."""
 
-    folder: Path
     config: Mapping[str, Any]
     rows: Sequence[Row]
     joined: Sequence[Row]
-    missing: Sequence[str] = ()
+    missing: Sequence[str]
 
     @property
     def finished(self) -> bool:
         return not self.missing
 
-    def tasks(self) -> list[str]:
-        """In the order in which they were run."""
-        return list(dict.fromkeys(row.task for row in self.rows))
+    def by_task(self) -> dict[str, tuple[list[Row], list[Row]]]:
+        """The rows and the joined rows of each task, in the order in which tasks were run."""
+        tasks = dict.fromkeys(row.task for row in self.rows)
+        return {
+            task: ([row for row in self.rows if row.task == task], [row for row in self.joined if row.task == task])
+            for task in tasks
+        }
 
 
 def read(folder: Path) -> Run:
-    """All of a run folder, or a ValueError of one line that says how to mend it."""
+    """Read a run folder. Raises a ValueError of one line with the mend if it is not one, is damaged or is empty."""
     try:
         run = runs.open_run(folder)
         if not run.rows:
             raise ValueError(f"{folder} has no finished row to report on")
         rows = [_row(run, index) for index in range(len(run.rows))]
-        return Run(folder, run.config, rows, _joined(rows, run), [_planned(job) for job in run.missing])
+        return Run(run.config, rows, _joined(rows, run.rows), [_planned(job) for job in run.missing])
     except (FileNotFoundError, ValueError) as error:
-        known = _line(error)
+        known = " ".join(str(error).split())
         mend = OTHER if "is no run folder" in known or not runs.replaceable(folder) else AGAIN
         raise ValueError(known if "again" in known else f"{known}: {mend}") from error
 
 
 def _planned(job: Mapping[str, Any]) -> str:
-    """A row that is not there."""
+    """The name of a row that is missing."""
     name = ", ".join([str(job.get("method", "a row")), *job.get("extra", ())])
     return f"{name}, N = {job.get('particles', '?')}, seed {job.get('seed', '?')}"
 
 
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-def _joined(rows: Sequence[Row], run: runs.Run) -> list[Row]:
-    first = dict(zip((row["file"] for row in run.rows), rows, strict=True))
+def _joined(rows: Sequence[Row], stored: Sequence[Mapping[str, Any]]) -> list[Row]:
     if len({row.seed for row in rows}) < 2:
         return list(rows)
-    return [_with_numbers(first[row["file"]], row) for row in over_seeds(run.rows)]
+    first = {row["file"]: rows[k] for k, row in enumerate(stored)}
+    return [replace(first[row["file"]], **_numbers(row)) for row in over_seeds(stored)]
 
 
-def _with_numbers(row: Row, stored: Mapping[str, Any]) -> Row:
-    return replace(
-        row,
-        metrics=_metrics(stored["metrics"]),
-        best=_metrics(stored.get("best")),
-        log_z=_measured([stored["log_z"], stored["log_z_error"]]),
-        seconds=float(stored["seconds"]),
-        rows=stored["rows"],
-        saved=stored["saved"],
-        seeds=seeds_of(stored),
-    )
+def _numbers(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a row that are averaged over seeds."""
+    return {
+        "metrics": _metrics(stored["metrics"]),
+        "best": _metrics(stored.get("best") or {}),
+        "log_z": loaded_pair([stored["log_z"], stored["log_z_error"]]),
+        "seconds": float(stored["seconds"]),
+        "rows": stored["rows"],
+        "saved": stored["saved"],
+        "seeds": seeds_of(stored),
+    }
+
+
+def _metrics(stored: Mapping[str, Any]) -> dict[str, Measured]:
+    return {name: loaded_pair(pair) for name, pair in stored.items()}
 
 
 def _row(run: runs.Run, index: int) -> Row:
@@ -133,12 +136,7 @@ def _row(run: runs.Run, index: int) -> Row:
         particles=particles,
         populations=populations,
         seed=stored["seed"],
-        metrics=_metrics(stored["metrics"]),
-        best=_metrics(stored.get("best")),
-        log_z=_measured([stored["log_z"], stored["log_z_error"]]),
-        seconds=float(stored["seconds"]),
-        rows=stored["rows"],
-        saved=stored["saved"],
+        **_numbers(stored),
         result=result,
         answer=_answer(result, stored.get("answer", "weighted")),
         weighted=stored.get("answer") != "unweighted",
@@ -149,46 +147,30 @@ def _row(run: runs.Run, index: int) -> Row:
     )
 
 
-def _texts(files_of: Sequence[Path], count: int) -> list[Mapping[str, Any]]:
-    """The samples of a file of JSON lines, if there is one: so many, besides the prompts that failed."""
-    told = next((file for file in files_of if file.suffix == ".jsonl"), None)
-    if told is None:
+def _texts(written: Sequence[Path], count: int) -> list[Mapping[str, Any]]:
+    """The samples of a row's file of JSON lines, if there is one. Lines about failed prompts are skipped."""
+    file = next((file for file in written if file.suffix == ".jsonl"), None)
+    if file is None:
         return []
-    found = [entry for line in files.read_lines(told) if line for entry in _sample(told, line)]
+    entries = [_entry(file, line) for line in files.read_lines(file) if line]
+    found = [entry for entry in entries if schema.fault(entry, schema.FAILED, {}) is not None]
+    for entry in found:
+        if fault := schema.fault(entry, schema.SAMPLE, {}):
+            raise ValueError(f"{file} is damaged: a line {fault}")
     if len(found) != count:
-        raise ValueError(f"{told} is damaged: it has {len(found)} samples, and its result has {count}")
+        raise ValueError(f"{file} is damaged: it has {len(found)} samples, and its result has {count}")
     return found
 
 
-def _sample(file: Path, line: str) -> list[Mapping[str, Any]]:
-    """The sample of a line, or nothing if it tells of a failure."""
+def _entry(file: Path, line: str) -> Any:
     try:
-        entry: Any = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is damaged, a line is not valid JSON ({error})") from error
-    if schema.fault(entry, schema.FAILED, {}) is None:
-        return []
-    if fault := schema.fault(entry, schema.SAMPLE, {}):
-        raise ValueError(f"{file} is damaged: a line {fault}")
-    return [entry]
 
 
 def _answer(result: Result, kind: str) -> Result:
-    """What the method answers with, of the populations that live; the same every time."""
+    """What the method answers with, of the populations that live. Seeded: it is the same every time."""
     living = replace(some(result, result.alive), generator=Generator().manual_seed(0))
     answers = {answer.__name__: answer for answer in (weighted, unweighted, one_draw)}
     return answers.get(kind, weighted)(living)
-
-
-def _metrics(stored: Any) -> dict[str, Measured]:
-    known: dict[str, Any] = stored or {}
-    return {str(name): _measured(value) for name, value in known.items()}
-
-
-def _measured(stored: Any) -> Measured:
-    mean, error = stored
-    return Measured(_number(mean), _number(error))
-
-
-def _number(stored: Any) -> float:
-    return math.nan if stored is None else float(stored)

@@ -1,8 +1,8 @@
-"""Who descends from whom.
+"""The genealogy of a population, drawn as a tree.
 
-Particles are put in rows so that no two lines ever cross: the children of one stand side by side, families in the order
-of their parents, and in a family the one on whom most of the end rests goes straight on. Only those with descendants at
-the end are survivors; a line is as thick as the share of the final weight that rests on it.
+Particles are put in rows so that no two lines cross: siblings stand side by side, families in the order of their
+parents, and in a family the particle with most of the final weight among its descendants goes straight on. Lines with
+descendants at the end are survivors; a line is as thick as the share of the final weight that descends from it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokensteer.app.report.markup import data
 from tokensteer.core.particles.result import Result
 
 MOST = 64
-"""With more particles than this the lines would not be told apart."""
+"""With more particles than this, lines cannot be told apart."""
 UNIT = 10  # of the drawing, for one step and one row
 CLASSES = (0.05, 0.15, 0.35, 0.7)
 """Where a share of the final weight makes a line thicker."""
@@ -27,10 +27,10 @@ CLASSES = (0.05, 0.15, 0.35, 0.7)
 
 @dataclass(frozen=True)
 class Tree:
-    """One population. Events are the steps that began with resampling; all else is by event and *row*.
+    """One population. `events` are the steps that began with resampling; everything else is by event and *row*.
 
-    parents[k] (N,) is the row before event k of each row after it, particles[k] who stands in each row from event k on
-    (with k = 0 the start), share[k] and heirs[k] what of the final weight and particles descends from it.
+    parents[k] (N,) is the row before event k of each row after it. particles[k] (N,) is the particle in each row from
+    event k on (k = 0 is the start); share[k] and heirs[k] are the final weight and particles that descend from it.
     """
 
     steps: int
@@ -46,7 +46,7 @@ class Tree:
 
     @property
     def crowded(self) -> bool:
-        """Whether resampling strikes so often that bends take less room and marks none."""
+        """Whether resampling is so frequent that bends are drawn straight and events unmarked."""
         return 3 * len(self.events) > self.steps
 
 
@@ -86,32 +86,32 @@ def tree(result: Result, population: int) -> Tree:
 
 
 def _around(family: list[int], place: int) -> list[int]:
-    """The family in an order such that its first members come to stand nearest to `place`."""
+    """The family in an order that puts its first members nearest to `place`."""
     nearest = sorted(range(len(family)), key=lambda slot: abs(slot - place))
     ordered = dict(zip(nearest, family, strict=True))
     return [ordered[slot] for slot in range(len(family))]
 
 
 def ancestors_alive(result: Result) -> Tensor:
-    """How many particles of each step have descendants at the end, (T + 1, B)."""
+    """The number of particles of each step with descendants at the end, (T + 1, B)."""
     lines = result.lineages().sort(-1).values
     return 1 + (lines[..., 1:] != lines[..., :-1]).sum(-1)
 
 
 def draw(tree: Tree) -> str:
-    """Marks where resampling struck, extinct lines, survivors over them, and a dot for each particle at the end."""
+    """Marks at resampling events, extinct lines, survivors over them, and a dot for each particle at the end."""
     size, width = tree.size, UNIT * max(tree.steps, 1)
     paths = _paths(tree)
     struck = "".join(f"M{UNIT * (t - 1)} 0v{UNIT * size}" for t in tree.events)
-    dots: dict[str, list[str]] = {}
-    for row in range(size):
-        kind = _kind(tree.share[-1][row], 1)
-        dots.setdefault(kind, []).append(f"M{width} {_y(row)}h0")
-    parts = [f'<path class="struck" d="{struck}"/>'] if struck and not tree.crowded else []
-    parts += [f'<path class="{kind}" d="{"".join(paths[kind])}"/>' for kind in sorted(paths)]
-    parts += [f'<path class="leaf {kind}" d="{"".join(dots[kind])}"/>' for kind in sorted(dots)]
-    parts.append('<path class="chosen" d=""/>')
-    return drawing("".join(parts), width, UNIT * size, 'class="dense"' if tree.crowded else "")
+    dots: dict[str, str] = {}
+    for row, share in enumerate(tree.share[-1]):
+        kind = _kind(share, 1)
+        dots[kind] = dots.get(kind, "") + f"M{width} {_y(row)}h0"
+    content = f'<path class="struck" d="{struck}"/>' if struck and not tree.crowded else ""
+    content += "".join(f'<path class="{kind}" d="{paths[kind]}"/>' for kind in sorted(paths))
+    content += "".join(f'<path class="leaf {kind}" d="{dots[kind]}"/>' for kind in sorted(dots))
+    content += '<path class="chosen" d=""/>'
+    return drawing(content, width, UNIT * size, 'class="dense"' if tree.crowded else "")
 
 
 def _y(row: int) -> int:
@@ -119,39 +119,34 @@ def _y(row: int) -> int:
 
 
 def _kind(share: float, heirs: int) -> str:
-    """Class of a line, in the order in which they are drawn: extinct, then ever thicker."""
+    """The class of a line, in drawing order: extinct, then ever thicker."""
     return "g0" if not heirs else f"g{1 + sum(share >= least for least in CLASSES)}"
 
 
-def _paths(tree: Tree) -> dict[str, list[str]]:
-    """The lines of each class. A line goes on into its first child of the same class, which saves space."""
-    done: dict[str, list[str]] = {}
-    bounds = [0, *tree.events, tree.steps + 1]
-    kinds = [_kind(s, h) for s, h in zip(tree.share[0], tree.heirs[0], strict=True)]
-    lines = [f"M0 {_y(row)}h{UNIT * (bounds[1] - 1)}" for row in range(tree.size)]
-    for k, parents in enumerate(tree.parents):
-        before, run = UNIT * (tree.events[k] - 1), UNIT * (bounds[k + 2] - 1 - tree.events[k])
-        new_kinds = [_kind(s, h) for s, h in zip(tree.share[k + 1], tree.heirs[k + 1], strict=True)]
-        taken: set[int] = set()
+def _paths(tree: Tree) -> dict[str, str]:
+    """The lines of each class. A line continues into its first child of the same class, which saves space."""
+    done: dict[str, str] = {}
+    ends = [*tree.events[1:], tree.steps + 1]
+    kinds = [list(map(_kind, share, heirs)) for share, heirs in zip(tree.share, tree.heirs, strict=True)]
+    first = tree.events[0] if tree.events else tree.steps + 1
+    lines = [f"M0 {_y(row)}h{UNIT * (first - 1)}" for row in range(tree.size)]
+    for k, (parents, event, end) in enumerate(zip(tree.parents, tree.events, ends, strict=False)):
+        going = dict(enumerate(lines))
         new: list[str] = []
         for row, parent in enumerate(parents):
-            if parent not in taken and kinds[parent] == new_kinds[row]:
-                taken.add(parent)
-                line = lines[parent]
-            else:
-                line = f"M{before} {_y(parent)}"
-            new.append(line + _bend(UNIT * (row - parent), run, tree.crowded))
-        for row, line in enumerate(lines):
-            if row not in taken:
-                done.setdefault(kinds[row], []).append(line)
-        lines, kinds = new, new_kinds
-    for line, kind in zip(lines, kinds, strict=True):
-        done.setdefault(kind, []).append(line)
+            goes_on = parent in going and kinds[k][parent] == kinds[k + 1][row]
+            line = going.pop(parent) if goes_on else f"M{UNIT * (event - 1)} {_y(parent)}"
+            new.append(line + _bend(UNIT * (row - parent), UNIT * (end - 1 - event), tree.crowded))
+        for row, line in going.items():
+            done[kinds[k][row]] = done.get(kinds[k][row], "") + line
+        lines = new
+    for line, kind in zip(lines, kinds[-1], strict=True):
+        done[kind] = done.get(kind, "") + line
     return done
 
 
 def _bend(rise: int, run: int, straight: bool) -> str:
-    """From the row of the parent to that of the child in one step, and then on."""
+    """From the row of the parent to that of the child in one step, then on for `run`."""
     half = UNIT // 2
     if not rise:
         return f"h{UNIT + run}"
@@ -159,24 +154,15 @@ def _bend(rise: int, run: int, straight: bool) -> str:
 
 
 def facts(tree: Tree, result: Result, population: int) -> str:
-    """What the page needs to tell of any particle, as an attribute."""
-    weight = floats(result.weights[population])
-    reward = None if result.reward is None else [_rounded(r) for r in floats(result.reward[population])]
-    return data(
-        {
-            "steps": tree.steps,
-            "events": tree.events,
-            "parents": tree.parents,
-            "particles": tree.particles,
-            "weight": [_rounded(w) for w in weight],
-            "reward": reward,
-        }
-    )
+    """What the page's script needs to describe any particle, as an attribute."""
+    known = {"steps": tree.steps, "events": tree.events, "parents": tree.parents, "particles": tree.particles}
+    reward = None if result.reward is None else _rounded(result.reward[population])
+    return data({**known, "weight": _rounded(result.weights[population]), "reward": reward})
 
 
-def _rounded(value: float) -> float | str:
-    """JSON knows no infinities."""
-    return round(value, 4) if abs(value) < 1e12 else str(value)
+def _rounded(values: Tensor) -> list[float | str]:
+    """Numbers for JSON, which has no infinities: huge ones are text."""
+    return [round(value, 4) if abs(value) < 1e12 else str(value) for value in floats(values)]
 
 
 def described(tree: Tree) -> str:

@@ -1,7 +1,8 @@
-"""How the proposals of a run were learned, and when that has paid off."""
+"""How the proposals of a run were trained, and after how many populations that has paid off."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,54 +12,43 @@ from tokensteer.app.report.charts import Line, line_chart
 from tokensteer.app.report.folder import Row
 from tokensteer.app.report.markup import element, text
 from tokensteer.app.report.words import listed
-from tokensteer.app.words.numbers import duration, short
+from tokensteer.app.words.numbers import duration, loaded, short
 
 CURVES = {
-    "loss": "Loss",
-    "ess": "ESS/N of the proposal's paths, without resampling",
-    "reward": "Reward/kl of the proposal's paths",
-    "divergence": "KL from the model",
+    "loss": ("Loss", None),
+    "ess": ("ESS/N of the proposal's paths, without resampling", (0.0, 1.0)),
+    "reward": ("Reward/kl of the proposal's paths", None),
+    "divergence": ("KL from the model", None),
 }
+"""Title and range of the chart for each entry of a training's history."""
 BACKWARD = 2
 """Rows that a backward pass is counted as."""
 
 
 def charts(rows: Sequence[Row]) -> str:
-    """The curves of every training that methods of a task rest on, and when it has paid off."""
-    shared: list[tuple[Mapping[str, Any], list[str]]] = []
+    """The curves of every training that methods of a task use, and when it has paid off."""
+    shared: dict[str, list[Row]] = {}  # rows by their training
     for row in rows:
-        if row.training is None:
-            continue
-        names = next((names for training, names in shared if training == row.training), None)
-        if names is None:
-            shared.append((row.training, [row.method]))
-        elif row.method not in names:
-            names.append(row.method)
+        if row.training is not None:
+            shared.setdefault(json.dumps(row.training, sort_keys=True), []).append(row)
     paid = text("p", " ".join(_paid_off(rows)), 'class="note"') if shared else ""
-    return "".join(_curves(training, names) for training, names in shared) + paid
+    return "".join(map(_curves, shared.values())) + paid
 
 
-def _curves(training: Mapping[str, Any], names: Sequence[str]) -> str:
+def _curves(rows: Sequence[Row]) -> str:
+    """The history of a training that the rows share."""
+    training, names = rows[0].training or {}, list(dict.fromkeys(row.method for row in rows))
     history: Sequence[Mapping[str, Any]] = training["history"]
-    nothing = [math.nan] * len(history)
+    unknown = [math.nan] * len(history)
     drawn = [
-        line_chart(title, [Line("training", 1, [_known(entry.get(name)) for entry in history], nothing)], _span(name))
-        for name, title in CURVES.items()
+        line_chart(title, [Line("training", 1, [loaded(entry.get(name)) for entry in history], unknown)], span)
+        for name, (title, span) in CURVES.items()
     ]
     took = (
         f"Training for {listed(names)} took {duration(float(training['seconds']))} on {training['device']} and "
         f"{short(int(training['denoiser rows']))} rows of the denoiser's network."
     )
     return text("p", took, 'class="note"') + element("div", 'class="pair"', *drawn)
-
-
-def _known(value: float | None) -> float:
-    """Not every training keeps an eye on everything."""
-    return math.nan if value is None else float(value)
-
-
-def _span(name: str) -> tuple[float, float] | None:
-    return (0.0, 1.0) if name == "ess" else None
 
 
 def _paid_off(rows: Sequence[Row]) -> list[str]:
@@ -73,8 +63,7 @@ def _paid_off(rows: Sequence[Row]) -> list[str]:
 
 @dataclass(frozen=True)
 class Cost:
-    """Rows of the denoiser's network and the proposal's: `once` for training, `each` for a population. Gradients count
-    as further rows."""
+    """Rows of the denoiser and the proposal, backward passes included: `once` for training, `each` per population."""
 
     name: str
     once: float
@@ -82,14 +71,12 @@ class Cost:
 
 
 def costs_of(rows: Sequence[Row]) -> list[Cost]:
-    """What a population of each row costs, and its training."""
     found: list[Cost] = []
     for row in rows:
         backward = BACKWARD if "grad" in row.family else 0
         asked = row.rows.get("denoiser", 0) + row.rows.get("proposal", 0)
-        each = asked * (1 + backward) / row.populations
         once = 0.0 if row.training is None else float(row.training["denoiser rows"]) * (1 + BACKWARD)
-        found.append(Cost(f"{row.method} N={row.particles}", once, each))
+        found.append(Cost(f"{row.method} N={row.particles}", once, asked * (1 + backward) / row.populations))
     return found
 
 

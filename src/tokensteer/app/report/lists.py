@@ -1,4 +1,4 @@
-"""Tensors as lists whose type is known."""
+"""Tensors as typed lists."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""HTML and SVG as strings. All that is not made here passes through `escape`."""
+"""HTML and SVG as strings. All text from elsewhere passes through `escape`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from html import escape
 
 
@@ -18,15 +17,11 @@ def text(name: str, content: str, attributes: str = "") -> str:
 
 
 def section(key: str, title: str, note: str, *content: str) -> str:
-    """A part of the page with a heading and a line below it that says how to read what follows."""
+    """A part of the page with a heading and a line that explains how to read it."""
     head = text("h2", title, f'id="{escape(key)}"') + (text("p", note, 'class="note"') if note else "")
     return element("section", f'aria-labelledby="{escape(key)}"', head, *content)
 
 
 def data(value: object) -> str:
-    """A value as the content of an attribute in double quotes."""
+    """A value as JSON for an attribute in double quotes."""
     return escape(json.dumps(value, separators=(",", ":"), ensure_ascii=False), quote=True)
-
-
-def lines(parts: Iterable[str]) -> str:
-    return "\n".join(parts)

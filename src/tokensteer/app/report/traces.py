@@ -1,9 +1,9 @@
-"""What happened on the way: ESS, reward and ramp at every step, the weights at the end, what it cost."""
+"""ESS, reward and ramp at every step, the weights at the end, and the cost of a run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,29 +17,21 @@ from tokensteer.app.report.markup import element
 from tokensteer.app.words.numbers import duration, short
 from tokensteer.core.particles.result import Result
 
-Look = Callable[[Result], Tensor | None]
-"""Something of a result at every step, (T + 1, B), if it has it."""
+MOST = 12
+"""How many lines a chart takes."""
+LEAST = -6
+"""The log2 of N·w below which particles share a bar."""
+
+Trace = Callable[[Result], Tensor | None]
+"""A quantity of a result at every step, (T + 1, B), None if it has none."""
 
 
 def ess_share(result: Result) -> Tensor:
     return result.ess / result.log_w.shape[1]
 
 
-def mean_reward(result: Result) -> Tensor | None:
-    return result.mean_reward
-
-
-def ramp(result: Result) -> Tensor | None:
-    return result.ramp
-
-
-def alive_share(result: Result) -> Tensor:
-    """The share of particles of each step that have descendants at the end."""
-    return ancestors_alive(result).double() / result.log_w.shape[1]
-
-
 def over_populations(values: Tensor) -> tuple[list[float], list[float]]:
-    """The mean of (T + 1, B) and twice its standard error, NaN where a value is not finite."""
+    """The mean of values (T + 1, B) over B and two standard errors, NaN where a value is not finite."""
     values = values.double()
     known = values.isfinite().all(-1)
     mean = torch.where(known, values.mean(-1), math.nan)
@@ -48,11 +40,11 @@ def over_populations(values: Tensor) -> tuple[list[float], list[float]]:
     return floats(mean), floats(torch.where(known, 2.0 * error, math.nan))
 
 
-def lines(rows: Sequence[Row], colours: Mapping[str, int], look: Look) -> list[Line]:
-    """One for each method; the populations of several seeds count together."""
+def lines(rows: Sequence[Row], colours: Mapping[str, int], trace: Trace) -> list[Line]:
+    """A line for each method, over the populations of all its seeds."""
     found: list[Line] = []
     for method in dict.fromkeys(row.method for row in rows):
-        seen = [look(row.result) for row in rows if row.method == method]
+        seen = [trace(row.result) for row in rows if row.method == method]
         known = [values for values in seen if values is not None]
         if known and len({len(values) for values in known}) == 1:
             found.append(Line(method, colours[method], *over_populations(torch.cat(known, -1))))
@@ -61,7 +53,7 @@ def lines(rows: Sequence[Row], colours: Mapping[str, int], look: Look) -> list[L
 
 
 def shorter(names: Sequence[str]) -> list[str]:
-    """Without the words that all begin with, if only variants of one method are left."""
+    """The names without the words that all of them begin with."""
     parts = [name.split(", ") for name in names]
     same = 0
     while len(names) > 1 and all(len(p) > same + 1 and p[same] == parts[0][same] for p in parts):
@@ -69,12 +61,9 @@ def shorter(names: Sequence[str]) -> list[str]:
     return [", ".join(p[same:]) for p in parts]
 
 
-MOST = 12
-"""How many lines a chart takes."""
-
-
 def by_size(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """Rows that share a chart, with words for what they share: a size, and if they are too many a method."""
+    """Groups of rows that share a chart, each with a text to add to the chart's title. Rows are grouped by size, and by
+    method too if there would be more than MOST lines."""
     sizes = list(dict.fromkeys(row.particles for row in rows))
     found: list[tuple[str, list[Row]]] = []
     for size in sizes:
@@ -90,90 +79,67 @@ def by_size(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 def charts(rows: Sequence[Row], colours: Mapping[str, int]) -> str:
     """ESS, reward and ramp, a chart of each for every size."""
-    drawn: list[str] = []
-    for size, some in by_size(rows):
-        drawn.append(line_chart(f"ESS/N{size}", lines(some, colours, ess_share), (0.0, 1.0)))
-        drawn.append(line_chart(f"Mean reward of the particles{size}", lines(some, colours, mean_reward)))
-        drawn.append(line_chart(f"Adaptive ramp λ{size}", lines(some, colours, ramp), (0.0, 1.0)))
-    return element("div", 'class="pair"', *drawn)
-
-
-def survival(rows: Sequence[Row], colours: Mapping[str, int]) -> str:
-    """How fast family lines merge, for every size."""
+    traces: list[tuple[str, Trace, tuple[float, float] | None]] = [
+        ("ESS/N", ess_share, (0.0, 1.0)),
+        ("Mean reward of the particles", lambda result: result.mean_reward, None),
+        ("Adaptive ramp λ", lambda result: result.ramp, (0.0, 1.0)),
+    ]
     drawn = [
-        line_chart(
-            f"Particles that have descendants at the end, as a share of N{size}",
-            lines([row for row in some if row.particles > 1], colours, alive_share),
-            (0.0, 1.0),
-            first=True,
-        )
+        line_chart(title + size, lines(some, colours, trace), span)
         for size, some in by_size(rows)
+        for title, trace, span in traces
     ]
     return element("div", 'class="pair"', *drawn)
 
 
-# ---- weights at the end
+def survival(rows: Sequence[Row], colours: Mapping[str, int]) -> str:
+    """The share of particles of each step that have descendants at the end, for every size."""
 
-LEAST = -6  # of the log2 of N·w that has a bar of its own
+    def share(result: Result) -> Tensor:
+        return ancestors_alive(result).double() / result.log_w.shape[1]
 
-
-def weight_shares(results: Iterable[Result], most: int) -> list[float]:
-    """The share of particles of no weight, then of those with N·w near 2^-6, 2^-5, ..., 2^most."""
-    relative = torch.cat([(result.weights * result.log_w.shape[1]).flatten() for result in results]).double()
-    places = relative.log2().round().clamp(LEAST, most)
-    shares = [float((relative == 0).double().mean())]
-    shares += [float(((places == k) & (relative > 0)).double().mean()) for k in range(LEAST, most + 1)]
-    return shares
-
-
-def heaviest(rows: Sequence[Row]) -> int:
-    """The last bar that is needed: the log2 of N·w of the heaviest particle."""
-    return min(10, max(1, *(round(float((r.result.weights.max() * r.particles).log2())) for r in rows)))
+    title = "Particles that have descendants at the end, as a share of N"
+    drawn = [
+        line_chart(title + size, lines(some, colours, share), (0.0, 1.0), first=True) for size, some in by_size(rows)
+    ]
+    return element("div", 'class="pair"', *drawn)
 
 
-def weight_labels(most: int) -> list[str]:
-    return ["0", f"≤1/{2**-LEAST}", *(f"1/{2**-k}" if k < 0 else f"{2**k}" for k in range(LEAST + 1, most + 1))]
+def weight_shares(rows: Sequence[Row]) -> tuple[list[str], dict[str, list[float]]]:
+    """A histogram of N times the final weights, on a log2 scale: the label of each bar, and by method the share of
+    particles in each: of no weight, then with N·w near 2^-6, 2^-5, ..., up to the heaviest."""
+    most = min(10, max(1, *(round(float((row.result.weights.max() * row.particles).log2())) for row in rows)))
+    labels = ["0", f"≤1/{2**-LEAST}", *(f"1/{2**-k}" if k < 0 else f"{2**k}" for k in range(LEAST + 1, most + 1))]
+    shares: dict[str, list[float]] = {}
+    for method in dict.fromkeys(row.method for row in rows):
+        weights = [row.result.weights * row.particles for row in rows if row.method == method]
+        relative = torch.cat([weight.flatten() for weight in weights]).double()
+        places = torch.where(relative > 0, relative.log2().round().clamp(LEAST, most), LEAST - 1)
+        shares[method] = [float((places == k).double().mean()) for k in range(LEAST - 1, most + 1)]
+    return labels, shares
 
 
 def weights(rows: Sequence[Row], colours: Mapping[str, int]) -> str:
     """A histogram for each method and size."""
     drawn: list[str] = []
     for size, some in by_size(rows):
-        methods = list(dict.fromkeys(row.method for row in some))
-        results = {m: [row.result for row in some if row.method == m] for m in methods}
-        most = heaviest(some)
-        shares = {m: weight_shares(results[m], most) for m in methods}
-        top = max(max(s) for s in shares.values())
-        labels = weight_labels(most)
-        drawn += [
-            histogram(
-                f"{m}{size}",
-                colours[m],
-                shares[m],
-                labels,
-                top,
-                "share of particles by N times their weight",
-                ("0", "1/16", "1", labels[-1]),
-            )
-            for m in methods
-        ]
+        labels, shares = weight_shares(some)
+        top = max(map(max, shares.values()))
+        marked = ("0", "1/16", "1", labels[-1])
+        drawn += [histogram(f"{m}{size}", colours[m], shares[m], labels, top, marked) for m in shares]
     return element("div", 'class="trio"', *drawn)
-
-
-# ---- cost
 
 
 def cost(rows: Sequence[Row], name: Callable[[Row], str], colours: Mapping[str, int]) -> str:
     """Bars for each network and for the time."""
+
+    def entry(row: Row, network: str) -> tuple[str, int, float, float, str]:
+        spent, saved = row.rows.get(network, 0), row.saved.get(network, 0)
+        words = short(spent) + (f" + {short(saved)}" if saved else "")
+        return name(row), colours[row.method], float(spent), float(saved), words
+
     networks = dict.fromkeys(network for row in rows for network in row.rows)
-    drawn: list[str] = []
-    for network in networks:
-        entries: list[tuple[str, int, float, float, str]] = []
-        for row in rows:
-            spent, saved = row.rows.get(network, 0), row.saved.get(network, 0)
-            words = short(spent) + (f" + {short(saved)}" if saved else "")
-            entries.append((name(row), colours[row.method], float(spent), float(saved), words))
-        drawn.append(bars(f"{network.capitalize()} rows", entries))
+    drawn = [bars(f"{network.capitalize()} rows", [entry(row, network) for row in rows]) for network in networks]
     times = [
         (name(row), colours[row.method], 0.0 if math.isnan(row.seconds) else row.seconds, 0.0, duration(row.seconds))
         for row in rows

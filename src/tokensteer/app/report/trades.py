@@ -1,4 +1,4 @@
-"""Two metrics of which one is bought with the other, drawn against each other, and who is beaten in neither."""
+"""Two metrics that trade off against each other, as a scatter plot with its Pareto front."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from tokensteer.app.report.charts import Spot, scatter
 from tokensteer.app.report.folder import Row
-from tokensteer.app.report.words import LOWER, heading, listed, naming
+from tokensteer.app.report.words import listed, naming
+from tokensteer.app.words.metrics import LOWER, title
 
 PAIRS = (("activity", "3-mer correlation"), ("accuracy", "perplexity"), ("accuracy", "diversity"))
-"""What is steered for, and what tends to be lost by it; of several the first that was measured."""
+"""A metric that is steered for, and one that tends to suffer. The first pair that was measured is drawn."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,14 @@ class Trade:
     rows: Sequence[Row]
     front: Sequence[Row]
 
+    @property
+    def way(self) -> list[tuple[float, float]]:
+        """The points of the front."""
+        return [(row.metrics[self.x].mean, row.metrics[self.y].mean) for row in self.front]
+
 
 def trade(rows: Sequence[Row]) -> Trade | None:
-    """None where no pair was measured of at least three rows."""
+    """None unless at least three rows have both metrics of a pair."""
     for x, y in PAIRS:
         known = [row for row in rows if all(m in row.metrics and math.isfinite(row.metrics[m].mean) for m in (x, y))]
         if len(known) >= 3:
@@ -34,7 +40,7 @@ def trade(rows: Sequence[Row]) -> Trade | None:
 
 
 def front(rows: Sequence[Row], x: str, y: str) -> list[Row]:
-    """The rows that no other is at least as good as in both metrics and better in one."""
+    """The rows to which no other is at least equal in both metrics and better in one."""
 
     def worth(row: Row) -> tuple[float, float]:
         first, second = (-row.metrics[m].mean if m in LOWER else row.metrics[m].mean for m in (x, y))
@@ -48,12 +54,11 @@ def front(rows: Sequence[Row], x: str, y: str) -> list[Row]:
 
 
 def chart(rows: Sequence[Row], colours: Mapping[str, int]) -> str:
-    """A dot for each row, or nothing where there is nothing to trade."""
+    """A point for each row; "" where there is no trade-off to draw."""
     found = trade(rows)
     if found is None:
         return ""
     name = naming(rows)
     spots = [Spot(name(row), colours[row.method], row.metrics[found.x], row.metrics[found.y]) for row in found.rows]
-    way = [(row.metrics[found.x].mean, row.metrics[found.y].mean) for row in found.front]
-    title = f"{heading(found.y)} against {heading(found.x)}"
-    return scatter(title, spots, way, f"On the front: {listed([name(row) for row in found.front])}")
+    note = f"On the front: {listed([name(row) for row in found.front])}"
+    return scatter(f"{title(found.y)} against {title(found.x)}", spots, found.way, note)

@@ -1,29 +1,21 @@
-"""Rows by name, and what is said of them."""
+"""Names, colours and sentences for rows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from tokensteer.app.report.folder import Row
-from tokensteer.app.words.numbers import number, spread
-from tokensteer.tasks.common.metrics import Measured
+from tokensteer.app.words.metrics import HIGHER, LOWER, columns, title
+from tokensteer.app.words.numbers import number, with_error
 
 UNBROKEN = "\u00a0=\u00a0"
-HIGHER = frozenset(
-    {"accuracy", "reward accuracy", "best", "reward", "activity", "3-mer correlation", "motif correlation"}
-)
-LOWER = frozenset({"emd", "nll", "perplexity", "error"})
 COLOURS = 12
-"""How many colours there are beside grey."""
-OF_MANY = frozenset({"ess", "diversity", "distinct-1", "distinct-2", "distinct-3", "self-BLEU"})
-"""Metrics that say nothing of a single particle."""
-ELSEWHERE = frozenset({"log_z", "exact log_z"})
-"""Metrics that the column log Z and its note say already. ESS and diversity have no best: the unsteered model leads."""
+"""How many colours there are besides grey."""
 
 
-def plural(count: int, one: str, many: str | None = None) -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def listed(words: Sequence[str]) -> str:
@@ -31,13 +23,8 @@ def listed(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
 
 
-def heading(metric: str) -> str:
-    """The metric as a heading."""
-    return {"emd": "EMD", "ess": "ESS/N", "nll": "NLL"}.get(metric, metric)
-
-
 def naming(rows: Sequence[Row]) -> Callable[[Row], str]:
-    """A name for each row that says no more than what tells it from the others."""
+    """A function that names a row by its method, and by its size and seed where `rows` differ in them."""
     sizes, seeds = {row.particles for row in rows}, {row.seed for row in rows}
 
     def name(row: Row) -> str:
@@ -49,8 +36,8 @@ def naming(rows: Sequence[Row]) -> Callable[[Row], str]:
 
 
 def colours_of(rows: Sequence[Row]) -> dict[str, int]:
-    """A colour for each method: grey for the model alone, then one after the other. If they are too many, variants that
-    end in the same words share one."""
+    """The colour of each method: grey for the model alone, then one after the other. With more methods than colours,
+    variants that end in the same words share one."""
     methods = {row.method: row for row in rows if row.method != "pretrained"}
     crowded = len(methods) > COLOURS
     words = {method: row.variant[-1] if crowded and row.variant else method for method, row in methods.items()}
@@ -58,57 +45,39 @@ def colours_of(rows: Sequence[Row]) -> dict[str, int]:
     return {"pretrained": 0, **{method: 1 + places.index(words[method]) % COLOURS for method in methods}}
 
 
-Look = Callable[[Row], Mapping[str, Measured]]
-"""The metrics of a row that are meant: those of its answer, or of its best by reward."""
-
-
-def of_answer(row: Row) -> Mapping[str, Measured]:
-    return row.metrics
-
-
-def of_best(row: Row) -> Mapping[str, Measured]:
-    return row.best
-
-
-def leaders(rows: Sequence[Row], metric: str, look: Look = of_answer) -> tuple[Row | None, list[Row]]:
-    """The best row by a metric, and those that two standard errors do not tell from it."""
-    known = [row for row in rows if metric in look(row) and math.isfinite(look(row)[metric].mean)]
+def leaders(rows: Sequence[Row], metric: str) -> tuple[Row | None, list[Row]]:
+    """The best row by a metric, and the rows within two standard errors of it."""
+    known = [row for row in rows if metric in row.metrics and math.isfinite(row.metrics[metric].mean)]
     sign = 1.0 if metric in HIGHER else -1.0
     if len(known) < 2 or metric not in HIGHER | LOWER:
         return None, []
-    best = max(known, key=lambda row: sign * look(row)[metric].mean)
-    top = look(best)[metric]
+    best = max(known, key=lambda row: sign * row.metrics[metric].mean)
+    top = best.metrics[metric]
 
     def level(row: Row) -> bool:
-        here = look(row)[metric]
+        here = row.metrics[metric]
         errors = [e for e in (here.error, top.error) if math.isfinite(e)]
         return abs(top.mean - here.mean) <= 2.0 * math.hypot(*errors)
 
     return best, [row for row in known if row is not best and level(row)]
 
 
-def metrics_of(rows: Sequence[Row], look: Look = of_answer) -> list[str]:
-    """All metrics of some rows, in their order."""
-    named = dict.fromkeys(name for row in rows for name in look(row))
-    left_out = ELSEWHERE if look is of_answer else ELSEWHERE | OF_MANY
-    return [name for name in named if name not in left_out]
+def metrics_of(rows: Sequence[Row]) -> list[str]:
+    """The metrics of some rows that are shown, in their order."""
+    return columns(row.metrics for row in rows)
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """What the table says, in a sentence or two."""
+    """The result of a comparison in a sentence or two."""
     name = naming(rows)
     main = next((metric for metric in metrics_of(rows) if metric in HIGHER | LOWER), None)
-    if main is None:
+    if main is not None and len(rows) == 1:
+        return f"{name(rows[0])} reached {title(main)} {with_error(rows[0].metrics[main])}."
+    best, level = (None, []) if main is None else leaders(rows, main)
+    if main is None or best is None:
         return f"{plural(len(rows), 'run')} finished."
-    if len(rows) == 1:
-        mean, error = spread(rows[0].metrics[main])
-        return f"{name(rows[0])} reached {heading(main)} {mean}{error and f' ± {error}'}."
-    best, level = leaders(rows, main)
-    if best is None:
-        return f"{plural(len(rows), 'run')} finished."
-    mean, error = spread(best.metrics[main])
     side = "highest" if main in HIGHER else "lowest"
-    said = f"{name(best)} has the {side} {heading(main)}, {mean}{error and f' ± {error}'}"
+    said = f"{name(best)} has the {side} {title(main)}, {with_error(best.metrics[main])}"
     if level:
         few = listed([name(row) for row in level]) if len(level) <= 3 else f"{len(level)} others"
         are = "is" if len(level) == 1 else "are"

@@ -1,1 +1,1 @@
-"""Runs: what is to be run, how it is run, and the folder it leaves."""
+"""Planning jobs, running them, and the run folders that they write."""

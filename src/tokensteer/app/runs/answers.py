@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,21 +12,17 @@ from tokensteer.core.particles.result import Result
 
 def some(result: Result, populations: Tensor) -> Result:
     """Some of the populations, chosen by their indices or by a mask."""
-
-    def of(values: Tensor | None) -> Any:
-        return None if values is None else values[:, populations]
-
     samples = result.samples[populations]
     return replace(
         result,
         samples=samples,
         log_w=result.log_w[populations],
         reward=None if result.reward is None else result.reward[populations],
-        ess=of(result.ess),
-        mean_reward=of(result.mean_reward),
-        ancestors=of(result.ancestors),
-        ramp=of(result.ramp),
-        templates=1 if result.templates == 1 else len(samples),  # of which each has how many is no longer known
+        ess=result.ess[:, populations],
+        mean_reward=None if result.mean_reward is None else result.mean_reward[:, populations],
+        ancestors=result.ancestors[:, populations],
+        ramp=None if result.ramp is None else result.ramp[:, populations],
+        templates=1 if result.templates == 1 else len(samples),  # templates may now have different numbers of them
     )
 
 
@@ -37,7 +32,7 @@ def weighted(result: Result) -> Result:
 
 
 def unweighted(result: Result) -> Result:
-    """All particles as they are, as if there were no weights."""
+    """All particles with equal weights."""
     return replace(result, log_w=torch.zeros_like(result.log_w))
 
 
@@ -47,19 +42,18 @@ def one_draw(result: Result) -> Result:
 
 
 def best(result: Result) -> Result:
-    """The best by reward of each population, which is no posterior draw."""
+    """The best by reward of each population, which is not a posterior draw."""
     return _alone(result, result.best().unsqueeze(1))
 
 
 def _alone(result: Result, samples: Tensor) -> Result:
-    """Populations of one particle each, whose reward is that of its twin among the particles."""
+    """Populations of one particle, samples (B, 1, L), each with the reward of the equal particle in its population."""
     twin = (result.samples == samples).all(-1).int().argmax(-1, keepdim=True)
-    reward = None if result.reward is None else result.reward.gather(1, twin)
     return Result(
         samples,
         log_w=torch.zeros_like(result.log_w[:, :1]),
-        reward=reward,
-        ess=result.ess / result.log_w.shape[1],  # the share of the particles that were drawn from
+        reward=None if result.reward is None else result.reward.gather(1, twin),
+        ess=result.ess / result.log_w.shape[1],  # as a share of the particles drawn from
         mean_reward=None,
         ancestors=torch.zeros_like(twin).unsqueeze(0),
         rows={},

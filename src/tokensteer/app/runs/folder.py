@@ -1,24 +1,23 @@
-"""Run folders: what a run leaves behind, and how it is opened again.
+"""Run folders: writing one and opening it again.
 
-    config.json     the command, what each row was to do, versions
+    config.json     the command, the planned jobs, versions
     results.json    a list of rows, one for each method, size and seed
-    rows/           for each row its `Result` as safetensors, and its samples for people: a picture, or texts
+    rows/           for each row its `Result` as safetensors, and its samples as a picture or texts
 
-Every file is complete or absent, and a row is listed once its files are there, so that a run that is stopped leaves
-what was finished. A run holds its folder alone. What is read is checked: a folder may be damaged or come from others.
+Every file is complete or absent, and a row is listed after its files are written, so a run that is stopped keeps its
+finished rows. Only one run writes to a folder at a time. Reading checks everything: a folder may be damaged or hostile.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
-from tokensteer import files
+import tokensteer.files as files  # "from tokensteer import" would load the api, which loads this module
 from tokensteer.app.runs import schema
 from tokensteer.app.runs.claims import CLAIM, claimed
 
@@ -34,7 +33,7 @@ FIGURE_NAMES = ("traces", "weights", "metrics", "front", "break-even")
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder: its config, its rows as plain dictionaries, and their results, each read when it is asked for."""
+    """A run folder: its config and its rows as plain dictionaries. Results are read on demand."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -42,11 +41,11 @@ class Run:
 
     @property
     def missing(self) -> list[Mapping[str, Any]]:
-        """The jobs of the config that have no row yet. Jobs are run in their order."""
+        """The jobs of the config that have no row yet; jobs are run in order."""
         return list(self.config.get("jobs", ()))[len(self.rows) :]
 
     def result(self, index: int) -> Result:
-        """What `ts.smc` gave for a row: samples, log-weights, ESS and reward at every step, ancestors."""
+        """The `Result` of a row."""
         from tokensteer.core.particles.result import Result
 
         file = self._inside(index, self.rows[index]["file"])
@@ -58,15 +57,15 @@ class Run:
             raise ValueError(f"{file} is damaged ({error})") from error
 
     def picture(self, index: int) -> Path:
-        """The picture of a row's samples, where they can be drawn."""
+        """The picture of a row's samples. Raises KeyError if the task draws none."""
         return self._inside(index, self.rows[index]["picture"])
 
     def written(self, index: int) -> list[Path]:
-        """The files of a row's samples that are no pictures, such as texts."""
+        """The other files of a row's samples, such as texts."""
         return [self._inside(index, name) for name in self.rows[index].get("written", ())]
 
     def _inside(self, index: int, name: str) -> Path:
-        """A file of the folder; rows of strangers may name others."""
+        """The path of a file. Raises ValueError if it lies outside of the folder."""
         file = self.folder / name
         if "\0" in name or not file.resolve().is_relative_to(self.folder.resolve()):
             raise ValueError(f"row {index} of {self.folder / RESULTS} names a file outside of the folder, {name!r}")
@@ -74,7 +73,7 @@ class Run:
 
 
 def open_run(folder: str | Path) -> Run:
-    """What `tokensteer run` or `compare` left in a folder, finished or not."""
+    """Open what `tokensteer run` or `compare` wrote, finished or not."""
     folder = Path(folder)
     config = _read(folder, CONFIG)
     if not isinstance(config, dict) or "format" not in config:
@@ -108,13 +107,13 @@ def _read(folder: Path, name: str) -> object:
 
 
 def check_free(folder: Path, force: bool) -> None:
-    """Say so unless a run may be written there: in a new or empty folder, or with `force` over an earlier run."""
+    """Raise ValueError unless the folder is new or empty, or with `force` holds an earlier run."""
     there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     if not there.is_dir():
         raise ValueError(f"{there} is a file: give --out a folder")
     if not os.access(there, os.W_OK):
         raise ValueError(f"{there} cannot be written to: give --out another folder")
-    if not folder.is_dir() or all(_temporary(file.name) for file in folder.iterdir()):
+    if not folder.is_dir() or all(f.name == CLAIM or f.match(f".*{files.STRAY}") for f in folder.iterdir()):
         return
     if not force:
         raise ValueError(f"{folder} is not empty: give --out another folder, or --force to replace the run in it")
@@ -125,12 +124,8 @@ def check_free(folder: Path, force: bool) -> None:
             raise ValueError(f"{part} is a link or a file, and no folder of a run: remove it, or give another --out")
 
 
-def _temporary(name: str) -> bool:
-    return name == CLAIM or (name.startswith(".") and name.endswith(files.STRAY))
-
-
 def replaceable(folder: Path) -> bool:
-    """Whether --force replaces the run that is in a folder."""
+    """Whether --force can replace the run in a folder."""
     try:
         check_free(folder, force=True)
     except ValueError:
@@ -139,7 +134,7 @@ def replaceable(folder: Path) -> bool:
 
 
 def _is_ours(config: Path) -> bool:
-    """Whether a config was written by tokensteer, of whatever version."""
+    """Whether a config was written by any version of tokensteer."""
     try:
         known = cast("Any", files.read_json(config))
         return type(known["format"]) is int and str(known["command"]).startswith("tokensteer ")
@@ -147,39 +142,29 @@ def _is_ours(config: Path) -> bool:
         return False
 
 
+@contextmanager
+def writing(folder: Path, config: Mapping[str, Any], force: bool = False) -> Generator[Writer, None, None]:
+    """Claim a folder and write a run to it, with `force` over an earlier one. Before the first row, only the claim is
+    written and nothing of an earlier run is replaced."""
+    check_free(folder, force)
+    with claimed(folder):
+        check_free(folder, force)  # again: another run may just have ended
+        yield Writer(folder, config)
+
+
 @dataclass
 class Writer:
-    """Fills a run folder row by row, and holds it alone until it is closed, at the end of a `with`.
-
-    Nothing but the claim is written, and nothing of an earlier run replaced, before the first row.
-    """
+    """Writes a run folder row by row; made by `writing`."""
 
     folder: Path
     config: Mapping[str, Any]
-    force: bool = False
     rows: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
-    _held: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        check_free(self.folder, self.force)
-        with ExitStack() as held:
-            held.enter_context(claimed(self.folder))
-            check_free(self.folder, self.force)  # again: another run may just have ended
-            self._held = held.pop_all()
-
-    def __enter__(self) -> Writer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._held.close()
 
     def add(
         self, name: str, row: Mapping[str, Any], result: Result, samples: Mapping[str, Callable[[Path], None]]
     ) -> None:
-        """A finished row; its files are called after `name`. `samples` says by their suffixes which files are made for
-        people to look at, and how."""
+        """Write a finished row; `name` is part of its files' names. `samples` has a function for each suffix that
+        writes the samples to a file."""
         if not self.rows:
             self._begin()
         stem = f"{ROWS}/{len(self.rows):03d}-{name}"
@@ -194,20 +179,20 @@ class Writer:
         files.write_json(self.folder / RESULTS, self.rows)
 
     def _begin(self) -> None:
-        """Make the folder that of this run. Whenever this is interrupted, the folder is a run of no rows or, if
-        results.json is not there yet, one that --force replaces."""
-        results, config = self.folder / RESULTS, self.folder / CONFIG
+        """Write the config and remove the earlier run. If this is interrupted, the folder is a run without rows or, if
+        results.json is not there yet, one that --force can replace."""
+        results = self.folder / RESULTS
         if results.exists():
             files.write_json(results, [])
-        files.write_json(config, self.config)
+        files.write_json(self.folder / CONFIG, self.config)
         files.write_json(results, [])
         for part in (self.folder, self.folder / ROWS, self.folder / FIGURES):
             files.remove_strays(part)
         self._clear()
 
     def _clear(self) -> None:
-        """Remove what an earlier run has left, and nothing else that may be in its folder. A result goes last of the
-        files of its row: they are known by it."""
+        """Remove the files of an earlier run and no others. The result of a row is removed last: the other files of the
+        row are recognised by it."""
         (self.folder / REPORT).unlink(missing_ok=True)
         numbered = list((self.folder / ROWS).glob("[0-9][0-9][0-9]*-*"))
         ours = {file.stem for file in numbered if file.suffix == ".safetensors"}

@@ -1,4 +1,4 @@
-"""What is to be run: one job for each row of the results, planned before anything heavy is loaded."""
+"""Jobs, one for each row of the results, planned before any network is loaded."""
 
 from __future__ import annotations
 
@@ -7,24 +7,21 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
 
+from tokensteer.app.options import Compare
 from tokensteer.app.words.lookup import choose
 from tokensteer.core.numerics.domains import check_seed
 from tokensteer.tasks.common.settings import Settings, check_count
 
 REMASK = 0.1
 """The cap of ReMDM where a recipe compares it with plain masked diffusion."""
-
-
 MOST = 10**9
 """More particles than any machine has room for."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A method on a task, with so many particles, and so many populations for each prompt if the task reads prompts.
-
-    `extra` names what tells it from other jobs of the same method.
-    """
+    """A method on a task. `populations` is per prompt if the task reads prompts. `extra` has the words that distinguish
+    it from other jobs of the same method."""
 
     task: str
     method: str
@@ -50,35 +47,19 @@ class Job:
         return ", ".join((self.method, *self.extra))
 
     def stored(self) -> dict[str, Any]:
-        """What config.json and results.json have of it: its settings beside all else."""
+        """The job for config.json and results.json, with its settings beside the other fields."""
         prompts, known = self.settings.prompts, asdict(self)
         return known | known.pop("settings") | {"prompts": None if prompts is None else str(prompts)}
 
     def varied(self, *extra: str, **settings: Any) -> Job:
-        """The same with other settings, and the words that tell it from others."""
+        """The job with other settings, and the words that distinguish it."""
         return replace(self, settings=replace(self.settings, **settings), extra=extra)
 
     @property
     def file(self) -> str:
-        """A name for its files."""
+        """The name of its files."""
         words = (self.task, self.method, *self.extra, f"n{self.particles}", f"s{self.seed}")
         return "-".join("".join(c if c.isalnum() or c in ".-" else "-" for c in word) for word in words)
-
-
-@dataclass(frozen=True)
-class Size:
-    """How a recipe is run unless told otherwise."""
-
-    methods: tuple[str, ...] | None = ("smc-base", "smc-grad")
-    particles: tuple[int, ...] = (16,)
-    populations: int = 8
-
-
-Vary = Callable[[Job], Sequence[Job]]
-
-
-def plain(job: Job) -> Sequence[Job]:
-    return [job]
 
 
 def ramps(job: Job) -> Sequence[Job]:
@@ -91,36 +72,30 @@ def ramps(job: Job) -> Sequence[Job]:
 
 
 def draws(job: Job) -> Sequence[Job]:
-    """Estimates of the reward from few and from many clean samples."""
+    """Estimates of the reward from 1 to 25 clean samples."""
     return [job.varied(f"M = {m}", draws=m) for m in (1, 2, 4, 10, 25)]
 
 
 def traces(job: Job) -> Sequence[Job]:
-    """No resampling, with the weights looked at in every step: how fast a proposal loses its particles."""
+    """No resampling, with weights computed in every step: how fast the ESS of a proposal falls."""
     return [job.varied("no resampling", trigger="observe")]
 
 
-RECIPES: dict[str, tuple[Vary, Size]] = {
-    "methods": (plain, Size(None)),
-    "ramps": (ramps, Size()),
-    "draws": (draws, Size()),
-    "traces": (traces, Size(populations=30)),
+RECIPES: dict[str, tuple[Callable[[Job], Sequence[Job]], int]] = {
+    "methods": (lambda job: [job], 8),
+    "ramps": (ramps, 8),
+    "draws": (draws, 8),
+    "traces": (traces, 30),
 }
+"""The variants of a job in each recipe, and the default number of populations."""
 
 
-def plan(
-    recipe: str,
-    methods: Sequence[str] | None,
-    particles: Sequence[int] | None,
-    populations: int | None,
-    seeds: Sequence[int],
-    default_methods: Sequence[str],
-    task: str,
-    settings: Settings,
-) -> list[Job]:
-    """All jobs of a comparison, those that share a method one after the other."""
-    vary, size = choose(recipe, RECIPES, "recipe")
-    many = size.populations if populations is None else populations
-    runs = product(methods or size.methods or default_methods, particles or size.particles, seeds)
-    first = [Job(task, m, n, many, seed, settings) for m, n, seed in runs]
+def plan(compare: Compare, settings: Settings, usual: Sequence[str]) -> list[Job]:
+    """All jobs of a comparison, those of the same method one after the other. By default the recipe "methods" has the
+    `usual` methods of the task, and the others have two."""
+    vary, populations = choose(compare.recipe, RECIPES, "recipe")
+    many = populations if compare.populations is None else compare.populations
+    methods = compare.methods or (usual if compare.recipe == "methods" else ("smc-base", "smc-grad"))
+    runs = product(methods, compare.particles or (16,), compare.seeds)
+    first = [Job(compare.task, m, n, many, seed, settings) for m, n, seed in runs]
     return [varied for job in first for varied in vary(job)]

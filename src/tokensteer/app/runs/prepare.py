@@ -1,4 +1,4 @@
-"""Jobs put together, all before the first is run, so that what cannot work is said before anything is run."""
+"""Building the task and method of every job before the first is run, so that errors come before any work."""
 
 from __future__ import annotations
 
@@ -23,40 +23,31 @@ from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.task import SHIPPED, Setup, Task, check_device
 
 
-def usable(device: str) -> None:
-    """Say so unless numbers can be kept on the device and read back."""
-    check_device(device)
-    try:
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:
-        known = ["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))]
-        raise ValueError(f"the device {device} cannot be used here: there are {', '.join(known)}") from error
-
-
-def check_memory(memory: str) -> None:
-    try:
-        parse_memory(memory)
-    except OverflowError as error:
-        raise ValueError(f"--memory is more than there can be, got {memory:.40}; try 8GiB") from error
-
-
 @dataclass(frozen=True)
 class Environment:
-    """Where jobs are played, which should not change what they find."""
+    """Where jobs are run. Raises ValueError on creation if the device or the memory limit cannot be used."""
 
     weights: Path = SHIPPED
     device: str = "cpu"
     memory: str | None = None
 
     def __post_init__(self) -> None:
-        usable(self.device)
-        if self.memory is not None:
-            check_memory(self.memory)
+        check_device(self.device)
+        try:
+            torch.zeros(1, device=self.device).item()
+        except (RuntimeError, AssertionError) as error:
+            known = ["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))]
+            raise ValueError(f"the device {self.device} cannot be used here: there are {', '.join(known)}") from error
+        try:
+            if self.memory is not None:
+                parse_memory(self.memory)
+        except OverflowError as error:
+            raise ValueError(f"--memory is more than there can be, got {self.memory:.40}; try 8GiB") from error
 
 
 @dataclass(frozen=True)
 class PreparedJob:
-    """A job with its parts put together."""
+    """A job with its task and method."""
 
     job: Job
     task: Task
@@ -65,12 +56,12 @@ class PreparedJob:
 
 
 def prepare(jobs: Sequence[Job], place: Environment) -> list[PreparedJob]:
-    make = cache(make_task)  # jobs of the same task share it
+    make = cache(make_task)  # jobs with the same setup share a task
     return [_prepared(job, make(setup_of(job, place), job.task)) for job in jobs]
 
 
 def _prepared(job: Job, task: Task) -> PreparedJob:
-    """A job, without the prompts that already fail when its parts are tried out."""
+    """The job, without the prompts for which it cannot be put together."""
     try:
         return put_together(job, task)
     except Exception as error:
@@ -87,9 +78,9 @@ def make_task(setup: Setup, name: str) -> Task:
     return task
 
 
-@cache  # a file that is read twice gives two functions
+@cache  # reading the file twice would give two functions
 def reward_of(target: str) -> Callable[[list[str]], Any]:
-    """The function of texts at module:function, which is told what to give where it gives no numbers."""
+    """The user's function of texts at module:function. Its errors and wrong return values raise a ValueError."""
     function: Any = find(target, "--reward takes module:function, such as mine.py:short")
     if isinstance(function, type) or not callable(function):
         kind = "a class" if isinstance(function, type) else f"of type {type(function).__name__}"
@@ -113,7 +104,7 @@ def reward_of(target: str) -> Callable[[list[str]], Any]:
 
 
 def _raised(error: BaseException, function: Any) -> str:
-    """The error, and the last line of the function's file that led to it."""
+    """The error, with the last line of the function's file in its traceback."""
     places = traceback.extract_tb(error.__traceback__)
     file = getattr(getattr(function, "__code__", None), "co_filename", None)
     place = [place for place in places if place.filename == file][-1:] or places[-1:]

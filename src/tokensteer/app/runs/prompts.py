@@ -1,4 +1,4 @@
-"""Prompts run one by one after an error with all together, and their results side by side."""
+"""Running prompts one by one after an error with all of them, and joining their results."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Found = TypeVar("Found")
 def one_by_one(
     task: Task, attempt: Callable[[int, Task], Found], error: Exception
 ) -> tuple[dict[int, Found], list[Failure]]:
-    """What an attempt finds for each prompt alone, and the prompts for which it fails, with the reason. If there are
-    not several prompts the `error` with all together is raised, and if none works that of the last."""
+    """The outcome of `attempt` for each prompt alone, and the prompts for which it fails, with the reason. Raises
+    `error` if there are fewer than two prompts, and the error of the last prompt if none works."""
     asked, done, failed = task.prompted, dict[int, Found](), list[Failure]()
     if asked is None or len(asked.prompts) < 2:
         raise error
@@ -41,7 +41,6 @@ def only(task: Task, places: Sequence[int], failed: Sequence[Failure] = ()) -> T
 
 def side_by_side(results: Sequence[Result]) -> Result:
     """The populations of all results in one."""
-    first = results[0]
 
     def all_of(name: str, axis: int) -> Any:
         parts = [getattr(result, name) for result in results]
@@ -51,7 +50,7 @@ def side_by_side(results: Sequence[Result]) -> Result:
         return {name: sum(count.get(name, 0) for count in counts) for name in dict.fromkeys(chain(*counts))}
 
     return replace(
-        first,
+        results[0],
         **{name: all_of(name, 0) for name in ("samples", "log_w", "reward")},
         **{name: all_of(name, 1) for name in ("ess", "mean_reward", "ancestors", "ramp")},
         rows=total([result.rows for result in results]),

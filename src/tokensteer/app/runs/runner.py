@@ -1,4 +1,4 @@
-"""Jobs run one after the other, each written down when it is done."""
+"""Running jobs one after the other, each written to the run folder when it is done."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ from tokensteer.tasks.common.task import SHIPPED, Task
 
 
 class Watch(Protocol):
+    """Observes the jobs of a run, such as a progress bar."""
+
     def begin(self, job: Job) -> None: ...
     def see(self, record: Record) -> None: ...
     def end(self, row: Mapping[str, Any]) -> None: ...
@@ -36,21 +38,20 @@ class Watch(Protocol):
 def run_one(ready: PreparedJob, place: Environment, watch: Callable[[Record], None]) -> Result:
     job, method = ready.job, ready.method
     steering, generator = method.steering, Generator(place.device).manual_seed(job.seed)
-    populations = job.populations * steering.resources.templates  # so many for each prompt
-    if ready.recipe.sweeps:
-        with steering.resources.limited(place.memory):
-            sweeps, when = ready.recipe.sweeps, method.when
+    populations = job.populations * steering.resources.templates  # a template for each prompt
+    sweeps, split, when = ready.recipe.sweeps, ready.recipe.split, method.when
+    with steering.resources.limited(place.memory):
+        if sweeps:
             return particle_gibbs(steering, sweeps, job.particles, populations, when=when, generator=generator).result
-    if ready.recipe.split is not None:
-        with steering.resources.limited(place.memory):
-            return ready.recipe.split(steering, job.particles, job.populations, generator=generator)
+        if split is not None:
+            return split(steering, job.particles, job.populations, generator=generator)
     return method(job.particles, populations, generator=generator, memory=place.memory, on_step=watch)
 
 
 def retry_per_prompt(
     ready: PreparedJob, place: Environment, watch: Callable[[Record], None], error: Exception
 ) -> tuple[PreparedJob, Result]:
-    """The job with its prompts run one by one after an error, and what came of those that work."""
+    """Run the prompts of a job one by one after an error: the job without the prompts that fail, and its result."""
 
     def run(k: int, alone: Task) -> Result:
         job = replace(ready.job, seed=(ready.job.seed + k) % 2**63)
@@ -61,7 +62,7 @@ def retry_per_prompt(
 
 
 def run_all(jobs: Sequence[PreparedJob], place: Environment, writer: Writer, watch: Watch) -> None:
-    """Run, measure and write down one job after the other."""
+    """Run, measure and write one job after the other."""
     for ready in jobs:
         watch.begin(ready.job)
         began = time.perf_counter()
@@ -79,11 +80,10 @@ def run_all(jobs: Sequence[PreparedJob], place: Environment, writer: Writer, wat
 
 
 def _samples(ready: PreparedJob, result: Result, answer: Result) -> dict[str, Callable[[Path], None]]:
-    """How the samples of a job are written for people, by the suffix of the file."""
-    task = ready.task
-    files: dict[str, Callable[[Path], None]] = {
-        suffix: partial(write, result) for suffix, write in task.written.items()
-    }
+    """Functions that write the samples of a job to files, by suffix."""
+    task, files = ready.task, dict[str, Callable[[Path], None]]()
+    for suffix, write in task.written.items():
+        files[suffix] = partial(write, result)
     if task.picture is not None and len(answer.log_w):
         count = max(1, min(ready.job.particles, task.pictured // ready.job.populations))
         files[PICTURE] = partial(task.picture, answer.sample(count).flatten(0, 1)[: task.pictured])
@@ -91,14 +91,13 @@ def _samples(ready: PreparedJob, result: Result, answer: Result) -> dict[str, Ca
 
 
 def config(command: str, jobs: Sequence[Job], place: Environment) -> dict[str, Any]:
-    """All that it takes to run it again."""
-    shipped = place.weights == SHIPPED
+    """Everything needed to run it again."""
     return {
         "format": FORMAT,
         "version": tokensteer.__version__,
         "command": command,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "weights": "shipped" if shipped else str(place.weights),
+        "weights": "shipped" if place.weights == SHIPPED else str(place.weights),
         "device": place.device,
         "memory": place.memory,
         "machine": torch.cuda.get_device_name(place.device) if place.device.startswith("cuda") else platform.machine(),

@@ -1,4 +1,4 @@
-"""What the files of a run folder must hold. They may be damaged or come from others, so all is checked on reading."""
+"""The types of all values in the files of a run folder. Files may be damaged or hostile, so reading checks them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LARGEST = 1e100
 
 @dataclass(frozen=True)
 class Kind:
-    """What a value must be, in words, and whether a value is that."""
+    """A type of value: its description, and the test of a value."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -23,21 +23,17 @@ def maybe(kind: Kind) -> Kind:
 
 
 def listed(kind: Kind) -> Kind:
-    return Kind(
-        f"a list, each {kind.words}", lambda v: isinstance(v, list) and all(map(kind.holds, cast("list[Any]", v)))
-    )
+    return Kind(f"a list, each {kind.words}", lambda value: isinstance(value, list) and _all(kind, value))
 
 
 def named(kind: Kind) -> Kind:
     """An object with any keys."""
-    return Kind(
-        f"an object, each value {kind.words}",
-        lambda v: isinstance(v, dict) and all(map(kind.holds, cast("dict[str, Any]", v).values())),
-    )
+    words = f"an object, each value {kind.words}"
+    return Kind(words, lambda value: isinstance(value, dict) and _all(kind, cast("dict[str, Any]", value).values()))
 
 
 def record(needed: Mapping[str, Kind], optional: Mapping[str, Kind]) -> Kind:
-    """An object with these keys; others are not looked at."""
+    """An object with these keys; other keys are ignored."""
     return Kind("an object", lambda value: fault(value, needed, optional) is None)
 
 
@@ -59,27 +55,30 @@ def _shown(value: object) -> str:
     return words if len(words) <= 40 else f"{words[:37]}..."
 
 
+def _all(kind: Kind, values: Any) -> bool:
+    return all(map(kind.holds, values))
+
+
 def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and abs(cast("float", value)) <= LARGEST  # not for NaN
+    return type(value) in (int, float) and abs(cast("float", value)) <= LARGEST  # False for NaN
 
 
 def _whole_from(least: int) -> Callable[[Any], bool]:
     return lambda value: type(value) is int and least <= value < 2**63
 
 
-ANY = Kind("anything", lambda value: True)
 TEXT = Kind("a text", lambda value: isinstance(value, str))
 NUMBER = Kind("a number", _is_number)
 COUNT = Kind("a whole number, 0 or more", _whole_from(0))
 SIZE = Kind("a whole number, 1 or more", _whole_from(1))
 POSITIVE = Kind("a positive number", lambda value: _is_number(value) and value > 0)
 SHARE = Kind("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
-MEASURED = Kind(
-    "a mean and its standard error",
-    lambda v: (
-        isinstance(v, list) and len(cast("list[Any]", v)) == 2 and all(map(maybe(NUMBER).holds, cast("list[Any]", v)))
-    ),
-)
+MEASURED = Kind("a mean and its standard error", lambda value: listed(maybe(NUMBER)).holds(value) and len(value) == 2)
+
+
+def _of(kind: Kind, *names: str) -> dict[str, Kind]:
+    return dict.fromkeys(names, kind)
+
 
 JOB = {
     "method": TEXT,
@@ -89,56 +88,27 @@ JOB = {
     "remask": SHARE,
     "extra": listed(TEXT),
 }
-CONFIG = {
-    "version": TEXT,
-    "command": TEXT,
-    "started": TEXT,
-    "weights": TEXT,
-    "device": TEXT,
+CONFIG = _of(TEXT, "version", "command", "started", "weights", "device", "machine") | {
     "memory": maybe(TEXT),
-    "machine": TEXT,
     "versions": named(maybe(TEXT)),
     "jobs": listed(record({}, JOB)),
 }
-TRAINING = {
-    "denoiser rows": COUNT,
-    "seconds": NUMBER,
-    "device": TEXT,
-    "history": listed(named(maybe(NUMBER))),
-}
-FAILED = {"id": TEXT, "error": TEXT}
-ROW = {
-    "task": TEXT,
-    "method": TEXT,
-    "particles": SIZE,
-    "populations": SIZE,
-    "seed": COUNT,
-    "metrics": named(MEASURED),
-    "log_z": maybe(NUMBER),
-    "log_z_error": maybe(NUMBER),
-    "rows": named(COUNT),
-    "saved": named(COUNT),
-    "seconds": NUMBER,
-    "file": TEXT,
-}
-ROW_EXTRAS = {
-    "about": TEXT,
-    "answer": TEXT,
-    "best": maybe(named(MEASURED)),
-    "job": record({}, JOB),
-    "training": record(TRAINING, {}),
-    "failed": listed(record(FAILED, {})),
-    "dead": COUNT,
-    "dead prompts": listed(TEXT),
-    "seeds": SIZE,
-    "picture": TEXT,
-    "written": listed(TEXT),
-}
-SAMPLE = {
-    "text": TEXT,
-    "prompt": TEXT,
-    "reward": maybe(NUMBER),
-    "log_w": maybe(NUMBER),
-    "judge": maybe(NUMBER),
-    "weight": maybe(NUMBER),
-}
+TRAINING = {"denoiser rows": COUNT, "seconds": NUMBER, "device": TEXT, "history": listed(named(maybe(NUMBER)))}
+FAILED = _of(TEXT, "id", "error")
+ROW = (
+    _of(TEXT, "task", "method", "file")
+    | _of(SIZE, "particles", "populations")
+    | _of(COUNT, "seed")
+    | _of(named(MEASURED), "metrics")
+    | _of(maybe(NUMBER), "log_z", "log_z_error")
+    | _of(named(COUNT), "rows", "saved")
+    | _of(NUMBER, "seconds")
+)
+ROW_EXTRAS = (
+    _of(TEXT, "about", "answer", "picture")
+    | _of(listed(TEXT), "dead prompts", "written")
+    | _of(maybe(named(MEASURED)), "best")
+    | {"job": record({}, JOB), "training": record(TRAINING, {}), "failed": listed(record(FAILED, {}))}
+    | {"dead": COUNT, "seeds": SIZE}
+)
+SAMPLE = _of(TEXT, "text", "prompt") | _of(maybe(NUMBER), "reward", "log_w", "judge", "weight")

@@ -1,27 +1,27 @@
-"""Rows that differ in their seed alone, as one row.
+"""Rows that differ only in their seed, merged into one row.
 
-Each seed is a run of its own, so its mean is one independent value: metrics are means over seeds with the standard
-error of those. Estimates of Z are unbiased, and their logs are not, so log Z is the log of the mean of Z.
+The mean of each seed is one independent value: a metric is the mean over seeds, with the standard error of that mean.
+Estimates of Z are unbiased and their logs are not, so log Z is the log of the mean of Z.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from tokensteer.app.words.numbers import stored
 from tokensteer.core.particles.result import pooled
 from tokensteer.tasks.common.metrics import Measured, measured
 
 Row = Mapping[str, Any]
 Numbers = list[float | None]
-"""A mean and its standard error as they are stored: null for what is not known."""
+"""A mean and its standard error as they are stored, null if unknown."""
 
 
 def over_seeds(rows: Sequence[Row]) -> list[Row]:
-    """One row for each task, method and size, in the order of the first of each; `seeds` says how many made it."""
+    """One row for each task, method and size, in the order of the first of each; `seeds` counts the merged rows."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["task"], row["method"], row["particles"], row["populations"]), []).append(row)
@@ -33,10 +33,9 @@ def seeds_of(row: Row) -> int:
 
 
 def _merged(group: Sequence[Row]) -> Row:
-    first = group[0]
-    log_z = _joined([row["log_z"] for row in group], _pooled)
+    log_z = _joined([row["log_z"] for row in group], lambda values: Measured(*pooled(values)))
     return {
-        **first,
+        **group[0],
         "seeds": len(group),
         "metrics": _metrics([row["metrics"] for row in group]),
         "best": _metrics([row["best"] for row in group]) if all(row.get("best") for row in group) else None,
@@ -58,15 +57,10 @@ def _joined(values: Sequence[float | None], join: Callable[[torch.Tensor], Measu
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return [None, None]
-    joined = join(torch.tensor(known, dtype=torch.float64))
-    return [value if math.isfinite(value) else None for value in (joined.mean, joined.error)]
-
-
-def _pooled(log_z: torch.Tensor) -> Measured:
-    return Measured(*pooled(log_z))
+    return stored(join(torch.tensor(known, dtype=torch.float64)))
 
 
 def _counts(found: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Rows of one seed, on average."""
+    """The mean number of network rows over seeds."""
     names = dict.fromkeys(name for counts in found for name in counts)
     return {name: round(sum(counts.get(name, 0) for counts in found) / len(found)) for name in names}

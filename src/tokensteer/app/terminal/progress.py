@@ -1,4 +1,4 @@
-"""Jobs made visible as they run: a bar with ESS and reward in a terminal, a line for each finished row elsewhere."""
+"""Progress of jobs: a bar with ESS and reward in a terminal, a line for each finished row elsewhere."""
 
 from __future__ import annotations
 
@@ -7,26 +7,23 @@ import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from tokensteer.app.runs.jobs import Job
 from tokensteer.app.runs.runner import Watch
 from tokensteer.app.terminal.tables import plain_console, summary
+from tokensteer.core.particles.path import Record
 from tokensteer.core.particles.resampling import ess
 
-if TYPE_CHECKING:
-    from tokensteer.core.particles.path import Record
-
-
 PAUSE = 0.1
-"""Seconds between two looks at the weights: on a GPU each makes the host wait."""
+"""Seconds between two readings of the weights: on a GPU each makes the host wait."""
 
 
 @contextmanager
 def shown(jobs: int) -> Generator[Watch, None, None]:
-    """Something to watch so many jobs with, on the standard error stream."""
+    """A watch for this many jobs, on the standard error stream."""
     if not sys.stderr.isatty():
         yield Lines(jobs)
         return
@@ -37,7 +34,7 @@ def shown(jobs: int) -> Generator[Watch, None, None]:
 
 @dataclass
 class Bars:
-    """One bar for all jobs and one for the steps of the job at hand."""
+    """One bar for all jobs and one for the steps of the current job."""
 
     bar: Progress
     all: TaskID
@@ -67,6 +64,8 @@ class Bars:
 
 @dataclass
 class Lines:
+    """A line for each finished row."""
+
     total: int
     done: int = 0
 

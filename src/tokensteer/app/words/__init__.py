@@ -1,1 +1,1 @@
-"""Names and numbers as people write them."""
+"""Names, numbers and metrics as text."""

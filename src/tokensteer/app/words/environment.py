@@ -8,8 +8,6 @@ from importlib.metadata import PackageNotFoundError, version
 import tokensteer
 
 NEEDED = ("torch", "numpy", "safetensors", "rich", "tyro")
-
-
 EXTRAS = (
     ("POT", "eval", "the distance of mog"),
     ("scipy", "eval", "metrics"),
@@ -23,7 +21,7 @@ EXTRAS = (
 
 
 def installed(package: str) -> str | None:
-    """The version of a package, None if it is not there."""
+    """The version of a package, None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -31,6 +29,6 @@ def installed(package: str) -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Of all that a result may depend on."""
+    """The versions of everything that a result may depend on."""
     found = {"tokensteer": tokensteer.__version__, "python": platform.python_version()}
     return found | {name: installed(name) for name in (*NEEDED, *(name for name, *_ in EXTRAS))}

@@ -1,4 +1,4 @@
-"""Names that people type: looked up, and if there is no such name, told what there is."""
+"""Looking up names that users type. An unknown name raises an error that lists the known ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 
 def choose(name: str, known: Mapping[str, Value], what: str) -> Value:
-    """known[name], or an error that lists what exists, the nearest spelling first."""
+    """known[name]. Raises ValueError with the nearest spelling and all known names."""
     if name not in known:
         raise ValueError(unknown(name, known, what))
     return known[name]
@@ -27,7 +27,7 @@ def unknown(name: str, known: Iterable[str], what: str) -> str:
 
 
 def find(target: str, mend: str = "give what to check as module:attribute, such as mymodel:steering") -> object:
-    """module:attribute or file.py:attribute, with dots in the attribute."""
+    """The object at module:attribute or file.py:attribute; the attribute may have dots."""
     module, colon, attribute = target.rpartition(":")
     if not colon or not module or not attribute:
         raise ValueError(f"{mend}, got {target!r}")
@@ -42,14 +42,14 @@ def find(target: str, mend: str = "give what to check as module:attribute, such 
 
 def _load(module: str) -> object:
     here = str(Path.cwd())
-    if here not in sys.path:  # a script is run with its own folder first, not the user's
+    if here not in sys.path:  # a script has its own folder first, not the user's
         sys.path.insert(0, here)
+    file = Path(module)
+    if file.suffix == ".py" and not file.is_file():
+        raise FileNotFoundError(f"there is no file {file}")
     try:
-        if not module.endswith(".py"):
+        if file.suffix != ".py":
             return import_module(module)
-        file = Path(module)
-        if not file.is_file():
-            raise FileNotFoundError(f"there is no file {file}")
         spec = spec_from_file_location(file.stem, file)
         assert spec is not None, "a file that ends in .py has a loader"
         assert spec.loader is not None
@@ -57,7 +57,5 @@ def _load(module: str) -> object:
         sys.modules[file.stem] = loaded  # dataclasses look their module up
         spec.loader.exec_module(loaded)
         return loaded
-    except FileNotFoundError:
-        raise
     except (Exception, SystemExit) as error:
         raise ValueError(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
