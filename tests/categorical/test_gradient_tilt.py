@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from checks import Answer, answer, judge
-from test_fast import KERNELS, Entered, Logit, Valued
+from small_nets import KERNELS, Entered, Logit, Valued
 from torch import Tensor, nn
 from toys import Toy
 

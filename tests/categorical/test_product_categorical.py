@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from checks import answer, trial
-from test_fast import KERNELS, Entered, Logit, seeded
+from small_nets import KERNELS, Entered, Logit
 from torch import Tensor, nn
+from toys import seeded
 
 import tokensteer as ts
 from tokensteer.core.categorical.forms import Categorical, HiddenLogits, Logits, LogProbs

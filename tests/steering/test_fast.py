@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 from checks import Largest, answer, trial
+from small_nets import KERNELS, Entered, Logit, Valued
 from torch import Tensor, nn
-from toys import Toy
+from toys import Toy, seeded
 
 import tokensteer as ts
 from tokensteer.core.categorical.forms import HiddenLogits
@@ -23,10 +24,6 @@ from tokensteer.core.numerics.batching import Chunks, parse_memory
 from tokensteer.testing import TableDenoiser, enumerate_steering, score
 
 B = Toy("B")
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 class Net(nn.Module):
@@ -59,16 +56,6 @@ def forms() -> dict[str, tuple[Net, ts.Denoiser]]:
         "logits": (nets["logits"], logits["logits"]),
         "hidden": (nets["hidden"], ts.from_hidden(nets["hidden"].hidden, nets["hidden"].head, 3, ignores_time=True)),
     }
-
-
-KERNELS = {
-    "mdm": ts.Ancestral(3),
-    "remdm": ts.Ancestral(3, sigma=ts.Cap(0.2)),
-    "lowconf": ts.Ranked(3, count=lambda step, masked: (step.index % 2 == 0) + 0 * masked),
-    "entropy": ts.Ranked(3, confidence=ts.ranked.negative_entropy),
-    "jumps": ts.FirstHitting(3),
-    "maskgit": ts.MaskGIT(3),
-}
 
 
 def model_of(denoiser: ts.Denoiser, kernel: str = "mdm", sharing: bool = True, num_steps: int = 6) -> ts.Diffusion:
@@ -673,38 +660,6 @@ def test_padded_templates_run_as_their_own_populations() -> None:
 
 
 # ---- gradients without one-hots
-
-
-class Entered(nn.Module):
-    """A small random network that can be entered behind its embedding: logits, or one number for each sequence."""
-
-    def __init__(self, outputs: int, vocab: int = 4, width: int = 5, length: int = 3) -> None:
-        super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(outputs)
-            self.table = nn.Parameter(torch.randn(vocab, width, dtype=torch.float64))
-            self.mix = nn.Linear(width * length, width * length, dtype=torch.float64)
-            self.head = nn.Linear(width, outputs, dtype=torch.float64)
-
-    @property
-    def embedding(self) -> Tensor:
-        return self.table
-
-    def of_embeddings(self, embedded: Tensor) -> Tensor:
-        return self.mix(embedded.flatten(1)).view_as(embedded).tanh()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.of_embeddings(x @ self.table if x.is_floating_point() else self.table[x])
-
-
-class Logit(Entered):
-    def of_embeddings(self, embedded: Tensor) -> Tensor:
-        return self.head(super().of_embeddings(embedded))
-
-
-class Valued(Entered):
-    def of_embeddings(self, embedded: Tensor) -> Tensor:
-        return self.head(super().of_embeddings(embedded)).sum((-1, -2))
 
 
 def entered(form: str, kernel: str) -> tuple[ts.Steering, ts.Steering]:

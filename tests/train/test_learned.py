@@ -9,13 +9,13 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
 from checks import answer, trial
+from learned_toys import B, Table, place, small
 from torch import Tensor, nn
-from toys import Toy, case
+from toys import Toy, case, seeded
 
 import tokensteer as ts
 from tokensteer.rewards import constrain, contains
@@ -39,15 +39,7 @@ from tokensteer.train.paths import Late
 
 torch.set_num_threads(1)
 
-A, B = Toy("A"), Toy("B")
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def place(x: Tensor, vocab_size: int) -> Tensor:
-    return (x * vocab_size ** torch.arange(x.shape[-1] - 1, -1, -1)).sum(-1)
+A = Toy("A")
 
 
 # ---- objectives
@@ -279,22 +271,6 @@ def test_gradients_do_not_depend_on_how_many_rows_go_at_once() -> None:
 # ---- training
 
 
-class Table(nn.Module):
-    """Logits for each state, of all tokens at all sites."""
-
-    def __init__(self, vocab_size: int, length: int) -> None:
-        super().__init__()
-        self.vocab_size, self.length = vocab_size, length
-        shape = vocab_size**length, length, vocab_size
-        self.logits = nn.Parameter(0.1 * torch.randn(shape, generator=seeded(), dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.logits[place(x, self.vocab_size)]
-
-    def denoiser(self) -> ts.Denoiser:
-        return ts.from_logits(self, self.vocab_size - 1, ignores_time=True)
-
-
 class StateValue(nn.Module):
     """A number for each state; the state tells the time where one site opens in each step."""
 
@@ -443,23 +419,6 @@ def test_what_was_learned_goes_beside_the_estimate() -> None:
 # ---- plans, checkpoints, refusals
 
 
-def small(checkpoint=None, rounds: int = 6, watch=None, num_steps: int | None = None, **options):
-    torch.manual_seed(3)
-    model = B.model("mdm")
-    model = model if num_steps is None else replace(model, steps=ts.uniform_steps(num_steps))
-    steering = ts.Steering(model, ts.Tilt(B.reward, B.kl, draws=2))
-    settings = {"paths": 8, "updates": 2, "on_policy": 0.75, "replay": 2, "times": 2, "save_every": 1, "anneal": 0.5}
-    return fit_proposal(
-        steering,
-        Table(4, B.length),
-        lambda net: ts.from_logits(net, B.mask_id, ignores_time=True),
-        plan=ProposalPlan(rounds, **(settings | options), report_every=4),
-        generator=seeded(1),
-        checkpoint=checkpoint,
-        watch=watch,
-    )
-
-
 class KilledError(Exception):
     pass
 
@@ -576,10 +535,10 @@ KILLED = """
 import sys
 from pathlib import Path
 
-import test_learned
+import learned_toys
 import torch
 
-learned = test_learned.small(Path(sys.argv[1]), rounds=40, replay=2)
+learned = learned_toys.small(Path(sys.argv[1]), rounds=40, replay=2)
 torch.save(learned.net.state_dict(), sys.argv[1] + ".end")
 """
 
@@ -587,8 +546,7 @@ torch.save(learned.net.state_dict(), sys.argv[1] + ".end")
 @pytest.mark.slow
 def test_kill_9_at_any_moment(tmp_path) -> None:
     """A process that is killed while it trains or writes leaves a checkpoint that the next goes on from."""
-    tests = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), *sys.path])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     checkpoint, script = tmp_path / "run.safetensors", tmp_path / "killed.py"
     script.write_text(KILLED)
     kills = 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_learned import Table, small
+from learned_toys import Table, small
 from torch import nn
 from toys import Toy
 

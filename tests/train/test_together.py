@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from learned_toys import B, Table
 from safetensors.torch import load_file, save_file
-from test_learned import B, Table, seeded
+from toys import seeded
 
 import tokensteer as ts
 from tokensteer.train import Plan, ProposalPlan, fit_proposal

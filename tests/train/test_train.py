@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_uniform import uniform_denoiser
 from torch import Tensor
+from uniform_toys import uniform_denoiser
 
 import tokensteer as ts
 from tokensteer import tensorfile as stored

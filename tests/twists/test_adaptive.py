@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from checks import answer, trial
-from test_gibbs import one_sweep
+from pinned_sweeps import one_sweep
 from toys import Toy
 
 import tokensteer as ts
