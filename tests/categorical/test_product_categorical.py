@@ -237,7 +237,7 @@ def test_a_guided_step_reads_the_sites_that_open(form: str, kernel: str, monkeyp
     for store in (Logits, HiddenLogits, LogProbs):
         rows = store.rows
 
-        def watched(self: Categorical, index: Tensor, rows: Callable[[Categorical, Tensor], Tensor] = rows) -> Tensor:
+        def watched(self: Categorical, index: Tensor, rows: Callable[..., Tensor] = rows) -> Tensor:
             read.append(len(index))
             return rows(self, index)
 

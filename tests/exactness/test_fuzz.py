@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from narrow import some
 from torch import Tensor, nn
 from torch.nn.functional import one_hot, pad
 
@@ -471,10 +472,10 @@ def _check(dice: Dice) -> bool:
         worth = reward.worth[tuple(samples.unbind(-1))]
         if made.rule is not None:
             worth = worth.masked_fill(~made.rule.accepts(samples.flatten(0, 1)).view_as(worth), -math.inf)
-        assert torch.equal(result.reward.double(), worth), "the reward is that of the samples"
+        assert torch.equal(some(result.reward).double(), worth), "the reward is that of the samples"
         plain = type(steering.proposal) is ts.FromModel and isinstance(steering.model, ts.Diffusion)
         if plain and options["when"] in (ts.triggers.never, ts.triggers.observe):
-            exact = worth / steering.twist.kl
+            exact = worth / some(steering.twist).kl
             assert torch.allclose(result.log_w, exact, rtol=1e-9, atol=1e-9), "log-weights are r/kl"
     if seed % 16 == 0:
         again = run()
@@ -484,7 +485,7 @@ def _check(dice: Dice) -> bool:
     reasons = [] if memory is None else ["memory"]
     if reward is not None:
         reasons += ["reuses"] * reward.reuses
-        reasons += ["dtype"] * (reward.dtype != torch.float64 and not steering.twist.differentiable)
+        reasons += ["dtype"] * (reward.dtype != torch.float64 and not some(steering.twist).differentiable)
     if seed % 2 and reasons and not same(result, _without(reasons, run, reward)):
         guilty = [reason for reason in reasons if not same(result, _without([reason], run, reward))]
         raise AssertionError(f"another run without {' or '.join(guilty or reasons)}")

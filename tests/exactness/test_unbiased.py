@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from checks import POWERS, Answer, answer, judge, runs, steering, total_variation, trial
+from narrow import untyped
 from toys import Toy, case, multilinear
 
 import tokensteer as ts
@@ -162,8 +163,8 @@ def test_steep_gradients_cover(sampler, average, draws):
     x = A.states.repeat(100, 1)
     for step in path.steps:
         evaluation = path.evaluate(x, step.t, torch.Generator().manual_seed(step.index))
-        q = path.propose(x, evaluation, step)
-        p = path.model.transition(x, evaluation.prediction, step, q.sites).dense().log_p.exp()
+        q = untyped(path.propose(x, evaluation, step))
+        p = path.model.transition(x, untyped(evaluation.prediction), step, q.sites).dense().log_p.exp()
         log_q = q.dense().log_p
         assert torch.allclose(p.masked_fill(log_q == -torch.inf, 0.0).sum(-1), torch.ones_like(p[..., 0]))
         assert torch.allclose(log_q.exp().sum(-1), torch.ones_like(p[..., 0]))

@@ -36,6 +36,11 @@ class Table(nn.Module):
         return ts.from_logits(self, self.vocab_size - 1, ignores_time=True)
 
 
+def denoiser_of(net: nn.Module) -> ts.Denoiser:
+    assert isinstance(net, Table)
+    return net.denoiser()
+
+
 def small(checkpoint=None, rounds: int = 6, watch=None, num_steps: int | None = None, **options):
     torch.manual_seed(3)
     model = B.model("mdm")

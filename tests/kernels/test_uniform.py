@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from narrow import some
 from toys import Listed, Toy, seeded
 from uniform_toys import SCHEDULE, NoisyDenoiser, known_tilt, model, uniform_denoiser
 
@@ -226,9 +227,9 @@ def test_many_prompts_stay_and_are_known() -> None:
     # The estimates are those that each prompt has by itself.
     tilt = ts.Tilt(toy.reward, 1.0, estimator=ts.Exact())
     starts = uniform.start(6, seeded(2))
-    both = ts.Steering(uniform, tilt).evaluate(starts, 0.5, None).reward
+    both = some(ts.Steering(uniform, tilt).evaluate(starts, 0.5, None).reward)
     alone = [ts.Steering(model(toy, canvas=prompt), tilt) for prompt in prompts]
-    each = [path.evaluate(rows, 0.5, None).reward for path, rows in zip(alone, starts.split(2), strict=True)]
+    each = [some(path.evaluate(rows, 0.5, None).reward) for path, rows in zip(alone, starts.split(2), strict=True)]
     assert torch.allclose(both, torch.cat(each), atol=1e-12)
 
 

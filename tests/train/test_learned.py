@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from checks import answer, trial
-from learned_toys import B, Table, place, small
+from learned_toys import B, Table, denoiser_of, place, small
+from narrow import some
 from torch import Tensor, nn
 from toys import Toy, case, seeded
 
 import tokensteer as ts
+from tokensteer.core.models.denoiser import Time
 from tokensteer.rewards import constrain, contains
 from tokensteer.testing import Enumeration, enumerate_steering
 from tokensteer.train import (
@@ -129,8 +131,8 @@ def test_balance_is_zero_at_the_global_optimum_alone(decay: float, ends: float) 
     for name in PROPOSALS:
         moves, exact = known(name)
 
-        def value(x: Tensor, t: float, exact: Enumeration = exact) -> Tensor:
-            return exact.log_value[round(3 - 3 * t)][place(x, 3)].clone().requires_grad_()
+        def value(x: Tensor, t: Time, exact: Enumeration = exact) -> Tensor:
+            return exact.log_value[round(3 - 3 * float(t))][place(x, 3)].clone().requires_grad_()
 
         loss = float(Balance(decay, ends).backward(Batch(moves, value, range(3)), 1.0))
         assert (loss < 1e-20) == (name == "globally_optimal"), (name, loss)
@@ -158,8 +160,8 @@ def test_balance_by_hand(decay: float, ends: float) -> None:
         inner = sum(share[pair] * loss[pair] for pair in loss) / sum(share.values())
         expected = (1 - ends) * inner + ends * (loss[0, 3] + loss[1, 3] + loss[2, 3]) / 3
 
-    def value(x: Tensor, t: float) -> Tensor:
-        return level[round(3 - 3 * t)].expand(len(x)).clone().requires_grad_()
+    def value(x: Tensor, t: Time) -> Tensor:
+        return level[round(3 - 3 * float(t))].expand(len(x)).clone().requires_grad_()
 
     found = float(Balance(decay, ends).backward(Batch(moves, value, range(3)), 1.0))
     assert found == pytest.approx(expected, rel=1e-9)
@@ -172,11 +174,11 @@ def test_returns_learn_the_value_of_the_best_proposal() -> None:
         paths = moves.paths
         moves = replace(moves, paths=replace(paths, log_ratio=(paths.log_p - moves.log_q([0, 1, 2])).detach()))
 
-        def value(x: Tensor, t: float, exact: Enumeration = exact) -> Tensor:
-            return exact.log_value[round(3 - 3 * t)][place(x, 3)].clone().requires_grad_()
+        def value(x: Tensor, t: Time, exact: Enumeration = exact) -> Tensor:
+            return exact.log_value[round(3 - 3 * float(t))][place(x, 3)].clone().requires_grad_()
 
-        def lacking(x: Tensor, t: float, exact: Enumeration = exact) -> Tensor:
-            k, here = round(3 - 3 * t), place(x, 3)
+        def lacking(x: Tensor, t: Time, exact: Enumeration = exact) -> Tensor:
+            k, here = round(3 - 3 * float(t)), place(x, 3)
             return (exact.log_value[k] - exact.log_twist[k])[here].requires_grad_()
 
         for objective, learned in ((Returns(), value), (Returns(twists=True), lacking)):
@@ -351,7 +353,7 @@ def test_a_baseline_of_the_time_does_not(kind: str) -> None:
 )
 def test_a_learned_twist_and_proposal_have_equal_weights(objective: Balance) -> None:
     steering, learned = learn(objective)
-    tilt = ts.LearnedTwist(learned.baseline).on(steering.twist)
+    tilt = ts.LearnedTwist(learned.baseline).on(some(steering.twist))
     method = ts.smc_amot(steering.model, tilt, learned.denoiser)
     result = method(64, 50, generator=seeded(2))
     exact = enumerate_steering(steering)
@@ -366,7 +368,7 @@ def test_a_learned_twist_and_proposal_have_equal_weights(objective: Balance) -> 
 )
 def test_whole_paths_find_the_same_proposal(objective) -> None:
     steering, learned = learn(objective)
-    result = ts.prop_amot(steering.model, steering.twist, learned.denoiser)(64, 20, generator=seeded(2))
+    result = ts.prop_amot(steering.model, some(steering.twist), learned.denoiser)(64, 20, generator=seeded(2))
     assert float(result.ess[-1].min() / 64) > 0.99
     log_z = enumerate_steering(steering).log_z
     assert float((result.log_z - log_z).abs().max()) < 0.02
@@ -397,7 +399,7 @@ def test_what_was_learned_goes_beside_the_estimate() -> None:
     exact = enumerate_steering(ts.Steering(model, tilt))
 
     def lacking(x: Tensor, t: float) -> Tensor:
-        k = round(3 - 3 * t)
+        k = round(3 - 3 * float(t))
         return (exact.log_value[k] - exact.log_twist[k])[place(x, 3)]
 
     both = enumerate_steering(ts.Steering(model, ts.LearnedTwist(lacking).beside(tilt)))
@@ -466,9 +468,7 @@ def test_which_steps_are_looked_at() -> None:
         "last": {"last": 4},
         "both": {"last": 5, "times": 2},
     }.items():
-        student = _Student(
-            steering, net, OfTime(), lambda net: net.denoiser(), ProposalPlan(1, **options), StepVariance(), generator
-        )
+        student = _Student(steering, net, OfTime(), denoiser_of, ProposalPlan(1, **options), StepVariance(), generator)
         asked[name] = [student._steps(10, generator) for _ in range(50)]
     assert asked["all"][0] == list(range(10))
     assert all(len(steps) == 3 and steps[-1] == 9 and steps == sorted(set(steps)) for steps in asked["random"])
@@ -503,7 +503,7 @@ def test_prompts_of_many_populations() -> None:
     assert (paths.x[:, 4:, 2] == 1).all()
     for objective in (StepVariance(), Balance(), PathVariance()):
         learned = fit_proposal(
-            steering, Table(4, 3), lambda net: net.denoiser(), plan=ProposalPlan(3, paths=8), generator=seeded(),
+            steering, Table(4, 3), denoiser_of, plan=ProposalPlan(3, paths=8), generator=seeded(),
             objective=objective,
         )  # fmt: skip
         assert math.isfinite(learned.history[-1].loss)
@@ -512,13 +512,11 @@ def test_prompts_of_many_populations() -> None:
 def test_refused() -> None:
     net = Table(4, B.length)
     with pytest.raises(ValueError, match="give it a Tilt"):
-        fit_proposal(
-            ts.Steering(B.model("mdm")), net, lambda net: net.denoiser(), plan=ProposalPlan(1), generator=seeded()
-        )
+        fit_proposal(ts.Steering(B.model("mdm")), net, denoiser_of, plan=ProposalPlan(1), generator=seeded())
     hard = ts.Tilt(lambda x: torch.where(x[:, 0] == 0, 0.0, -math.inf), 1.0)
     with pytest.raises(ValueError, match="finite everywhere"):
         fit_proposal(
-            ts.Steering(B.model("mdm"), hard), net, lambda net: net.denoiser(), plan=ProposalPlan(1),
+            ts.Steering(B.model("mdm"), hard), net, denoiser_of, plan=ProposalPlan(1),
             generator=seeded(),
         )  # fmt: skip
     with pytest.raises(ValueError, match="at least 1"):

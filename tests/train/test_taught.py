@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from narrow import some
 
 import tokensteer as ts
 from tokensteer.app.cli import main
@@ -68,7 +69,7 @@ def test_a_finished_proposal_is_taught_its_twist(tmp_path: Path, beside: bool) -
     task = digits.task(Setup(4, 4, weights=tmp_path))
     assert "smc-learned" in methods.usual(task, task.tilt)
     trained = methods.learned(task)
-    both = methods.recipe_of("smc-learned").trained(task).card  # what the two took together
+    both = some(methods.recipe_of("smc-learned").trained)(task).card  # what the two took together
     assert both["denoiser rows"] == trained.card["denoiser rows"] + card["denoiser rows"]
     assert both["history"] == card["history"]
     tilt = learned.with_twist(task.tilt, trained)

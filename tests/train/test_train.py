@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from narrow import untyped
 from torch import Tensor
 from uniform_toys import uniform_denoiser
 
@@ -377,4 +378,4 @@ def test_domains_of_plans(bad):
             wrong(bad)
     for name in ("rows", "entropy", "kl"):
         with pytest.raises(ValueError, match=rf"Batch\.{name} must"):
-            train.Batch(None, None, (), **{name: bad})
+            train.Batch(untyped(None), untyped(None), (), **{name: bad})
