@@ -24,7 +24,7 @@ from tokensteer.testing import TableDenoiser
 
 torch.set_num_threads(1)  # many small operations: more threads only get into one another's way
 
-CHUNKS, EACH = 20, 50
+CHUNKS, EACH, QUICK = 20, 50, 6  # the first few chunks always run, the others with the slow tests
 LISTED = 100  # sequences at most, where all of them are listed
 # What may be refused. Anything else that is refused is a failure.
 REFUSALS = (
@@ -504,7 +504,9 @@ def _without(reasons: list[str], run: Callable[..., ts.Result], reward: Reward |
             reward.dtype, reward.reuses = kept
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize(
+    "chunk", [*range(QUICK), *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(QUICK, CHUNKS))]
+)
 def test_random_configurations(chunk: int) -> None:
     failures, ran = list[str](), 0
     for seed in range(chunk * EACH, (chunk + 1) * EACH):

@@ -52,7 +52,9 @@ def _check(path: ts.Steering, truth: Answer | None = None, **options: Any) -> No
 
 @pytest.mark.parametrize(("sampler", "target", "proposal", "seed"), _rows())
 def test_combinations(sampler, target, proposal, seed):
-    _check(steering(B, sampler, target, proposal), seed=seed)
+    # One sequence of this one's target is so rarely proposed that 4096 populations can miss it.
+    rare = (sampler, target, proposal) == ("lowconf", "tilt", "gradient")
+    _check(steering(B, sampler, target, proposal), populations=8192 if rare else 4096, seed=seed)
 
 
 @pytest.mark.slow

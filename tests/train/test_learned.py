@@ -292,10 +292,10 @@ def one_site() -> ts.Diffusion:
     return replace(model, kernel=kernel, steps=ts.uniform_steps(B.length))
 
 
-def learn(objective=None, baseline: nn.Module | None = None, rounds: int = 300, **options):
+def learn(objective=None, baseline: nn.Module | None = None, rounds: int = 120, **options):
     steering = ts.Steering(one_site(), B.tilt("mdm", ramp=ts.ramps.linear))
     net = Table(4, B.length)
-    settings = {"paths": 128, "on_policy": 0.5, "rate": 0.2, "baseline_rate": 1.0, "average": 0.9, "clip": 100.0}
+    settings = {"paths": 128, "on_policy": 0.5, "rate": 0.4, "baseline_rate": 1.0, "average": 0.9, "clip": 100.0}
     learned = fit_proposal(
         steering,
         net,
@@ -321,7 +321,7 @@ def gap_to_local_optimum(steering: ts.Steering, denoiser: ts.Denoiser) -> float:
 
 def test_a_baseline_of_the_state_lets_the_loss_reach_zero() -> None:
     steering, learned = learn()
-    assert learned.history[-1].loss < 1e-4
+    assert learned.history[-1].loss < 1e-3
     assert gap_to_local_optimum(steering, learned.denoiser) < 0.01
 
 
@@ -330,7 +330,7 @@ def test_a_baseline_of_the_time_does_not(kind: str) -> None:
     """F(t) must stand for log E[exp(psi_s) | x_t] - psi_t, which differs from state to state: what is left is the
     variance of that, and q gives up its optimum to make it smaller."""
     baseline = PerStep(one_site().steps) if kind == "scalars" else OfTime(32)
-    steering, learned = learn(baseline=baseline)
+    steering, learned = learn(baseline=baseline, rounds=60)
     exact = enumerate_steering(steering)
     floor = 0.0
     for k, moves in enumerate(exact.moves):
@@ -342,8 +342,8 @@ def test_a_baseline_of_the_time_does_not(kind: str) -> None:
         )
         floor = max(floor, float(lookahead[exact.log_law[k] > -5].std()) if k else 0.0)
     assert floor > 0.1  # what F(t) cannot say
-    assert learned.history[-1].loss > 1e-3
-    assert gap_to_local_optimum(steering, learned.denoiser) > 0.02
+    assert learned.history[-1].loss > 0.1
+    assert gap_to_local_optimum(steering, learned.denoiser) > 0.1
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_a_bad_proposal_and_twist_stay_unbiased(sampler: str) -> None:
     twist = ts.LearnedTwist(lambda x, t: learned.baseline(x, t).clamp(-1, 1))
     for tilt in (twist.on(ts.Tilt(B.reward, 2.0)), twist.beside(ts.Tilt(B.reward, 2.0))):
         steering = ts.Steering(B.model(sampler), tilt, ts.Amortised(learned.denoiser))
-        outcome = trial(steering, answer(steering.model, steering.twist), populations=8192)
+        outcome = trial(steering, answer(steering.model, steering.twist))
         assert outcome.unbiased, str(outcome)
 
 

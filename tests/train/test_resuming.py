@@ -126,6 +126,7 @@ def test_a_kill_between_cards_is_no_end(tmp_path, monkeypatch) -> None:
     assert made == [9]  # three networks of three steps, once
 
 
+@pytest.mark.usefixtures("few_steps")
 @pytest.mark.parametrize("twist", [False, True])
 def test_proposals_that_were_killed_while_they_were_measured(tmp_path, monkeypatch, twist: bool) -> None:
     def teach(seed: int = 0) -> None:

@@ -30,6 +30,7 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+@pytest.mark.usefixtures("few_steps")
 def test_digits_are_taught_and_found(tmp_path: Path) -> None:
     course = digits.RECIPE.course
     plan = replace(course.plan, rounds=2, paths=4, updates=1, times=2)
@@ -54,7 +55,8 @@ def test_digits_are_taught_and_found(tmp_path: Path) -> None:
         methods.learned(other)
 
 
-@pytest.mark.parametrize("beside", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.usefixtures("few_steps")
+@pytest.mark.parametrize("beside", [False, True])
 def test_a_finished_proposal_is_taught_its_twist(tmp_path: Path, beside: bool) -> None:
     course = replace(digits.RECIPE.course, value=replace(digits.RECIPE.course.value, beside=beside))
     assert course.twist is not None
