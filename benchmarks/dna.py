@@ -18,6 +18,7 @@ import torch
 from tokensteer.app.runs.folder import open_run
 from tokensteer.app.runs.recipes import METHODS
 from tokensteer.core.particles.result import Result
+from tokensteer.tasks.common.arrays import Examples
 from tokensteer.tasks.common.metrics import in_parts
 from tokensteer.tasks.common.task import Setup
 from tokensteer.tasks.dna import data as dna_data
@@ -77,7 +78,7 @@ def real(cell: int = 0, groups: int = 3, size: int = 64) -> None:
     task, found = dna.task(Setup(goal=cell)), dna_data.data()
     reward, judge = (classifier(role, Setup()) for role in ("reward", "judge"))
     parts = (found.train, found.validation, found.test)
-    sites = dna_data.Sites(torch.cat([part.ids for part in parts]).long(), torch.cat([part.labels for part in parts]))
+    sites = Examples(torch.cat([part.ids for part in parts]).long(), torch.cat([part.labels for part in parts]))
     best = dna_reference.best_sites(sites, in_parts(reward, sites.ids)[:, cell], cell)
     order = torch.randperm(len(best), generator=torch.Generator().manual_seed(0))
     rows: list[dict[str, Any]] = []

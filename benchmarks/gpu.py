@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import tyro
@@ -189,7 +189,7 @@ def bench(options: Options, console: Console) -> None:
             go = ts.captured(ts.Method(steering), options.particles, memory=options.memory)
             held = _reserved(device) - held  # what a graph works in stays its own
         else:
-            go = partial(ts.smc, steering, options.particles, memory=options.memory)
+            go = partial(ts.smc, cast(ts.FeynmanKac, steering), options.particles, memory=options.memory)
         took, peak = timed(lambda: results.append(go(generator=generator)), device, options.repeats)
         num_steps = len(steering.steps)
         extra, rows = (held if record else peak) - forward[1], results[-1].rows["denoiser"] / options.particles

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import tyro
@@ -387,7 +387,7 @@ def operations(run: Callable[[], object], title: str, top: int) -> Table:
 def functions(run: Callable[[], object], title: str, top: int) -> Table:
     profiler = cProfile.Profile()
     profiler.runcall(run)
-    stats = pstats.Stats(profiler)
+    stats: Any = pstats.Stats(profiler)  # its figures are in no signature
     rows = [(where, calls, below) for where, (_, calls, _, below, _) in stats.stats.items()]
     mine = [row for row in rows if "tokensteer" in row[0][0] or row[0][0].endswith("nets.py")]
     made = table(title, "function", "calls", "s", "share")

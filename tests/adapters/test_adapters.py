@@ -7,9 +7,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from narrow import some, untyped
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
@@ -82,7 +84,7 @@ def load(kind: str, folders: dict[str, str], length: int = 10, dtype: torch.dtyp
 
 def network_of(model: ts.adapters.TextModel) -> Network:
     denoiser = model.denoiser
-    return denoiser.trunk.network if isinstance(denoiser, FromHidden) else denoiser.network
+    return untyped(denoiser.trunk if isinstance(denoiser, FromHidden) else denoiser).network
 
 
 def text_of(model: ts.adapters.TextModel) -> str:
@@ -107,10 +109,10 @@ def test_ids_one_hots_and_embeddings_are_answered_as_the_network_itself_would(mo
     hidden = isinstance(denoiser, FromHidden)
     network, head = (denoiser.trunk, denoiser.head) if hidden else (denoiser.network, nn.Identity())
     assert isinstance(network, Embedded)
-    own = network_of(model).own(x)
+    own, ask = network_of(model).own(x), untyped(network)
     for entered in (
-        network(x),
-        network(one_hot(x, own.shape[-1]).float()),
+        ask(x),
+        ask(one_hot(x, own.shape[-1]).float()),
         network.of_embeddings(network.embedding[x]),
     ):
         torch.testing.assert_close(head(entered), own, atol=1e-5, rtol=1e-5)
@@ -255,7 +257,8 @@ def test_heads_are_left_out_and_share_their_weight(kind: str, folders: dict[str,
     denoiser, network = model.denoiser, network_of(model)
     assert isinstance(denoiser, FromHidden)
     assert isinstance(denoiser.trunk, Embedded)
-    head = network.net.backbone.output_layer.linear if kind == "mdlm" else network.net.get_output_embeddings()
+    net = untyped(network.net)
+    head = net.backbone.output_layer.linear if kind == "mdlm" else net.get_output_embeddings()
     assert denoiser.head.weight is head.weight
     assert denoiser.head.bias.data_ptr() != head.bias.data_ptr()
     assert (denoiser.head.bias == head.bias.masked_fill(network.forbidden, -torch.inf)).all()
@@ -317,9 +320,10 @@ def test_laws_are_those_of_the_logits(kind: str, folders: dict[str, str]) -> Non
     logits, forbidden = plain(model), network_of(model).forbidden
     for x in (half_open(model, 5), model.template(texts_of(model))):
         torch.testing.assert_close(model.denoiser(x, 0.5), logits(x, 0.5), atol=1e-5, rtol=1e-5)
+        kept: Any
         kept, known = (denoiser.laws(x, 0.5) for denoiser in (model.denoiser, logits))
         assert kept.vocab_size == known.vocab_size == len(forbidden)
-        assert kept.states.shape == (x.numel(), model.denoiser.head.in_features)
+        assert kept.states.shape == (x.numel(), untyped(model.denoiser).head.in_features)
         index = torch.arange(x.numel())
         torch.testing.assert_close(kept.rows(index), known.rows(index), atol=1e-5, rtol=1e-5)
         tokens = torch.arange(x.numel()) % len(forbidden)
@@ -389,7 +393,7 @@ def test_no_logits_are_ever_made_by_a_network_of_many_words(tmp_path: Path) -> N
         return ask
 
     for denoiser in (
-        replace(model.denoiser, trunk=watched(model.denoiser.trunk)),
+        replace(model.denoiser, trunk=watched(untyped(model.denoiser).trunk)),
         replace(plain(model), network=watched(network_of(model))),
     ):
         largest.clear()
@@ -400,7 +404,7 @@ def test_no_logits_are_ever_made_by_a_network_of_many_words(tmp_path: Path) -> N
 
 def test_a_head_comes_back_whatever_happens(folders: dict[str, str]) -> None:
     model = load("bert", folders)
-    denoiser, x = model.denoiser, half_open(model)
+    denoiser, x = untyped(model.denoiser), half_open(model)
     before = network_of(model).own(x)
     with pytest.raises(IndexError):
         denoiser.trunk(torch.full_like(x, 10**6))
@@ -466,7 +470,7 @@ def test_words_that_would_be_lost_are_named(folders: dict[str, str]) -> None:
 
 
 def test_blocks_start_behind_the_prompt(folders: dict[str, str]) -> None:
-    kernel = load("llada", folders).diffusion(["the", "the movie was"], steps=6, block=2).kernel
+    kernel = untyped(load("llada", folders).diffusion(["the", "the movie was"], steps=6, block=2).kernel)
     assert (kernel.start, kernel.number) == (6, 3)
     with pytest.raises(ValueError, match="use a multiple of 3"):
         load("llada", folders).diffusion("the", steps=4, block=2)
@@ -504,12 +508,12 @@ class Plain(nn.Module):
         super().__init__()
         self.words, self.mix, self.head = nn.Embedding(6, 8), nn.Linear(24, 24), nn.Linear(8, 6, bias=bias)
 
-    def hidden(self, ids: Tensor, t: float | None = None) -> Tensor:
+    def hidden(self, ids: Tensor, t: float | Tensor | None = None) -> Tensor:
         h = self.words(ids) * (ids != 4).unsqueeze(-1)  # reads its ids elsewhere too
-        h = h if t is None else h * (1 + (t if isinstance(t, float) else t[:, None, None]))
+        h = h if t is None else h * (1 + (t[:, None, None] if isinstance(t, Tensor) else t))
         return self.mix(h.flatten(1)).tanh().view_as(h)
 
-    def forward(self, ids: Tensor, t: float | None = None) -> Tensor:
+    def forward(self, ids: Tensor, t: float | Tensor | None = None) -> Tensor:
         return self.head(self.hidden(ids, t))
 
 
@@ -535,9 +539,10 @@ def test_a_module_and_its_head_are_the_same_denoiser(never: tuple[int, ...], bia
     for t in (None, 0.5, torch.tensor([0.2, 0.9])):
         make = {"mask_id": 5, "never": never, "ignores_time": t is None}
         logits, hidden = (ts.adapters.module(net, net.words, head=head, **make) for head in (None, net.head))
-        torch.testing.assert_close(hidden(x, t), logits(x, t))
-        assert hidden.head.weight is net.head.weight
-        assert (hidden.head is net.head) == (not never)
+        torch.testing.assert_close(hidden(x, untyped(t)), logits(x, untyped(t)))
+        head = untyped(hidden).head
+        assert head.weight is net.head.weight
+        assert (head is net.head) == (not never)
 
 
 def test_a_head_is_tried_when_it_is_first_called() -> None:
@@ -569,7 +574,7 @@ def test_a_head_is_tried_when_it_is_first_called() -> None:
         with pytest.raises(ValueError, match="the denoiser fails"):
             ts.Diffusion(denoiser, ts.Ancestral(5), ts.uniform_steps(3), ts.template(3, 5))
     net = Plain()
-    assert ts.adapters.module(net, net.words, mask_id=5, head=net.head).trunk(x[:0]).shape == (0, 3, 8)
+    assert untyped(ts.adapters.module(net, net.words, mask_id=5, head=net.head)).trunk(x[:0]).shape == (0, 3, 8)
     with pytest.raises(ValueError, match="no plain linear head over 6 words"):
         ts.adapters.module(net, net.words, mask_id=5, head=net.mix)
     nn.utils.parametrizations.weight_norm(net.head)
@@ -589,7 +594,7 @@ def test_what_is_nothing_at_the_start_is_found_out(behind: str) -> None:
         def forward(self, ids: Tensor, t: float | None = None) -> Tensor:
             logits, masked = super().forward(ids), (ids == 5).float().mean(-1)[:, None, None]
             return {
-                "time": lambda: logits / t,
+                "time": lambda: logits / some(t),
                 "shift": lambda: logits - torch.tensor(t).log(),
                 "share": lambda: logits * masked,
                 "clamp": lambda: logits.clamp(-3, 3),
@@ -613,13 +618,13 @@ def test_a_head_is_followed_wherever_it_goes() -> None:
     ):
         change()
         torch.testing.assert_close(hidden(x, 0.5), logits(x, 0.5))
-    assert len(list(hidden.head.parameters())) == 2
+    assert len(list(untyped(hidden).head.parameters())) == 2
 
 
 def test_states_are_kept_where_logits_are_more() -> None:
     """A head that makes fewer numbers than it reads is no burden: its logits are taken as they are."""
     narrow = Plain()
-    network = ts.adapters.module(narrow, narrow.words, mask_id=5).network
+    network = untyped(ts.adapters.module(narrow, narrow.words, mask_id=5)).network
     assert isinstance(choose_denoiser(network, narrow.head, torch.tensor([[5, 0, 1]])), FromLogits)
     assert isinstance(headed(network, narrow.head, ignores_time=True), FromHidden)
 
@@ -695,8 +700,8 @@ def test_transformers_is_imported_when_a_model_is_loaded() -> None:
 
 
 def kin(vocab_size: int) -> dict[str, transformers.PretrainedConfig]:
-    size = {"vocab_size": vocab_size, "max_position_embeddings": 18}
-    distil = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24}
+    size: dict[str, Any] = {"vocab_size": vocab_size, "max_position_embeddings": 18}
+    distil: dict[str, Any] = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24}
     return {
         "distilbert": transformers.DistilBertConfig(**size, **distil),
         "albert": transformers.AlbertConfig(embedding_size=8, **size, **hubs.SHAPE),

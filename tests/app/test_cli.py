@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from narrow import some, untyped
 
 import tokensteer as ts
 from tokensteer import files
@@ -256,7 +257,7 @@ def test_ramps_have_names(name: str, values: tuple[float, ...]):
 def test_every_ramp_of_the_table_is_known_here_and_one_adapts():
     assert set(choices.RAMPS) == {"linear", "constant", "end", "exponential"}
     assert choices.ramp("adaptive:0.8") == ts.Adaptive(0.8)
-    assert choices.ramp("exponential")(0.95) == pytest.approx(1.05**5 - 1)  # 100 steps of 5 %
+    assert untyped(choices.ramp("exponential"))(0.95) == pytest.approx(1.05**5 - 1)  # 100 steps of 5 %
 
 
 def test_triggers_have_names():
@@ -337,7 +338,8 @@ def test_populations_that_died_are_left_out_of_what_is_measured():
 
     def metrics(result: ts.Result) -> dict[str, Measured]:
         seen.append(result.samples[:, 0, 0].tolist())
-        return {"mean": measured(result.samples[:, 0, 0]), "reward": measured((result.weights * result.reward).sum(-1))}
+        reward = (result.weights * some(result.reward)).sum(-1)
+        return {"mean": measured(result.samples[:, 0, 0]), "reward": measured(reward)}
 
     def task(prompts: list[str]) -> Task:
         asked = [Prompt(name, name) for name in prompts]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from narrow import untyped
 from torch import Tensor
 
 from tokensteer.core.categorical import fused
@@ -149,13 +150,13 @@ def test_heads(device: str, dtype: torch.dtype, V: int, H: int, biased: bool) ->
     u, forbidden = uniforms(len(ROWS), 5, 9), V // 2
     logits = states.double() @ weight.double().T + (bias.double() if biased else 0.0)
     at = on(device, states, weight, bias if biased else None, ROWS)
-    tokens, log_p = draw_from_head(*at, u.to(device), forbidden)
+    tokens, log_p = untyped(draw_from_head)(*at, u.to(device), forbidden)
     assert tokens.dtype == torch.int64
     assert log_p.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     same_draws(logits, ROWS, u, forbidden, (tokens, log_p), 1e-5)
-    score = log_prob_from_head(*at, tokens[:, 2], forbidden)
+    score = untyped(log_prob_from_head)(*at, tokens[:, 2], forbidden)
     torch.testing.assert_close(score, log_p[:, 2], rtol=0, atol=1e-5)
-    again = draw_from_head(*at, u.to(device), forbidden)
+    again = untyped(draw_from_head)(*at, u.to(device), forbidden)
     assert torch.equal(tokens, again[0])
     assert torch.equal(log_p, again[1])
 

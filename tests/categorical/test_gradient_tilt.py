@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from checks import Answer, answer, judge
-from test_fast import KERNELS, Entered, Logit, Valued
+from narrow import untyped
+from small_nets import KERNELS, Entered, Logit, Valued
 from torch import Tensor, nn
 from toys import Toy
 
@@ -91,7 +93,7 @@ def test_a_tilt_is_kept_within_its_clip(clip: float) -> None:
     def tilt(most: float | None) -> Tensor:
         steering = ts.Steering(toy.model("mdm"), toy.tilt("mdm"), ts.Gradient(clip=most))
         evaluation = steering.evaluate(x, step.t, None)
-        q = steering.propose(x, evaluation, step).dense().log_p
+        q = untyped(steering.propose(x, evaluation, step)).dense().log_p
         h = q - ts.FromModel()(x, evaluation, step, steering.model, None).dense().log_p
         return h[..., : toy.mask_id] - h[..., toy.mask_id :]
 
@@ -205,7 +207,7 @@ def test_slopes_are_kept_like_any_store() -> None:
 @pytest.mark.parametrize(("kernel", "options"), [("mdm", {}), ("remdm", {}), ("mdm", {"tokens_only": True})])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_following_a_gradient_in_low_precision_is_unbiased(
-    device: str, form: str, kernel: str, options: dict[str, bool], dtype: torch.dtype
+    device: str, form: str, kernel: str, options: dict[str, Any], dtype: torch.dtype
 ) -> None:
     """Networks in half precision, laws in float32: log Z and every state against enumeration of the same networks."""
     reward = Valued(1).requires_grad_(False).to(device, dtype)
@@ -242,7 +244,7 @@ def test_the_ratio_of_a_draw_needs_no_look_at_the_model(
     x, largest = model.start(200, generator), 0.0
     for step in model.steps[:2]:
         evaluation = steering.evaluate(x, step.t, generator)
-        q = steering.propose(x, evaluation, step)
+        q = untyped(steering.propose(x, evaluation, step))
         y, log_q = q.draw(generator)
         both = steering.log_ratio(y, x, evaluation, step, q)
         with monkeypatch.context() as patch:

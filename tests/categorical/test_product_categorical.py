@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from checks import answer, trial
-from test_fast import KERNELS, Entered, Logit, seeded
+from small_nets import KERNELS, Entered, Logit
 from torch import Tensor, nn
+from toys import seeded
 
 import tokensteer as ts
 from tokensteer.core.categorical.forms import Categorical, HiddenLogits, Logits, LogProbs
@@ -239,7 +240,7 @@ def test_a_guided_step_reads_the_sites_that_open(form: str, kernel: str, monkeyp
     for store in (Logits, HiddenLogits, LogProbs):
         rows = store.rows
 
-        def watched(self: Categorical, index: Tensor, rows: Callable[[Categorical, Tensor], Tensor] = rows) -> Tensor:
+        def watched(self: Categorical, index: Tensor, rows: Callable[..., Tensor] = rows) -> Tensor:
             read.append(len(index))
             return rows(self, index)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from narrow import untyped
 from torch import Tensor
 from toys import CASES, FORMS, GOLDEN, Following, Toy, case, in_form, multilinear, numbers
 
@@ -39,14 +40,14 @@ def target_of(toy: Toy, sampler: str, target: str, a: float, b: float) -> tuple[
 
 
 def proposals_of(toy: Toy, target: str, a: float, b: float) -> dict[str, list[ts.Proposal]]:
+    optimal: list[ts.Proposal] = [ts.Enumerated()]
     if target == "product":
         visible = [_log_visible(toy, joint) for joint in ("p1", "p2")]
         h = multilinear((a - 1) * visible[0] + b * visible[1], toy.tokens + 1, toy.length)
-        gradient, optimal = Following(h), [ts.Enumerated(), ts.Optimal()]
+        gradient, optimal = Following(h), [*optimal, ts.Optimal()]
     else:
         gradient = ts.Gradient() if target == "tilt" else ts.Gradient(base=ts.Guided())
-        optimal = [ts.Enumerated()]
-    learned = [toy.amortised()] if "muq" in toy.data else []
+    learned: list[ts.Proposal] = [toy.amortised()] if "muq" in toy.data else []
     return {
         "base": [ts.FromModel()],
         "cfg": [ts.Guided()],
@@ -124,7 +125,7 @@ def test_trajectories(name: str, proposal: str, form: str) -> None:
                 close(ours.log_increment[0] + ours.log_twist[0, :-1], golden["log_normaliser"])
             for step in steering.steps if "q_tokens" in golden else ():
                 here = x[step.index].unsqueeze(0)
-                measure = steering.propose(here, steering.evaluate(here, step.t, None), step)
+                measure = untyped(steering.propose(here, steering.evaluate(here, step.t, None), step))
                 close(measure.dense().log_p[0].exp(), golden["q_tokens"][step.index])
 
 
@@ -140,7 +141,7 @@ def test_low_confidence_in_the_order_of_q(form: str) -> None:
     x, step = model.start(1, None), model.steps[0]
     for name, denoiser in (("p_order", model.denoiser), ("q_order", q.denoiser)):
         sites = model.kernel.choose(x, denoiser(x, step.t), step)
-        assert sites is not None
+        assert isinstance(sites, torch.Tensor)
         assert sites[0].nonzero().flatten().tolist() == out["positions_all_mask"][name]
     for golden in out["trajectories"]:
         ours = score(steering, torch.tensor(golden["x"]).unsqueeze(0))
@@ -181,7 +182,7 @@ def test_remasking_product_corrected(form: str) -> None:
     close(exact.target, out["terminal_target_clean"])
     step = model.steps[0]
     prediction = model.predict(toy.states, step.t)
-    close(model.transition(toy.states, prediction, step, None).token_mass.exp(), out["c_S"])
+    close(untyped(model.transition(toy.states, prediction, step, None)).token_mass.exp(), out["c_S"])
     for golden in out["trajectories"]:
         close(score(steering, torch.tensor(golden["x"]).unsqueeze(0)).log_increment[0], golden["log_inc"])
 
@@ -431,7 +432,7 @@ def test_schedule_edges(form: str) -> None:
 
     def tokens(t: int, x: list[int], sigma: Any) -> Tensor:
         step, state = model.steps[num_steps - t], torch.tensor([x])
-        kernel = replace(toy.kernels["mdm"], sigma=sigma)
+        kernel = replace(untyped(toy.kernels["mdm"]), sigma=sigma)
         return kernel(state, model.predict(state, step.t).laws(), step).dense().log_p[0].exp()
 
     m = toy.mask_id

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from narrow import untyped
 from torch import Tensor
 from toys import Toy, multilinear
 
@@ -179,7 +180,7 @@ class Offset:
     meters: tuple[()] = ()
 
     def __call__(self, x: Tensor, evaluation: ts.Evaluation, step: ts.Step, model: ts.Model, twist: ts.Tilt | None):
-        slope = evaluation.gradient.laws().dense() + self.offset.unsqueeze(-1)
+        slope = untyped(evaluation.gradient).laws().dense() + self.offset.unsqueeze(-1)
         sites = torch.arange(x.numel()).view_as(x)
         moved = replace(evaluation, gradient=Prediction(x, sites, (LogProbs(slope.flatten(0, 1)),)))
         return ts.Gradient(tokens_only=self.tokens_only)(x, moved, step, model, twist)

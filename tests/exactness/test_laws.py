@@ -158,11 +158,11 @@ def test_a_large_vocabulary():
 class Spoilt:
     """A kernel whose measures are changed."""
 
-    change: Callable[[ts.measure.Reveal, ts.Step], ts.measure.Reveal]
+    change: Callable[[Any, ts.Step], ts.measure.Reveal]
     kernel: ts.Kernel = field(default_factory=lambda: ts.Ancestral(MASK, sigma=ts.Cap(0.1)))
     mask_id: int = MASK
 
-    def choose(self, x: Tensor, log_x0: Tensor, step: ts.Step) -> Tensor | None:
+    def choose(self, x: Tensor, log_x0: Tensor, step: ts.Step) -> Any:
         return self.kernel.choose(x, log_x0, step)
 
     def survival(self, step: ts.Step) -> float:
@@ -341,6 +341,7 @@ class Mine:
     drawn: Any
     mass: float = 1.0
     sites: Tensor | None = None
+    log_mass: Tensor | None = None
 
     def sample(self, generator: torch.Generator | None) -> Tensor:
         return self.drawn.sample(generator)

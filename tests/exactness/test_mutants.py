@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from checks import POWERS, Answer, Trial, answer, steering, trial
+from narrow import some, untyped
 from torch import Tensor
 from toys import Toy, case, numbers
 
@@ -118,7 +119,8 @@ class ToTheEnd(ts.Steering):
         evaluation = super().evaluate(x, t, generator, parent, weighed)
         if t > 0:
             return evaluation
-        log_twist, _ = self.twist.potential(self.twist.scale(0.0), evaluation.reward, parent)
+        twist = some(self.twist)
+        log_twist, _ = twist.potential(twist.scale(0.0), some(evaluation.reward), parent)
         return replace(evaluation, log_twist=log_twist)
 
 
@@ -149,7 +151,7 @@ def late_lambda(scale, r, parent):
 
 def twisted(potential: Any) -> Callable[[ts.Steering], ts.Steering]:
     return lambda right: ToTheEnd(
-        right.model, replace(right.twist, potential=ts.potentials.Potential(potential)), right.proposal
+        right.model, replace(some(right.twist), potential=ts.potentials.Potential(potential)), right.proposal
     )
 
 
@@ -206,8 +208,8 @@ def predicted_opened_only(m: Moves) -> Tensor:
     path, step = m.scene.path, m.scene.path.steps[m.index]
     x, y = m.exact.states[m.row], m.exact.states[m.column]
     evaluation = path.evaluate(m.exact.states, step.t, None)
-    p = path.model.transition(m.exact.states, evaluation.prediction, step, None).dense().log_p.exp()
-    q = path.propose(m.exact.states, evaluation, step).dense().log_p.exp()
+    p = path.model.transition(m.exact.states, untyped(evaluation.prediction), step, None).dense().log_p.exp()
+    q = untyped(path.propose(m.exact.states, evaluation, step)).dense().log_p.exp()
     ratio = torch.ones(len(x), dtype=p.dtype)
     for site in range(x.shape[1]):
         here = (m.row, site, y[:, site])

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from checks import POWERS, Answer, answer, judge, runs, steering, total_variation, trial
+from narrow import untyped
 from toys import Toy, case, multilinear
 
 import tokensteer as ts
@@ -51,7 +52,9 @@ def _check(path: ts.Steering, truth: Answer | None = None, **options: Any) -> No
 
 @pytest.mark.parametrize(("sampler", "target", "proposal", "seed"), _rows())
 def test_combinations(sampler, target, proposal, seed):
-    _check(steering(B, sampler, target, proposal), seed=seed)
+    # One sequence of this one's target is so rarely proposed that 4096 populations can miss it.
+    rare = (sampler, target, proposal) == ("lowconf", "tilt", "gradient")
+    _check(steering(B, sampler, target, proposal), populations=8192 if rare else 4096, seed=seed)
 
 
 @pytest.mark.slow
@@ -162,8 +165,8 @@ def test_steep_gradients_cover(sampler, average, draws):
     x = A.states.repeat(100, 1)
     for step in path.steps:
         evaluation = path.evaluate(x, step.t, torch.Generator().manual_seed(step.index))
-        q = path.propose(x, evaluation, step)
-        p = path.model.transition(x, evaluation.prediction, step, q.sites).dense().log_p.exp()
+        q = untyped(path.propose(x, evaluation, step))
+        p = path.model.transition(x, untyped(evaluation.prediction), step, q.sites).dense().log_p.exp()
         log_q = q.dense().log_p
         assert torch.allclose(p.masked_fill(log_q == -torch.inf, 0.0).sum(-1), torch.ones_like(p[..., 0]))
         assert torch.allclose(log_q.exp().sum(-1), torch.ones_like(p[..., 0]))

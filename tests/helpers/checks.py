@@ -142,9 +142,12 @@ def judge(samples: Tensor, log_w: Tensor, truth: Answer) -> Trial:
 
 
 def trial(
-    path: ts.FeynmanKac, truth: Answer, particles: int = 8, populations: int = 8192, seed: int = 0, **options: Any
+    path: ts.FeynmanKac, truth: Answer, particles: int = 8, populations: int = 4096, seed: int = 0, **options: Any
 ) -> Trial:
-    """Many small populations test as sharply as few large ones, and what goes wrong with few particles shows."""
+    """Many small populations test as sharply as few large ones, and what goes wrong with few particles shows.
+
+    As many particles in all as those that test_mutants.py catches every bug with.
+    """
     parts = [judge(r.samples, r.log_w, truth) for r in runs(path, particles, populations, seed, **options)]
     return Trial(torch.cat([p.ratio for p in parts]), torch.cat([p.masses for p in parts]), truth.target)
 

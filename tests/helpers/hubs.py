@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from torch import nn
 
 WORDS = ["the", "movie", "was", "good", "bad", "long", "because", "of", "a", "plot", "and", "its", "end", "##s", "##er"]
 SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+SHAPE: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 
 
 def tokenizer(
@@ -32,7 +32,7 @@ def tokenizer(
     return transformers.PreTrainedTokenizerFast(tokenizer_object=words, **names)
 
 
-def save(folder: Path, net: nn.Module, words: transformers.PreTrainedTokenizerBase) -> str:
+def save(folder: Path, net: transformers.PreTrainedModel, words: transformers.PreTrainedTokenizerBase) -> str:
     """The folder of a model whose weights are large enough to matter."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

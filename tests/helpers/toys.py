@@ -18,6 +18,10 @@ GOLDEN: dict[str, Any] = json.loads(Path(__file__).with_name("golden.json").read
 CASES: dict[str, Any] = {case["id"]: case for case in GOLDEN["cases"]}
 
 
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 def case(number: int) -> dict[str, Any]:
     return next(c for name, c in CASES.items() if name.startswith(f"{number:02d}_"))
 

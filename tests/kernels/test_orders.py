@@ -11,6 +11,7 @@ import pytest
 import torch
 from checks import POWERS, Answer, answer, judge, trial
 from extended import MaskGITExtended
+from narrow import some, untyped
 from torch import Generator, Tensor
 from toys import Toy, case
 
@@ -79,7 +80,7 @@ def test_naive_ratio_is_far_off() -> None:
     _, x, log_p, log_q = golden()
     rows, y = torch.zeros(len(B.states)).long(), B.states
     q = KEEP_TWO(x, log_q, STEP).take(rows)
-    p = KEEP_TWO(x, log_p, STEP, q.sites[:1]).take(rows)
+    p = KEEP_TWO(x, log_p, STEP, some(q.sites)[rows[:1]]).take(rows)
     assert torch.isclose(
         (q.log_prob(y) + p.log_prob(y) - q.log_prob(y)).nan_to_num(-torch.inf).exp().sum(), torch.ones(()).double()
     )
@@ -401,8 +402,8 @@ def test_noise_is_part_of_the_state() -> None:
     """It is drawn anew for the children of a step, the same for twins; and what hides a state cannot be enumerated."""
     path = ts.Steering(model_of(MaskGIT(M, temperature=1.0)))
     records = list(ts.sweep(path, 16, when=ts.triggers.always, generator=seeded(0)))
-    memories = [r.evaluation.memory for r in records[:-1]]
-    assert all(m is not None and m.shape == (16, 3) for m in memories)
+    memories = [some(r.evaluation.memory) for r in records[:-1]]
+    assert all(m.shape == (16, 3) for m in memories)
     assert not torch.equal(memories[0], memories[1])
     with pytest.raises(ValueError, match="has a memory"):
         enumerate_steering(path)
@@ -438,7 +439,7 @@ def test_noise_inside_blocks_and_with_a_tilt(proposal: str) -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: MaskGIT(M, 2), "count must be a function"),
+        (lambda: MaskGIT(M, untyped(2)), "count must be a function"),
         (lambda: MaskGIT(M, temperature=-1.0), "finite and not negative"),
         (lambda: MaskGIT(M, temperature=math.nan), "finite and not negative"),
         (lambda: KEEP_TWO(*golden()[1:3], STEP, golden()[1] == M), r"scores \(P, L, V\)"),

@@ -3,63 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
-from toys import Listed, Toy, multilinear
+from narrow import some
+from toys import Listed, Toy, seeded
+from uniform_toys import SCHEDULE, NoisyDenoiser, known_tilt, model, uniform_denoiser
 
 import tokensteer as ts
 from tokensteer.testing import enumerate_steering
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-@dataclass(frozen=True)
-class NoisyDenoiser:
-    """p(x_0^l | x_t) exactly, for a joint law whose sites were replaced by noise of a law v; also for one-hots."""
-
-    joint: Tensor
-    schedule: ts.Schedule
-    prior: tuple[float, ...]
-
-    def __call__(self, x: Tensor, t: float) -> Tensor:
-        size, alpha = self.joint.shape[0], self.schedule.alpha(t)
-        if not x.is_floating_point():
-            x = torch.nn.functional.one_hot(x, size).to(self.joint.dtype)
-        likelihood = alpha * x + (1 - alpha) * (x @ torch.tensor(self.prior, dtype=x.dtype)).unsqueeze(-1)
-        answers = []
-        for site in range(self.joint.dim()):
-            left = self.joint.movedim(site, -1).expand(len(x), *self.joint.shape)
-            for other in (k for k in range(self.joint.dim()) if k != site):
-                left = (left * likelihood[:, other].view(len(x), size, *[1] * (left.dim() - 2))).sum(1)
-            answers.append(left * likelihood[:, site])
-        masses = torch.stack(answers, 1)
-        return masses.log() - masses.sum(-1, keepdim=True).log()
-
-
-def uniform_denoiser(joint: Tensor, schedule: ts.Schedule) -> NoisyDenoiser:
-    return NoisyDenoiser(joint, schedule, (1 / len(joint),) * len(joint))
-
-
-NUM_STEPS = 3
-SCHEDULE = ts.Linear()
-
-
-def model(toy: Toy, joint: str = "p1", canvas: Tensor | None = None) -> ts.Diffusion:
-    kernel = ts.uniform_noise(toy.tokens, SCHEDULE)
-    free = torch.full((toy.length,), ts.NO_MASK)
-    denoiser = uniform_denoiser(toy.joint(joint), SCHEDULE)
-    return ts.Diffusion(denoiser, kernel, ts.uniform_steps(NUM_STEPS), free if canvas is None else canvas)
-
-
-def known_tilt(toy: Toy, **options) -> ts.Tilt:
-    """The reward itself as the known value of a noisy sequence, differentiable in one-hots."""
-    value = multilinear(toy.reward(toy.clean), toy.tokens, toy.length)
-    return ts.Tilt(toy.reward, **{"kl": toy.kl, "estimator": ts.Value(value), **options})
 
 
 def check(steering: ts.Steering, populations: int = 3000, particles: int = 8, seed: int = 5) -> None:
@@ -274,9 +227,9 @@ def test_many_prompts_stay_and_are_known() -> None:
     # The estimates are those that each prompt has by itself.
     tilt = ts.Tilt(toy.reward, 1.0, estimator=ts.Exact())
     starts = uniform.start(6, seeded(2))
-    both = ts.Steering(uniform, tilt).evaluate(starts, 0.5, None).reward
+    both = some(ts.Steering(uniform, tilt).evaluate(starts, 0.5, None).reward)
     alone = [ts.Steering(model(toy, canvas=prompt), tilt) for prompt in prompts]
-    each = [path.evaluate(rows, 0.5, None).reward for path, rows in zip(alone, starts.split(2), strict=True)]
+    each = [some(path.evaluate(rows, 0.5, None).reward) for path, rows in zip(alone, starts.split(2), strict=True)]
     assert torch.allclose(both, torch.cat(each), atol=1e-12)
 
 

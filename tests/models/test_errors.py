@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from narrow import untyped
 from torch import Tensor
 from toys import Toy
 
@@ -68,13 +69,13 @@ def test_the_right_thing_works() -> None:
         (lambda: model(lambda x, t: uniform(x, t) + 1), "do not sum to one.*from_logits"),
         (lambda: model(lambda x, t: uniform(x, t) * math.nan), "NaN"),
         (lambda: model(lambda x, t: uniform(x, t) * (math.nan if t < 0.7 else 1.0)), "NaN"),
-        (lambda: model(template=[3, 3, 3, 3]), "int64 ids.*got list"),
+        (lambda: model(template=untyped([3, 3, 3, 3])), "int64 ids.*got list"),
         (lambda: model(template=torch.full((4,), 3, dtype=torch.int32)), "int64 ids.*got int32"),
         (lambda: model(mask_id=2), "no free site, none that holds 2: is mask_id right"),
         (lambda: model(template=torch.tensor([[3, 3, 3, 3], [9, 3, 3, 3]])), "ids outside 0..3"),
         (lambda: model(lambda x: uniform(x, 0.0)), "ignores_time=True"),
-        (lambda: ts.Tilt(ones, ramp=0.5), "ramp must be a function of t"),
-        (lambda: ts.Steering(model(), ts.Tilt(lambda x: [0.0] * len(x))), "must return a tensor.*got list"),
+        (lambda: ts.Tilt(ones, ramp=untyped(0.5)), "ramp must be a function of t"),
+        (lambda: ts.Steering(model(), ts.Tilt(untyped(lambda x: [0.0] * len(x)))), "must return a tensor.*got list"),
         (
             lambda: ts.Steering(
                 model(), ts.Tilt(ones, ramp=ts.ramps.constant, estimator=ts.Value(lambda x, t: ones(x)[:, None]))
@@ -128,7 +129,7 @@ def test_the_right_thing_works() -> None:
         (lambda: model(ts.from_logits(Reusing(), MASK)), "into the same memory.*clone"),
         (lambda: model(Reusing()), "into the same memory.*clone"),
         (lambda: ts.padded([], 0), "one or more templates"),
-        (lambda: ts.padded([[1, 2]], 0), "each a tensor of ids"),
+        (lambda: ts.padded(untyped([[1, 2]]), 0), "each a tensor of ids"),
         (
             lambda: ts.Steering(model(), ts.Tilt(lambda x: ones(x) + x.zero_().sum(-1))),
             "reward writes to the sequences",
@@ -153,11 +154,11 @@ def test_refused_with_the_mend(broken, says: str) -> None:
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
-        (lambda: ts.smc(model(), 4), r"smc runs a Steering, got Diffusion.*Steering\(model, tilt\)"),
-        (lambda: ts.Steering(model(), ones), r"must be a Tilt, got function.*Tilt\(reward\)"),
-        (lambda: ts.Steering(model(), None, ones), "the proposal must be an object.*FromModel"),
-        (lambda: ts.Tilt(3), "reward must be a function"),
-        (lambda: ts.smc(ts.Steering(model()), 4, generator=0), r"torch.Generator\(\).manual_seed"),
+        (lambda: ts.smc(untyped(model()), 4), r"smc runs a Steering, got Diffusion.*Steering\(model, tilt\)"),
+        (lambda: ts.Steering(model(), untyped(ones)), r"must be a Tilt, got function.*Tilt\(reward\)"),
+        (lambda: ts.Steering(model(), None, untyped(ones)), "the proposal must be an object.*FromModel"),
+        (lambda: ts.Tilt(untyped(3)), "reward must be a function"),
+        (lambda: ts.smc(ts.Steering(model()), 4, generator=untyped(0)), r"torch.Generator\(\).manual_seed"),
         (lambda: model(steps=5), r"uniform_steps\(n\)"),
     ],
 )
@@ -217,7 +218,7 @@ def test_a_network_that_trains_is_noticed() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(ts.from_logits(net.eval(), MASK, ignores_time=True))
-        net.train()[1].p = 0.0
+        untyped(net.train())[1].p = 0.0
         model(ts.from_logits(net, MASK, ignores_time=True))
 
 

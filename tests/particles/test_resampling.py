@@ -150,4 +150,4 @@ def test_bad_settings_are_refused(broken) -> None:
 
 def test_groups_must_divide() -> None:
     with pytest.raises(ValueError, match="groups of 3"):
-        ts.resampling.nested(ts.resampling.systematic, 3)(torch.zeros(1, 8))
+        ts.resampling.nested(ts.resampling.systematic, 3)(torch.zeros(1, 8), None)

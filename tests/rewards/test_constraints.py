@@ -12,6 +12,7 @@ import torch
 from checks import POWERS, Largest, answer, trial
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from narrow import some, untyped
 from torch.utils.flop_counter import FlopCounterMode
 from toys import Toy, multilinear
 
@@ -372,7 +373,7 @@ class MaskedOnly(ts.FromModel):
     """The model's own moves, which say nothing of open sites, as those of proposals that bend laws may."""
 
     def __call__(self, x, evaluation, step, model, twist):
-        q = super().__call__(x, evaluation, step, model, twist)
+        q = untyped(super().__call__(x, evaluation, step, model, twist))
         return replace(q, log_x0=replace(q.log_x0, index=torch.where(q.masked, q.log_x0.index, -1)))
 
 
@@ -513,8 +514,9 @@ def test_chances_are_asked_only_where_weights_are_looked_at():
     asked = []
     model, automaton = factorised(6, "mdm", steps=6), EXAMPLES["avoids"](4)
     steering = constrain(model, automaton)
-    lookahead = steering.twist.log_lookahead
-    twist = replace(steering.twist, log_lookahead=lambda tilt, look: asked.append(look.t) or lookahead(tilt, look))
+    constrained = some(steering.twist)
+    lookahead = some(constrained.log_lookahead)
+    twist = replace(constrained, log_lookahead=lambda tilt, look: asked.append(look.t) or lookahead(tilt, look))
     steering = replace(steering, twist=twist)
     asked.clear()
     result = ts.smc(steering, 4, 3, when=ts.triggers.every(3), generator=torch.Generator().manual_seed(0))

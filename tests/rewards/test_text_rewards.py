@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from checks import answer, trial
+from narrow import untyped
 from torch.nn.functional import one_hot
 
 import tokensteer as ts
@@ -209,7 +210,7 @@ def test_products_of_values():
 
 
 def test_classifier_sees_what_it_was_trained_on(folder, tokenizer):
-    reward = classifier(folder, "great", tokenizer)
+    reward = untyped(classifier(folder, "great", tokenizer))
     assert reward.differentiable
     network = hf.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     texts = ["good movie", "the bad movie ."]
@@ -354,7 +355,7 @@ def test_labels_that_do_not_exclude_each_other(tokenizer):
 
 
 def test_a_mask_that_the_classifier_has_no_row_for(tokenizer):
-    reward = classifier(bert(), "fine", tokenizer, own=tokenizer, vocab_size=V + 1)
+    reward = untyped(classifier(bert(), "fine", tokenizer, own=tokenizer, vocab_size=V + 1))
     assert len(reward.embedding) == V + 1
     assert_reward(reward, V + 1, 4, mask_id=V, differentiable=True)
 

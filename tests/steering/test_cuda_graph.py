@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from narrow import some, untyped
 from torch import Tensor, nn
 
 import tokensteer as ts
@@ -159,7 +160,7 @@ def test_what_goes_wrong_is_said_after_the_replay() -> None:
     plain = method()
     again = ts.captured(plain, 8)
     again(generator=seeded(1))
-    plain.steering.twist.reward.head.bias.data.fill_(math.nan)
+    untyped(plain.steering.twist).reward.head.bias.data.fill_(math.nan)
     with pytest.raises(FloatingPointError, match="Culprit: the reward"):
         again(generator=seeded(1))
 
@@ -178,7 +179,7 @@ def test_a_run_that_makes_the_host_look_is_not_recorded(name: str) -> None:
     kernel = {"maskgit": ts.MaskGIT(MASK), "clocks": ts.TimedFirstHitting(MASK)}.get(name, ts.Ancestral(MASK))
     plain = method(kernel=kernel, steps=ts.uniform_steps(LENGTH - 1), sharing=name == "sharing")
     path = plain.steering
-    looking = replace(plain, steering=replace(path, twist=replace(path.twist, **LOOKING.get(name, {}))))
+    looking = replace(plain, steering=replace(path, twist=replace(some(path.twist), **LOOKING.get(name, {}))))
     with pytest.raises(ValueError, match="sharing=False" if name == "sharing" else "reads the device on the host"):
         ts.captured(looking, 8)
     assert looking(8, generator=seeded(1)).log_w.isfinite().all()  # and nothing is broken by the attempt
@@ -206,7 +207,7 @@ def test_sharing_is_the_same_law_there() -> None:
     runs = []
     for sharing in (True, False):
         plain = method(sharing=sharing)
-        path = ts.Steering(plain.steering.model, replace(plain.steering.twist, estimator=ts.Sampled(seed=0)))
+        path = ts.Steering(plain.steering.model, replace(some(plain.steering.twist), estimator=ts.Sampled(seed=0)))
         runs.append(ts.smc(path, 8, 4, generator=seeded(3)))
     assert torch.equal(runs[0].samples, runs[1].samples)
     assert torch.allclose(runs[0].log_w, runs[1].log_w, atol=1e-5)

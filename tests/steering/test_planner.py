@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from checks import answer
+from narrow import untyped
 from toys import Toy
 
 import tokensteer as ts
@@ -125,6 +126,6 @@ def test_what_cannot_be_planned_is_said():
         ts.plan(steering(), BUDGET, share=1.5)
     with pytest.raises(ValueError, match="at least one number of particles"):
         ts.plan(steering(), BUDGET, particles=())
-    many = replace(steering().model, template=torch.full((2, TOY.length), TOY.mask_id))
+    many = replace(untyped(steering().model), template=torch.full((2, TOY.length), TOY.mask_id))
     with pytest.raises(ValueError, match="one template"):
         ts.plan(replace(steering(), model=many), BUDGET)

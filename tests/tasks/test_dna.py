@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from narrow import some, untyped
 from torch import nn
 
 import tokensteer as ts
@@ -361,7 +362,7 @@ def test_fasta_holds_all_particles_with_their_weights(tmp_path: Path):
         b, n = (int(number) for number in re.findall(r"\d+", name))
         assert torch.equal(row, found.samples[b, n])
         assert float(weight.removeprefix("weight=")) == pytest.approx(float(found.weights[b, n]), rel=1e-5)
-        assert float(reward.removeprefix("reward=")) == pytest.approx(float(found.reward[b, n]), rel=1e-5)
+        assert float(reward.removeprefix("reward=")) == pytest.approx(float(some(found.reward)[b, n]), rel=1e-5)
         weights[b].append(float(found.weights[b, n]))
     assert all(w == sorted(w, reverse=True) for w in weights.values())
     (tmp_path / "y.fasta").write_text(">a\nacg\nTTT\n\n>b\nGGGGGG\n")
@@ -415,7 +416,7 @@ def test_split_gibbs_keeps_its_joint_law():
     plain = law.outer(law).flatten()  # the reward must be felt at all
     assert float(((seen - plain) / (plain * (1 - plain) / count).sqrt()).abs().max()) > 10
     assert found.rows == {"denoiser": found.rows["denoiser"], "reward": 12 * 9 * count + count}
-    assert torch.equal(found.reward[:, 0], reward[found.samples[:, 0, 0], found.samples[:, 0, 1]])
+    assert torch.equal(some(found.reward)[:, 0], reward[found.samples[:, 0, 0], found.samples[:, 0, 1]])
 
 
 def test_split_gibbs_keeps_what_is_fixed_and_says_what_it_needs():
@@ -636,7 +637,7 @@ def test_wrong_goals_list_the_cell_types(weights: Path, tmp_path: Path, capsys):
 def test_a_student_draws_with_what_it_is_weighed_by(weights: Path):
     file = weights / "dna-denoiser.safetensors"
     net, known = dna_taught.without_dropout(file, "cpu").train(), load(file)
-    assert known.config.dropout > 0
+    assert untyped(known.config).dropout > 0
     torch.testing.assert_close(net(letters(2)), known(letters(2)))
     assert all(parameter.requires_grad for parameter in net.parameters())
 

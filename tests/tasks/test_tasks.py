@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from narrow import some
 
 import tokensteer as ts
 from tokensteer.app.cli import main
@@ -176,7 +177,7 @@ def test_a_task_can_be_run_and_looked_at(name: str, tmp_path: Path):
     result = ts.smc_grad(task.model, task.tilt)(4, 3, generator=seeded())
     found = task.metrics(result)
     assert all(math.isfinite(value.mean) for value in found.values()), found
-    task.picture(result.sample()[:, 0], tmp_path / "x.png")
+    some(task.picture)(result.sample()[:, 0], tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     if task.judge is not None:
         marks = task.judge(result.samples.flatten(0, 1))

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from narrow import some, untyped
 
 import tokensteer as ts
 from tokensteer import tensorfile as stored
@@ -192,7 +193,7 @@ def test_data_that_is_not_there_or_wrong_says_so(tmp_path, monkeypatch, capsys):
 
 def test_the_head_at_masked_sites_alone_gives_the_same_loss():
     torch.manual_seed(0)
-    net = build(TransformerConfig(30, 8, width=16, depth=2, tied=True)).double()
+    net = untyped(build(TransformerConfig(30, 8, width=16, depth=2, tied=True)).double())
     torch.nn.init.normal_(net.blocks[0].down.weight)
     ids = torch.randint(1, 30, (12, 8), generator=seeded())
     found = []
@@ -212,7 +213,7 @@ def test_tied_weights_are_stored_once_and_frozen_ones_elsewhere(tmp_path):
     assert whole.stat().st_size - part.stat().st_size > 40 * 16 * 4
     assert whole.stat().st_size < part.stat().st_size + 1.5 * 40 * 16 * 4
     x = torch.randint(0, 40, (3, 8), generator=seeded())
-    again = load(part, rest=whole)
+    again = untyped(load(part, rest=whole))
     torch.testing.assert_close(again(x), net(x))
     assert again.head.weight is again.tokens.weight
     with pytest.raises(ValueError, match="train it again"):
@@ -221,7 +222,7 @@ def test_tied_weights_are_stored_once_and_frozen_ones_elsewhere(tmp_path):
 
 @pytest.mark.parametrize("config", [AttentiveConfig(30, 8, 2, 8, 12, 1, 2), NgramConfig(30, 2, 8, (1, 3), 6)])
 def test_readers_take_ids_one_hots_and_embeddings(config, tmp_path):
-    net = build(config).double()
+    net = untyped(build(config).double())
     x = torch.randint(0, 30, (5, 8), generator=seeded())
     one_hots = torch.nn.functional.one_hot(x, 30).double()
     torch.testing.assert_close(net(x), net(one_hots))
@@ -323,7 +324,7 @@ def test_a_run_writes_its_texts(weights, tmp_path, capsys):
         assert 0 < line["judge"] < 1
     for b in range(30):
         assert sum(line["weight"] for line in lines if line["population"] == b) == pytest.approx(1)
-    assert [line["reward"] for line in lines] == pytest.approx(result.reward.flatten().tolist(), abs=1e-6)
+    assert [line["reward"] for line in lines] == pytest.approx(some(result.reward).flatten().tolist(), abs=1e-6)
     assert [line["log_w"] for line in lines] == pytest.approx(result.log_w.flatten().tolist(), abs=1e-6)
 
 
@@ -502,8 +503,8 @@ def test_a_proposal_is_learned_and_used(recipe, weights, tmp_path):
     assert {"smc-base N=1", "smc-amot N=1", "prop-amot N=1"} <= card["quality"].keys()
     assert "weighted samples" in card["quality of"]  # tokensteer compare has prop-amot without its weights
     assert "tokens.weight" not in stored.read(out / "text-proposal-1.safetensors")[0]
-    learned = load(out / "text-proposal-1.safetensors", rest=out / "text-denoiser.safetensors")
-    denoiser = load(out / "text-denoiser.safetensors")
+    learned = untyped(load(out / "text-proposal-1.safetensors", rest=out / "text-denoiser.safetensors"))
+    denoiser = untyped(load(out / "text-denoiser.safetensors"))
     assert torch.equal(learned.tokens.weight, denoiser.tokens.weight)
     assert not torch.equal(learned.blocks[0].qkv.weight, denoiser.blocks[0].qkv.weight)
     twisted = texts_train.proposal(recipe, None, out, {}).train(Training(tmp_path / "twisted"), twist=True)
@@ -608,7 +609,8 @@ def test_a_reward_in_the_vocabulary_that_pieces_came_from(weights):
     """It says the same of the same words, by ids, one-hots and embeddings, and steers with its gradient."""
     vocabulary = WordPiece.read(weights / "text-vocab.txt")
     torch.manual_seed(0)
-    theirs = texts.Opinion(build(NgramConfig(len(FULL), 2, 8, (1, 3), 8)).requires_grad_(False), 1)
+    reader = build(NgramConfig(len(FULL), 2, 8, (1, 3), 8)).requires_grad_(False)
+    theirs = untyped(texts.Opinion(untyped(reader), 1))
     ours = renumbered(theirs, vocabulary.origin)
     said = FULL.encode("the film was great and it is superb. this story is a lovely movie, and the plot was moving")[
         :LENGTH
@@ -621,11 +623,11 @@ def test_a_reward_in_the_vocabulary_that_pieces_came_from(weights):
     task = texts.task(text.RECIPE, Setup(4, weights=weights))
     tilt = replace(task.tilt, reward=ours)
     assert takes_embeddings(task.model, tilt)
-    assert ts.smc_grad(task.model, tilt)(2, 15, generator=seeded()).reward.isfinite().all()
+    assert some(ts.smc_grad(task.model, tilt)(2, 15, generator=seeded()).reward).isfinite().all()
     with pytest.raises(ValueError, match="each token needs an id"):
         renumbered(theirs, [0, 10**6])
     with pytest.raises(ValueError, match="own vocabulary"):
-        renumbered(of_text(lambda said: [0.0 for _ in said], lambda x: ["" for _ in x]), vocabulary.origin)
+        renumbered(untyped(of_text(lambda said: [0.0 for _ in said], lambda x: ["" for _ in x])), vocabulary.origin)
 
 
 def test_some_networks_are_trained_again(recipe, weights, tmp_path):

@@ -9,15 +9,17 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
 from checks import answer, trial
+from learned_toys import B, Table, denoiser_of, place, small
+from narrow import some
 from torch import Tensor, nn
-from toys import Toy, case
+from toys import Toy, case, seeded
 
 import tokensteer as ts
+from tokensteer.core.models.denoiser import Time
 from tokensteer.rewards import constrain, contains
 from tokensteer.testing import Enumeration, enumerate_steering
 from tokensteer.train import (
@@ -39,15 +41,7 @@ from tokensteer.train.paths import Late
 
 torch.set_num_threads(1)
 
-A, B = Toy("A"), Toy("B")
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def place(x: Tensor, vocab_size: int) -> Tensor:
-    return (x * vocab_size ** torch.arange(x.shape[-1] - 1, -1, -1)).sum(-1)
+A = Toy("A")
 
 
 # ---- objectives
@@ -137,8 +131,8 @@ def test_balance_is_zero_at_the_global_optimum_alone(decay: float, ends: float) 
     for name in PROPOSALS:
         moves, exact = known(name)
 
-        def value(x: Tensor, t: float, exact: Enumeration = exact) -> Tensor:
-            return exact.log_value[round(3 - 3 * t)][place(x, 3)].clone().requires_grad_()
+        def value(x: Tensor, t: Time, exact: Enumeration = exact) -> Tensor:
+            return exact.log_value[round(3 - 3 * float(t))][place(x, 3)].clone().requires_grad_()
 
         loss = float(Balance(decay, ends).backward(Batch(moves, value, range(3)), 1.0))
         assert (loss < 1e-20) == (name == "globally_optimal"), (name, loss)
@@ -166,8 +160,8 @@ def test_balance_by_hand(decay: float, ends: float) -> None:
         inner = sum(share[pair] * loss[pair] for pair in loss) / sum(share.values())
         expected = (1 - ends) * inner + ends * (loss[0, 3] + loss[1, 3] + loss[2, 3]) / 3
 
-    def value(x: Tensor, t: float) -> Tensor:
-        return level[round(3 - 3 * t)].expand(len(x)).clone().requires_grad_()
+    def value(x: Tensor, t: Time) -> Tensor:
+        return level[round(3 - 3 * float(t))].expand(len(x)).clone().requires_grad_()
 
     found = float(Balance(decay, ends).backward(Batch(moves, value, range(3)), 1.0))
     assert found == pytest.approx(expected, rel=1e-9)
@@ -180,11 +174,11 @@ def test_returns_learn_the_value_of_the_best_proposal() -> None:
         paths = moves.paths
         moves = replace(moves, paths=replace(paths, log_ratio=(paths.log_p - moves.log_q([0, 1, 2])).detach()))
 
-        def value(x: Tensor, t: float, exact: Enumeration = exact) -> Tensor:
-            return exact.log_value[round(3 - 3 * t)][place(x, 3)].clone().requires_grad_()
+        def value(x: Tensor, t: Time, exact: Enumeration = exact) -> Tensor:
+            return exact.log_value[round(3 - 3 * float(t))][place(x, 3)].clone().requires_grad_()
 
-        def lacking(x: Tensor, t: float, exact: Enumeration = exact) -> Tensor:
-            k, here = round(3 - 3 * t), place(x, 3)
+        def lacking(x: Tensor, t: Time, exact: Enumeration = exact) -> Tensor:
+            k, here = round(3 - 3 * float(t)), place(x, 3)
             return (exact.log_value[k] - exact.log_twist[k])[here].requires_grad_()
 
         for objective, learned in ((Returns(), value), (Returns(twists=True), lacking)):
@@ -279,22 +273,6 @@ def test_gradients_do_not_depend_on_how_many_rows_go_at_once() -> None:
 # ---- training
 
 
-class Table(nn.Module):
-    """Logits for each state, of all tokens at all sites."""
-
-    def __init__(self, vocab_size: int, length: int) -> None:
-        super().__init__()
-        self.vocab_size, self.length = vocab_size, length
-        shape = vocab_size**length, length, vocab_size
-        self.logits = nn.Parameter(0.1 * torch.randn(shape, generator=seeded(), dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.logits[place(x, self.vocab_size)]
-
-    def denoiser(self) -> ts.Denoiser:
-        return ts.from_logits(self, self.vocab_size - 1, ignores_time=True)
-
-
 class StateValue(nn.Module):
     """A number for each state; the state tells the time where one site opens in each step."""
 
@@ -314,10 +292,10 @@ def one_site() -> ts.Diffusion:
     return replace(model, kernel=kernel, steps=ts.uniform_steps(B.length))
 
 
-def learn(objective=None, baseline: nn.Module | None = None, rounds: int = 300, **options):
+def learn(objective=None, baseline: nn.Module | None = None, rounds: int = 120, **options):
     steering = ts.Steering(one_site(), B.tilt("mdm", ramp=ts.ramps.linear))
     net = Table(4, B.length)
-    settings = {"paths": 128, "on_policy": 0.5, "rate": 0.2, "baseline_rate": 1.0, "average": 0.9, "clip": 100.0}
+    settings = {"paths": 128, "on_policy": 0.5, "rate": 0.4, "baseline_rate": 1.0, "average": 0.9, "clip": 100.0}
     learned = fit_proposal(
         steering,
         net,
@@ -343,7 +321,7 @@ def gap_to_local_optimum(steering: ts.Steering, denoiser: ts.Denoiser) -> float:
 
 def test_a_baseline_of_the_state_lets_the_loss_reach_zero() -> None:
     steering, learned = learn()
-    assert learned.history[-1].loss < 1e-4
+    assert learned.history[-1].loss < 1e-3
     assert gap_to_local_optimum(steering, learned.denoiser) < 0.01
 
 
@@ -352,7 +330,7 @@ def test_a_baseline_of_the_time_does_not(kind: str) -> None:
     """F(t) must stand for log E[exp(psi_s) | x_t] - psi_t, which differs from state to state: what is left is the
     variance of that, and q gives up its optimum to make it smaller."""
     baseline = PerStep(one_site().steps) if kind == "scalars" else OfTime(32)
-    steering, learned = learn(baseline=baseline)
+    steering, learned = learn(baseline=baseline, rounds=60)
     exact = enumerate_steering(steering)
     floor = 0.0
     for k, moves in enumerate(exact.moves):
@@ -364,8 +342,8 @@ def test_a_baseline_of_the_time_does_not(kind: str) -> None:
         )
         floor = max(floor, float(lookahead[exact.log_law[k] > -5].std()) if k else 0.0)
     assert floor > 0.1  # what F(t) cannot say
-    assert learned.history[-1].loss > 1e-3
-    assert gap_to_local_optimum(steering, learned.denoiser) > 0.02
+    assert learned.history[-1].loss > 0.1
+    assert gap_to_local_optimum(steering, learned.denoiser) > 0.1
 
 
 @pytest.mark.parametrize(
@@ -375,7 +353,7 @@ def test_a_baseline_of_the_time_does_not(kind: str) -> None:
 )
 def test_a_learned_twist_and_proposal_have_equal_weights(objective: Balance) -> None:
     steering, learned = learn(objective)
-    tilt = ts.LearnedTwist(learned.baseline).on(steering.twist)
+    tilt = ts.LearnedTwist(learned.baseline).on(some(steering.twist))
     method = ts.smc_amot(steering.model, tilt, learned.denoiser)
     result = method(64, 50, generator=seeded(2))
     exact = enumerate_steering(steering)
@@ -390,7 +368,7 @@ def test_a_learned_twist_and_proposal_have_equal_weights(objective: Balance) -> 
 )
 def test_whole_paths_find_the_same_proposal(objective) -> None:
     steering, learned = learn(objective)
-    result = ts.prop_amot(steering.model, steering.twist, learned.denoiser)(64, 20, generator=seeded(2))
+    result = ts.prop_amot(steering.model, some(steering.twist), learned.denoiser)(64, 20, generator=seeded(2))
     assert float(result.ess[-1].min() / 64) > 0.99
     log_z = enumerate_steering(steering).log_z
     assert float((result.log_z - log_z).abs().max()) < 0.02
@@ -411,7 +389,7 @@ def test_a_bad_proposal_and_twist_stay_unbiased(sampler: str) -> None:
     twist = ts.LearnedTwist(lambda x, t: learned.baseline(x, t).clamp(-1, 1))
     for tilt in (twist.on(ts.Tilt(B.reward, 2.0)), twist.beside(ts.Tilt(B.reward, 2.0))):
         steering = ts.Steering(B.model(sampler), tilt, ts.Amortised(learned.denoiser))
-        outcome = trial(steering, answer(steering.model, steering.twist), populations=8192)
+        outcome = trial(steering, answer(steering.model, steering.twist))
         assert outcome.unbiased, str(outcome)
 
 
@@ -421,7 +399,7 @@ def test_what_was_learned_goes_beside_the_estimate() -> None:
     exact = enumerate_steering(ts.Steering(model, tilt))
 
     def lacking(x: Tensor, t: float) -> Tensor:
-        k = round(3 - 3 * t)
+        k = round(3 - 3 * float(t))
         return (exact.log_value[k] - exact.log_twist[k])[place(x, 3)]
 
     both = enumerate_steering(ts.Steering(model, ts.LearnedTwist(lacking).beside(tilt)))
@@ -441,23 +419,6 @@ def test_what_was_learned_goes_beside_the_estimate() -> None:
 
 
 # ---- plans, checkpoints, refusals
-
-
-def small(checkpoint=None, rounds: int = 6, watch=None, num_steps: int | None = None, **options):
-    torch.manual_seed(3)
-    model = B.model("mdm")
-    model = model if num_steps is None else replace(model, steps=ts.uniform_steps(num_steps))
-    steering = ts.Steering(model, ts.Tilt(B.reward, B.kl, draws=2))
-    settings = {"paths": 8, "updates": 2, "on_policy": 0.75, "replay": 2, "times": 2, "save_every": 1, "anneal": 0.5}
-    return fit_proposal(
-        steering,
-        Table(4, B.length),
-        lambda net: ts.from_logits(net, B.mask_id, ignores_time=True),
-        plan=ProposalPlan(rounds, **(settings | options), report_every=4),
-        generator=seeded(1),
-        checkpoint=checkpoint,
-        watch=watch,
-    )
 
 
 class KilledError(Exception):
@@ -508,7 +469,7 @@ def test_which_steps_are_looked_at() -> None:
         "both": {"last": 5, "times": 2},
     }.items():
         student = ProposalTrainee(
-            steering, net, OfTime(), lambda net: net.denoiser(), ProposalPlan(1, **options), StepVariance(), generator
+            steering, net, OfTime(), denoiser_of, ProposalPlan(1, **options), StepVariance(), generator
         )
         asked[name] = [student._steps(10) for _ in range(50)]
     assert asked["all"][0] == list(range(10))
@@ -544,7 +505,7 @@ def test_prompts_of_many_populations() -> None:
     assert (paths.x[:, 4:, 2] == 1).all()
     for objective in (StepVariance(), Balance(), PathVariance()):
         learned = fit_proposal(
-            steering, Table(4, 3), lambda net: net.denoiser(), plan=ProposalPlan(3, paths=8), generator=seeded(),
+            steering, Table(4, 3), denoiser_of, plan=ProposalPlan(3, paths=8), generator=seeded(),
             objective=objective,
         )  # fmt: skip
         assert math.isfinite(learned.history[-1].loss)
@@ -553,13 +514,11 @@ def test_prompts_of_many_populations() -> None:
 def test_refused() -> None:
     net = Table(4, B.length)
     with pytest.raises(ValueError, match="give it a Tilt"):
-        fit_proposal(
-            ts.Steering(B.model("mdm")), net, lambda net: net.denoiser(), plan=ProposalPlan(1), generator=seeded()
-        )
+        fit_proposal(ts.Steering(B.model("mdm")), net, denoiser_of, plan=ProposalPlan(1), generator=seeded())
     hard = ts.Tilt(lambda x: torch.where(x[:, 0] == 0, 0.0, -math.inf), 1.0)
     with pytest.raises(ValueError, match="finite everywhere"):
         fit_proposal(
-            ts.Steering(B.model("mdm"), hard), net, lambda net: net.denoiser(), plan=ProposalPlan(1),
+            ts.Steering(B.model("mdm"), hard), net, denoiser_of, plan=ProposalPlan(1),
             generator=seeded(),
         )  # fmt: skip
     with pytest.raises(ValueError, match="at least 1"):
@@ -576,10 +535,10 @@ KILLED = """
 import sys
 from pathlib import Path
 
-import test_learned
+import learned_toys
 import torch
 
-learned = test_learned.small(Path(sys.argv[1]), rounds=40, replay=2)
+learned = learned_toys.small(Path(sys.argv[1]), rounds=40, replay=2)
 torch.save(learned.net.state_dict(), sys.argv[1] + ".end")
 """
 
@@ -587,8 +546,7 @@ torch.save(learned.net.state_dict(), sys.argv[1] + ".end")
 @pytest.mark.slow
 def test_kill_9_at_any_moment(tmp_path) -> None:
     """A process that is killed while it trains or writes leaves a checkpoint that the next goes on from."""
-    tests = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), *sys.path])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     checkpoint, script = tmp_path / "run.safetensors", tmp_path / "killed.py"
     script.write_text(KILLED)
     kills = 0

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_learned import Table, small
+from learned_toys import Table, denoiser_of, small
+from narrow import some, untyped
 from torch import nn
 from toys import Toy
 
@@ -36,7 +37,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def test_learning_is_adamw_with_a_rate_for_each_part_and_an_average() -> None:
-    net = nn.ModuleDict({"slow": nn.Linear(1, 1, bias=False), "fast": nn.Linear(1, 1, bias=False)}).double()
+    net: Any = nn.ModuleDict({"slow": nn.Linear(1, 1, bias=False), "fast": nn.Linear(1, 1, bias=False)}).double()
     for part in net.values():
         nn.init.constant_(part.weight, 2.0)
     plan = Plan(2, weight_decay=0.1, clip=100.0, average=0.75)
@@ -52,7 +53,7 @@ def test_learning_is_adamw_with_a_rate_for_each_part_and_an_average() -> None:
         assert seen[0][name] == pytest.approx(first, abs=1e-7)
         assert seen[1][name] == pytest.approx(first * (1 - 0.1 * rate) - rate, abs=1e-7)
         mean = 2 / 11 * seen[0][name] + 9 / 11 * seen[1][name]  # the average keeps little of itself at first
-        assert float(learning.average.module[name].weight.detach()) == pytest.approx(mean, abs=1e-9)
+        assert float(untyped(learning.average).module[name].weight.detach()) == pytest.approx(mean, abs=1e-9)
 
 
 @dataclass
@@ -72,9 +73,7 @@ class Notes:
 def student(objective: Any, **options: Any) -> ProposalTrainee:
     steering = ts.Steering(B.model("mdm"), ts.Tilt(B.reward, B.kl, draws=2))
     plan = ProposalPlan(4, paths=8, **options)
-    return ProposalTrainee(
-        steering, Table(4, B.length), OfTime(), lambda net: net.denoiser(), plan, objective, seeded()
-    )
+    return ProposalTrainee(steering, Table(4, B.length), OfTime(), denoiser_of, plan, objective, seeded())
 
 
 def spent(learner: ProposalTrainee) -> int:
@@ -102,7 +101,7 @@ def test_a_round_by_hand() -> None:
     assert any(torch.equal(again.x, lesson.moves.paths.x) for lesson, _ in first)  # one of those remembered
     assert sum(share for _, share in notes.seen) == pytest.approx(1.0)
     assert not torch.equal(own.x, first[0][0].moves.paths.x)
-    torch.testing.assert_close(own.log_twist, learner.newest.log_twist)  # all of the reward, at the end
+    torch.testing.assert_close(own.log_twist, some(learner.newest).log_twist)  # all of the reward, at the end
     assert len(other) == 2
     assert len(learner.memory) == 2
 
@@ -112,7 +111,7 @@ def test_a_report_is_that_of_the_newest_paths() -> None:
     learner.round(0.0, lambda: None)
     said, paths = learner.report(1, 0.25, 3.0), learner.newest
     assert paths is not None
-    log_q = Transitions(learner.own.model, learner.denoiser, paths).log_q(range(paths.num_steps)).sum(0).detach()
+    log_q = Transitions(learner.own.model, learner.denoiser, paths).log_q(list(range(paths.num_steps))).sum(0).detach()
     log_p, reward = paths.log_p.sum(0), paths.log_twist[-1]
     w = (reward + log_p - log_q).double().exp()
     assert said.divergence == pytest.approx(float((log_q - log_p).mean()), abs=1e-5)
@@ -137,7 +136,7 @@ def test_regularisers_pull_as_they_should(objective) -> None:
     moves = Transitions(steering.model, net.denoiser(), paths)
     steps = list(range(paths.num_steps))
     held = Batch(moves, OfTime(), steps, entropy=0.3, kl=2.0).penalty(steps, moves.measures(steps))
-    (exact,) = torch.autograd.grad(0.5 * held / len(steps), net.logits)
+    (exact,) = torch.autograd.grad(torch.as_tensor(0.5 * held / len(steps)), net.logits)
     assert exact.abs().max() > 1e-3
     torch.testing.assert_close(pull(0.3, 2.0) - pull(0.0, 0.0), exact, rtol=1e-5, atol=1e-9)
 
@@ -159,7 +158,7 @@ def test_what_would_go_wrong_unseen_is_refused(tmp_path) -> None:
             ProposalPlan(1, **wrong)
     for wrong in ({"rate": -1.0}, {"clip": 0.0}, {"kl": -0.1}, {"entropy": float("nan")}):
         with pytest.raises(ValueError, match=r"positive and finite|not negative|lie in"):
-            ProposalPlan(1, **wrong)
+            ProposalPlan(1, **untyped(wrong))
     with pytest.raises(ValueError, match="average must lie in \\[0, 1\\)"):
         ProposalPlan(1, average=1.5)
     with pytest.raises(ValueError, match="leave out times and last"):
@@ -170,7 +169,7 @@ def test_what_would_go_wrong_unseen_is_refused(tmp_path) -> None:
         fit_proposal(
             ts.Steering(own, ts.Tilt(B.reward, B.kl)),
             net,
-            lambda net: net.denoiser(),
+            denoiser_of,
             plan=ProposalPlan(1),
             generator=seeded(),
         )

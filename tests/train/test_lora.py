@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from checks import answer, trial
+from narrow import some, untyped
 from torch import Tensor, nn
 from toys import Toy
 
@@ -221,12 +223,12 @@ def test_without_peft_the_mend_is_named(monkeypatch) -> None:
 def test_an_adapted_head_is_called_and_not_read() -> None:
     """The weight of an adapted layer is that of the base: who reads it samples from another law than was learned."""
     net = network()
-    q = adapted(net, 2, ["head"])
+    q = untyped(adapted(net, 2, ["head"]))
     with pytest.raises(ValueError, match="from_logits"):
         ts.Amortised(ts.from_hidden(q.hidden, q.head, B.mask_id, ignores_time=True))
     with pytest.raises(ValueError, match="from_logits"):
         ts.OtherHead(q.head)
-    trunk = adapted(net, 2, ["qkv"])
+    trunk = untyped(adapted(net, 2, ["qkv"]))
     perturbed(trunk)
     steering = ts.Steering(model_of(logits_of(net)), TILT)
     laws = [
@@ -247,7 +249,7 @@ def test_an_adapter_is_tuned_through_the_sampler() -> None:
     )  # fmt: skip
     assert torch.equal(net(B.states), before)
     assert learned.history[-1].reward > learned.history[0].reward
-    assert learned.net.tokens.weight is net.tokens.weight
+    assert untyped(learned.net).tokens.weight is net.tokens.weight
 
 
 def test_tied_weights_are_written_once(tmp_path) -> None:
@@ -338,6 +340,10 @@ def test_one_pass_of_the_trunk_for_p_and_q() -> None:
     assert (results[1].samples == results[2].samples).double().mean() > 0.99
 
 
+def on(p: ts.Denoiser) -> Callable[[nn.Module], ts.Denoiser]:
+    return lambda head: untyped(head).on(p)
+
+
 @pytest.mark.parametrize("sampler", ["mdm", "lowconf"])
 def test_sampling_with_another_head_is_unbiased(sampler: str) -> None:
     net = network()
@@ -357,7 +363,7 @@ def test_a_head_learns_and_the_trunk_does_not() -> None:
     p, tilt = headed(net), TILT
     steering = ts.Steering(model_of(p), tilt)
     plan = ProposalPlan(60, paths=64, rate=0.05, average=0.9)
-    learned = fit_proposal(steering, NewHead(net.head, 16), lambda head: head.on(p), plan=plan, generator=seeded(1))
+    learned = fit_proposal(steering, NewHead(net.head, 16), on(p), plan=plan, generator=seeded(1))
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert all(value.grad is None for value in net.parameters())
 
@@ -365,7 +371,7 @@ def test_a_head_learns_and_the_trunk_does_not() -> None:
         result = ts.smc(ts.Steering(model_of(p), tilt, proposal), 64, 50, when=ts.triggers.never, generator=seeded(2))
         return float(result.ess[-1].mean())
 
-    assert last_ess(learned.net.proposal()) > 1.1 * last_ess(ts.FromModel())
+    assert last_ess(untyped(learned.net).proposal()) > 1.1 * last_ess(ts.FromModel())
 
 
 def test_a_head_with_words_that_are_never_said_can_learn() -> None:
@@ -374,10 +380,11 @@ def test_a_head_with_words_that_are_never_said_can_learn() -> None:
     net.head.bias.data[never] = -torch.inf
     p, plan = headed(net), ProposalPlan(5, paths=16, rate=0.05, average=0.9)
     steering = ts.Steering(model_of(p), TILT)
-    learned = fit_proposal(steering, NewHead(net.head, 8), lambda head: head.on(p), plan=plan, generator=seeded(1))
-    assert not torch.equal(learned.net.last.weight, net.head.weight)
-    assert torch.equal(learned.net.last.bias, net.head.bias)
-    result = ts.smc(replace(steering, proposal=learned.net.proposal()), 64, generator=seeded())
+    learned = fit_proposal(steering, NewHead(net.head, 8), on(p), plan=plan, generator=seeded(1))
+    head = untyped(learned.net)
+    assert not torch.equal(head.last.weight, net.head.weight)
+    assert torch.equal(head.last.bias, net.head.bias)
+    result = ts.smc(replace(steering, proposal=head.proposal()), 64, generator=seeded())
     assert result.log_z.isfinite().all()
     assert not (result.samples == never).any()
 
@@ -396,11 +403,11 @@ def test_heads_and_adapters_on_every_device(device: str) -> None:
     template = ts.template(B.length, B.mask_id).to(device)
     model = replace(B.model("mdm"), denoiser=p, template=template)  # both at once: one alone is elsewhere
     steering = ts.Steering(model, ts.Tilt(reward, 1.0))
-    learned = fit_proposal(steering, NewHead(net.head, 8), lambda head: head.on(p), plan=plan, generator=here)
-    result = ts.smc(replace(steering, proposal=learned.net.proposal()), 8, generator=here)
+    learned = fit_proposal(steering, NewHead(net.head, 8), on(p), plan=plan, generator=here)
+    result = ts.smc(replace(steering, proposal=untyped(learned.net).proposal()), 8, generator=here)
     assert result.log_z.isfinite().all()
     q = adapted(net, 2, generator=here)
-    result = ts.smc_amot(model, steering.twist, fit_proposal(
+    result = ts.smc_amot(model, some(steering.twist), fit_proposal(
         steering, q, logits_of, plan=plan, generator=here
     ).denoiser)(8, generator=here)  # fmt: skip
     assert result.log_z.isfinite().all()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from narrow import some, untyped
 from torch import nn
 
 from tokensteer import files
@@ -126,6 +127,7 @@ def test_a_kill_between_cards_is_no_end(tmp_path, monkeypatch) -> None:
     assert made == [9]  # three networks of three steps, once
 
 
+@pytest.mark.usefixtures("few_steps")
 @pytest.mark.parametrize("twist", [False, True])
 def test_proposals_that_were_killed_while_they_were_measured(tmp_path, monkeypatch, twist: bool) -> None:
     def teach(seed: int = 0) -> None:
@@ -204,13 +206,13 @@ def test_a_task_is_not_gone_on_with_from_another_seed_or_length(tmp_path, monkey
         ({"minutes": 1.0}, r"seconds was None and is now 45\.0"),
     ):
         with pytest.raises(ValueError, match=told) as refused:
-            pixels_train.train(RECIPE, Training(tmp_path, **other), TRIAL)
+            pixels_train.train(RECIPE, Training(tmp_path, **untyped(other)), TRIAL)
         assert "digits-denoiser.safetensors" in str(refused.value)
     assert weights_in(tmp_path) == before
 
 
 def test_what_is_taught_is_not_mixed_with_other_networks(tmp_path) -> None:
-    net = nets.load(SHIPPED / "digits-denoiser.safetensors")
+    net = untyped(nets.load(SHIPPED / "digits-denoiser.safetensors"))
     with torch.no_grad():
         net.head.bias += 1
     nets.save(net, tmp_path / "digits-denoiser.safetensors", torch.bfloat16)
@@ -261,8 +263,8 @@ def test_a_damaged_card_is_named(tmp_path) -> None:
         files.copy(file, tmp_path / file.name)
     for name, read in (
         ("digits-denoiser.json", lambda: digits.task(Setup(2, 4, weights=tmp_path))),
-        ("digits-proposal-4.json", lambda: digits.task(Setup(2, 4, weights=tmp_path)).learned()),
-        ("digits-value-4.json", lambda: digits.task(Setup(2, 4, weights=tmp_path)).learned()),
+        ("digits-proposal-4.json", lambda: some(digits.task(Setup(2, 4, weights=tmp_path)).learned)()),
+        ("digits-value-4.json", lambda: some(digits.task(Setup(2, 4, weights=tmp_path)).learned)()),
     ):
         whole = (tmp_path / name).read_bytes()
         for damaged in (whole[: len(whole) // 2], b"", b"[1]", b"\xff"):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from narrow import some
 
 import tokensteer as ts
 from tokensteer.app.cli import main
@@ -29,6 +30,7 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+@pytest.mark.usefixtures("few_steps")
 def test_digits_are_taught_and_found(tmp_path: Path) -> None:
     config = digits.RECIPE.proposal
     plan = replace(config.plan, rounds=2, paths=4, updates=1, times=2)
@@ -53,7 +55,8 @@ def test_digits_are_taught_and_found(tmp_path: Path) -> None:
         methods.learned(other)
 
 
-@pytest.mark.parametrize("beside", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.usefixtures("few_steps")
+@pytest.mark.parametrize("beside", [False, True])
 def test_a_finished_proposal_is_taught_its_twist(tmp_path: Path, beside: bool) -> None:
     config = replace(digits.RECIPE.proposal, value=replace(digits.RECIPE.proposal.value, beside=beside))
     assert config.twist is not None
@@ -68,7 +71,7 @@ def test_a_finished_proposal_is_taught_its_twist(tmp_path: Path, beside: bool) -
     task = digits.task(Setup(4, 4, weights=tmp_path))
     assert "smc-learned" in methods.usual(task, task.tilt)
     trained = methods.learned(task)
-    both = methods.recipe_of("smc-learned").trained(task).card  # what the two took together
+    both = some(methods.recipe_of("smc-learned").trained)(task).card  # what the two took together
     assert both["denoiser rows"] == trained.card["denoiser rows"] + card["denoiser rows"]
     assert both["history"] == card["history"]
     tilt = learned.with_twist(task.tilt, trained)

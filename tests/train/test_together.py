@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from learned_toys import B, Table, denoiser_of
 from safetensors.torch import load_file, save_file
-from test_learned import B, Table, seeded
+from toys import seeded
 
 import tokensteer as ts
 from tokensteer.train import ProposalPlan, fit_proposal
@@ -42,7 +43,7 @@ def train(together: Any, seed: int, checkpoint: Path | None = None, until: int |
     return fit_proposal(
         steering,
         Table(4, B.length),
-        lambda net: net.denoiser(),
+        denoiser_of,
         plan=ProposalPlan(**({"rounds": ROUNDS} | settings)),
         generator=seeded(1),
         checkpoint=checkpoint,

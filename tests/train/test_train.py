@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_uniform import uniform_denoiser
+from narrow import untyped
 from torch import Tensor
+from uniform_toys import uniform_denoiser
 
 import tokensteer as ts
 from tokensteer import tensorfile as stored
@@ -377,4 +378,4 @@ def test_domains_of_plans(bad):
             wrong(bad)
     for name in ("rows", "entropy", "kl"):
         with pytest.raises(ValueError, match=rf"Batch\.{name} must"):
-            train.Batch(None, None, (), **{name: bad})
+            train.Batch(untyped(None), untyped(None), (), **{name: bad})

@@ -6,11 +6,13 @@ import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from checks import answer, trial
-from test_gibbs import one_sweep
+from narrow import some, untyped
+from pinned_sweeps import one_sweep
 from toys import Toy
 
 import tokensteer as ts
@@ -109,7 +111,8 @@ def test_adapting_costs_no_unbiasedness(proposal: str, potential: str, share: fl
     "case", ["random", "remdm", "product", "enumerated", "first", "first product", "ess", "nested"]
 )
 def test_wherever_a_ramp_is(case: str) -> None:
-    model, tilt, proposal, options = B.model("mdm"), adaptive(), ts.FromModel(), {}
+    options: dict[str, Any] = {}
+    model, tilt, proposal = B.model("mdm"), adaptive(), ts.FromModel()
     match case:
         case "random":
             tilt = ts.Tilt(B.reward, 2.0, ts.Adaptive(0.8), draws=2)
@@ -156,17 +159,17 @@ def test_twins_of_different_populations_aim_with_their_own_ramps() -> None:
     x = B.states[[-1, -1]]
     evaluation = replace(steering.evaluate(x, 1.0, None), ramp=torch.tensor([0.0, 1.0], dtype=torch.float64))
     step = steering.steps[0]
-    q = steering.propose(x, evaluation, step)
-    p = steering.model.transition(x, evaluation.prediction, step, None)
-    assert abs(float(q.log_mass[0] - p.total()[0])) < 1e-12
-    assert abs(float(q.log_mass[1] - p.total()[1])) > 0.1
+    log_mass = some(steering.propose(x, evaluation, step).log_mass)
+    p = steering.model.transition(x, untyped(evaluation.prediction), step, None)
+    assert abs(float(log_mass[0] - p.total()[0])) < 1e-12
+    assert abs(float(log_mass[1] - p.total()[1])) > 0.1
 
 
 def test_a_constrained_ramp_is_frozen() -> None:
     automaton = rewards.contains([1], B.tokens + 1)
     ramp = ts.adapted_ramp(rewards.constrain(B.model("mdm"), automaton, adaptive()), 50, 4, generator=seeded())
     steering = rewards.constrain(B.model("mdm"), automaton, adaptive())
-    steering = replace(steering, twist=replace(steering.twist, ramp=ramp))
+    steering = replace(steering, twist=replace(some(steering.twist), ramp=ramp))
     outcome = trial(steering, answer(steering.model, steering.twist), 3, populations=6000)
     assert outcome.unbiased, str(outcome)
 
@@ -201,8 +204,8 @@ def test_tables_of_single_precision_stay_single_and_twists_are_double() -> None:
     for record in ts.sweep(steering, 8, 4, generator=seeded()):
         assert record.evaluation.log_twist.dtype == torch.float64
         if record.step is None or record.step.s > 0:
-            assert record.evaluation.prediction.laws().dtype == torch.float32
-            assert record.evaluation.gradient.laws().dtype == torch.float32
+            assert untyped(record.evaluation.prediction).laws().dtype == torch.float32
+            assert untyped(record.evaluation.gradient).laws().dtype == torch.float32
 
 
 def test_refused() -> None:
