@@ -18,7 +18,7 @@ from tokensteer.core.models.prediction import stored_prediction
 from tokensteer.core.numerics.capture import capturing
 from tokensteer.core.particles.path import Evaluation, Measure, Moved, Resources, Step
 from tokensteer.core.proposals.proposal import FromModel, Proposal
-from tokensteer.core.steering.estimates import EstimateCache
+from tokensteer.core.steering.estimate_cache import EstimateCache
 from tokensteer.core.steering.probe import probe
 from tokensteer.core.twists.estimators import NoisyState
 from tokensteer.core.twists.tilt import Tilt
