@@ -76,6 +76,7 @@ from tokensteer.core.proposals.amortised import Amortised as Amortised
 from tokensteer.core.proposals.amortised import OtherHead as OtherHead
 from tokensteer.core.proposals.enumerated import Enumerated as Enumerated
 from tokensteer.core.proposals.gradient import Gradient as Gradient
+from tokensteer.core.proposals.mixture import Mixture as Mixture
 from tokensteer.core.proposals.proposal import FromModel as FromModel
 from tokensteer.core.proposals.proposal import Guided as Guided
 from tokensteer.core.proposals.proposal import Optimal as Optimal

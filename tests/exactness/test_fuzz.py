@@ -267,7 +267,8 @@ def make_model(dice: Dice) -> Made:
         if combined == "guided" and correct:
             model = ts.guided(model, other, dice.pick("scale", 0.0001, 0.5, 1.0, 1.5, 3.0))
         else:
-            model = ts.Product((model, other), powers, convention, correct_remasking=correct)
+            ahead = dice.pick("look-ahead", True, False)
+            model = ts.Product((model, other), powers, convention, correct_remasking=correct, lookahead=ahead)
     support = laws[0] * laws[1] > 0 if combined != "Diffusion" else laws[0] > 0
     if not noisy:  # as ids, with the mask among them
         for site in range(length):
@@ -388,6 +389,8 @@ def make_steering(dice: Dice) -> tuple[ts.Steering, Made]:
             every=dice.pick("every", 1, 1, 2, 3),
             draws=dice.pick("gradient draws", None, *[1, 2, 2] * tilt.drawn),
         )
+    if chosen in ("FromModel", "Gradient", "Guided") and dice.often("mixture", 0.2):
+        return ts.Steering(model, tilt, ts.Mixture((ts.FromModel(), ts.Guided() if chosen == "Guided" else base))), made
     plain = {"Guided": ts.Guided(), "Optimal": ts.Optimal(), "Enumerated": ts.Enumerated(), "Gradient": base}
     if chosen == "constrain" and model.kernel.mask_id != ts.NO_MASK:
         made.rule = make_rule(dice, made)

@@ -172,6 +172,8 @@ class Toy:
         )
 
     def product(self, sampler: str, a: float, b: float, **options: Any) -> ts.Product:
+        """Without look-ahead, as the golden products are."""
+        options = {"lookahead": False, **options}
         return ts.Product((self.model(sampler), self.model(sampler, "p2")), (a, b), **options)
 
     @cached_property

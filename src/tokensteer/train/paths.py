@@ -84,6 +84,10 @@ class Late:
     needs_gradient: bool = field(default=False, init=False, repr=False)
 
     @property
+    def parts(self) -> tuple[Amortised]:
+        return (self.base,)
+
+    @property
     def meters(self) -> tuple[Meter, ...]:
         return self.base.meters
 

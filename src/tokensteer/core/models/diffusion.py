@@ -89,6 +89,15 @@ class Model(Protocol):
         """The token distribution of the target at masked sites, perhaps unnormalised."""
         ...
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the log-twist before the end has a term of the model's, `log_lookahead`."""
+        return False
+
+    def log_lookahead(self, prediction: Prediction) -> Tensor:
+        """The log of the mass that the model has yet to count, as far as the prediction tells, (P,)."""
+        return torch.zeros_like(prediction.x[:, 0], dtype=torch.float64)
+
     def step_with(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None) -> SiteMeasure:
         """The kernel with any token distribution, the template's sites pinned."""
         return self.base.step_with(x, log_x0, step, sites)
@@ -237,6 +246,13 @@ class Diffusion:
 
     def combined(self, prediction: Prediction) -> SiteDistributions:
         return prediction.laws()
+
+    @property
+    def looks_ahead(self) -> bool:
+        return False
+
+    def log_lookahead(self, prediction: Prediction) -> Tensor:
+        return torch.zeros_like(prediction.x[:, 0], dtype=torch.float64)
 
     def step_with(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None) -> SiteMeasure:
         return self.pin(self.kernel(x, log_x0, step, sites), len(x))

@@ -34,6 +34,9 @@ from tokensteer.core.particles.path import Sites, Step
 
 Convention = Callable[[Reveal, float, float], Reveal]
 
+LEAST = -30.0
+"""The least log c^l that a twist counts: a site without mass now may have some when others have opened."""
+
 
 def denoiser_powers(measure: Reveal, total: float, survival: float) -> Reveal:
     """Powers of the denoiser, the schedule to the power one: the default, and the best if powers do not sum to one."""
@@ -73,12 +76,16 @@ class Product(Model):
     remasked particles and needs denoisers of full support (any softmax): a token that is impossible given x_t may be
     possible given fewer sites, and a proposal made at x_t cannot reach it. Without it the target is the path measure of
     Ou et al., 2026.
+
+    A site counts its c^l when it opens. With `lookahead` the log-twist has the sum of log c^l over the sites still
+    masked, so that a particle is not resampled for how many sites it has opened. It changes no target.
     """
 
     models: Sequence[Diffusion]
     powers: Sequence[float]
     convention: Convention = denoiser_powers
     correct_remasking: bool = True
+    lookahead: bool = True
 
     def __post_init__(self) -> None:
         if not self.models or len(self.models) != len(self.powers):
@@ -129,6 +136,14 @@ class Product(Model):
         counted = [k for k, power in enumerate(self.powers) if power]
         powers = Powers(tuple(prediction.stores[k] for k in counted), tuple(self.powers[k] for k in counted))
         return SiteDistributions(powers, torch.where(read, prediction.laws().index, -1))
+
+    @property
+    def looks_ahead(self) -> bool:
+        return self.lookahead and self.kernel.mask_id != NO_MASK
+
+    def log_lookahead(self, prediction: Prediction) -> Tensor:
+        log_c = self.combined(prediction).mass(prediction.x == self.kernel.mask_id).double()
+        return log_c.clamp(min=LEAST).sum(-1)
 
     def transition(self, x: Tensor, prediction: Prediction, step: Step, sites: Sites | None) -> SiteMeasure:
         if sites is None:

@@ -44,7 +44,8 @@ class Enumerated(Proposal):
             first = row = torch.arange(len(x), device=x.device)
         owner, candidates = _at_least_one(*p.take(first).support(self.limit), x[first], model.kernel.mask_id)
         log_p = log_q = p.take(first[owner]).log_prob(candidates)
-        if twist is not None and (twist.log_lookahead is not None or not twist.idle(step.s, evaluation)):
+        of_tilt = twist is not None and (twist.log_lookahead is not None or not twist.idle(step.s, evaluation))
+        if of_tilt or (model.looks_ahead and step.s > 0):
             once, which = distinct(candidates)
             r, log_lookahead = reward_ahead(candidates[once], step.s, model, twist)
             log_q = log_q + (aim[first[owner]] * r[which] + log_lookahead[which]).to(log_q)
@@ -68,21 +69,25 @@ def _at_least_one(owner: Tensor, candidates: Tensor, x: Tensor, mask_id: int) ->
     return order.values, torch.cat([candidates, somewhere])[order.indices]
 
 
-def reward_ahead(x: Tensor, t: float, model: Model, twist: Tilt) -> tuple[Tensor, Tensor]:
+def reward_ahead(x: Tensor, t: float, model: Model, twist: Tilt | None) -> tuple[Tensor, Tensor]:
     """r_hat(x) and the log-lookahead, (P,), for a twist that x alone determines; masks may be left at t = 0."""
-    if twist.estimator.random or not twist.potential.memoryless:
+    if twist is not None and (twist.estimator.random or not twist.potential.memoryless):
         raise ValueError(
             "Enumerated needs a log-twist that x_s alone determines: use an estimator that is not random, such as "
             "Exact() or Value(...), and the difference potential"
         )
     r, log_lookahead = torch.zeros(2, len(x), dtype=torch.float64, device=x.device)
     clean = (x != model.kernel.mask_id).all(-1) if t == 0 else torch.zeros_like(x[:, 0], dtype=torch.bool)
-    if clean.any():
+    if twist is not None and clean.any():
         r[clean] = twist.exact(x[clean])
     if not clean.all():
         noisy = x[~clean]
-        state = NoisyState(noisy, model.clean(model.predict(noisy, t)), t, model.kernel.mask_id)
-        r[~clean] = twist.estimate(state, None)
-        if twist.log_lookahead is not None:
-            log_lookahead[~clean] = twist.lookahead(state)
+        prediction = model.predict(noisy, t)
+        if model.looks_ahead and t > 0:
+            log_lookahead[~clean] = model.log_lookahead(prediction)
+        if twist is not None:
+            state = NoisyState(noisy, model.clean(prediction), t, model.kernel.mask_id)
+            r[~clean] = twist.estimate(state, None)
+            if twist.log_lookahead is not None:
+                log_lookahead[~clean] += twist.lookahead(state)
     return r, log_lookahead

@@ -21,7 +21,7 @@ from tokensteer.core.twists.tilt import Tilt
 
 @dataclass(frozen=True)
 class Gradient(SiteProposal):
-    """q^l(w) ∝ base^l(w) · exp(kappa · g^l[w]) with g the gradient of r_hat at x_t and kappa = ramp(s)/kl.
+    """q^l(w) ∝ base^l(w) · exp(kappa · g^l[w]) with g the gradient of r_hat at x_t and kappa = scale · ramp(s)/kl.
 
     The mask entry is tilted too, so that q does not depend on an offset of g; `tokens_only` does not change which sites
     open. `clip` bounds |kappa · (g^l[w] - g^l[x_t])|. The gradient is the most expensive part of a step. With
@@ -33,6 +33,7 @@ class Gradient(SiteProposal):
     base: SiteProposal = field(default_factory=FromModel)
     clip: float | None = None
     tokens_only: bool = False
+    scale: float = 1.0
     every: int = 1
     draws: int | None = None
 
@@ -42,10 +43,15 @@ class Gradient(SiteProposal):
             check_whole("Gradient.draws", self.draws, hint="None uses those of the tilt")
         if self.clip is not None:
             check_number("Gradient.clip", self.clip, "[0, inf]", "None does not clip")
+        check_number("Gradient.scale", self.scale, "[0, inf)", "1 is the first-order expansion of the twist")
 
     @property
     def needs_gradient(self) -> bool:
         return True
+
+    @property
+    def parts(self) -> tuple[SiteProposal]:
+        return (self.base,)
 
     @property
     def meters(self) -> tuple[Meter, ...]:
@@ -58,7 +64,7 @@ class Gradient(SiteProposal):
         everywhere = mask_id == NO_MASK or model.kernel.remasks(step)
         movable = (x == mask_id) | everywhere
         slope = evaluation.gradient.laws()
-        scale = twist.aim(step.s, evaluation).unsqueeze(-1).expand_as(x)
+        scale = (self.scale * twist.aim(step.s, evaluation)).unsqueeze(-1).expand_as(x)
         h = gradient_tilt(slope, movable, scale, x, self.clip, masked_only=not everywhere)
         q = self.base(x, evaluation, step, model, twist)
         return q.tilt_tokens(h) if self.tokens_only else q.tilt(h)

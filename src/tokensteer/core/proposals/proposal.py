@@ -7,6 +7,7 @@ a low-confidence kernel opens: p's prediction chooses them unless the proposal d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -50,22 +51,20 @@ class SiteProposal(Proposal, Protocol):
 
 @runtime_checkable
 class BuiltOn(Protocol):
-    """A proposal that modifies another one, its `base`."""
+    """A proposal made of others, its `parts`."""
 
     @property
-    def base(self) -> Proposal: ...
+    def parts(self) -> Sequence[Proposal]: ...
 
 
 Kind = TypeVar("Kind")
 
 
-def inmost(proposal: Proposal, kind: type[Kind]) -> Kind | None:
-    """The outermost proposal of this kind, among the proposal and those it is built on; None if there is none."""
-    while not isinstance(proposal, kind):
-        if not isinstance(proposal, BuiltOn):
-            return None
-        proposal = proposal.base
-    return proposal
+def of_kind(proposal: Proposal, kind: type[Kind]) -> list[Kind]:
+    """The proposals of this kind among a proposal and its parts, the outermost first."""
+    found = [proposal] if isinstance(proposal, kind) else []
+    parts = proposal.parts if isinstance(proposal, BuiltOn) else ()
+    return found + [inner for part in parts for inner in of_kind(part, kind)]
 
 
 def chosen(x: Tensor, log_x0: Categoricals, evaluation: Evaluation, step: Step, model: Model) -> Sites | None:

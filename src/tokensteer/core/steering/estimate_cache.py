@@ -18,7 +18,7 @@ from tokensteer.core.models.prediction import Prediction, as_prediction, changed
 from tokensteer.core.particles.path import Evaluation, Rows
 from tokensteer.core.proposals.amortised import Amortised
 from tokensteer.core.proposals.gradient import Gradient
-from tokensteer.core.proposals.proposal import Proposal, inmost
+from tokensteer.core.proposals.proposal import Proposal, of_kind
 from tokensteer.core.twists.estimators import NoisyState
 from tokensteer.core.twists.gradient import Fresh, predict_with_gradient
 from tokensteer.core.twists.tilt import Tilt
@@ -42,18 +42,25 @@ class EstimateCache:
     def of(cls, model: Model, twist: Tilt | None, proposal: Proposal) -> EstimateCache:
         if proposal.needs_gradient and twist is None:
             raise ValueError("the proposal follows a gradient and there is no reward to follow: give Steering a Tilt")
-        amortised, gradient = inmost(proposal, Amortised), inmost(proposal, Gradient)
-        proposer = None if amortised is None else replace(model.base, denoiser=amortised.denoiser)
+        networks = {id(amortised.denoiser): amortised.denoiser for amortised in of_kind(proposal, Amortised)}
+        gradients = {(gradient.every, gradient.draws) for gradient in of_kind(proposal, Gradient)}
+        if len(networks) > 1 or len(gradients) > 1:
+            raise ValueError(
+                "the parts of a proposal share one network of their own and one gradient: give each Amortised the same "
+                "denoiser, and each Gradient the same `every` and `draws`"
+            )
+        proposer = replace(model.base, denoiser=next(iter(networks.values()))) if networks else None
+        every, draws = next(iter(gradients)) if gradients else (1, None)
         differentiated = twist if proposal.needs_gradient else None
-        if differentiated is not None and gradient is not None and gradient.draws is not None:
+        if differentiated is not None and draws is not None:
             if not differentiated.drawn:
                 name = type(differentiated.estimator).__name__
                 raise ValueError(
                     f"Gradient.draws counts clean sequences, and {name} draws none: leave it out, or use Sampled()"
                 )
-            if gradient.draws != differentiated.draws:
-                differentiated = differentiated.with_draws(gradient.draws)
-        return cls(model, twist, proposer, differentiated, 1 if gradient is None else gradient.every)
+            if draws != differentiated.draws:
+                differentiated = differentiated.with_draws(draws)
+        return cls(model, twist, proposer, differentiated, every)
 
     @property
     def timeless(self) -> bool:
@@ -135,11 +142,18 @@ class EstimateCache:
         twist.meter.count(0, saved * (twist.draws if twist.drawn else 1))
         return reward
 
-    def lookahead(self, state: NoisyState, parent: Evaluation | None, weighed: bool) -> Tensor | None:
-        """The term of the log-twist that no ramp scales. Where no weight is read, that of the parent is kept."""
+    def lookahead(
+        self, state: NoisyState, prediction: Prediction, parent: Evaluation | None, weighed: bool
+    ) -> Tensor | None:
+        """The term of the log-twist that no ramp scales, of the model and of the tilt. Where no weight is read, that of
+        the parent is kept."""
+        if parent is not None and not weighed:
+            return parent.log_lookahead
+        of_model = self.model.log_lookahead(prediction) if self.model.looks_ahead else None
         if self.twist is None or self.twist.log_lookahead is None:
-            return None
-        return self.twist.lookahead(state) if parent is None or weighed else parent.log_lookahead
+            return of_model
+        of_tilt = self.twist.lookahead(state)
+        return of_tilt if of_model is None else of_model + of_tilt
 
     def for_children(self, evaluation: Evaluation) -> Evaluation:
         """What the evaluation of the children can use. Predictions are dropped where networks depend on time, or where

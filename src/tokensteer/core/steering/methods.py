@@ -18,7 +18,7 @@ from tokensteer.core.particles.result import Result
 from tokensteer.core.particles.triggers import Trigger, always, ess_below, every, never
 from tokensteer.core.proposals.amortised import Amortised
 from tokensteer.core.proposals.gradient import Gradient
-from tokensteer.core.proposals.proposal import Guided, Optimal
+from tokensteer.core.proposals.proposal import Guided
 from tokensteer.core.steering.steering import Steering
 from tokensteer.core.twists.potentials import Potential, difference
 from tokensteer.core.twists.ramps import end as end_ramp
@@ -118,8 +118,8 @@ def prop_amot(model: Model, tilt: Tilt, proposal: Denoiser | Amortised) -> Metho
 
 
 def product(models: Sequence[Diffusion], powers: Sequence[float], tilt: Tilt | None = None) -> Method:
-    """SMC for prod_k p_k^a_k with its locally optimal proposal."""
-    return Method(Steering(Product(models, powers), tilt, Optimal()))
+    """SMC for prod_k p_k^a_k: sites as the kernel opens them, tokens from the normalised product."""
+    return Method(Steering(Product(models, powers), tilt, Guided()))
 
 
 def cfg(conditional: Diffusion, unconditional: Diffusion, scale: float, tilt: Tilt | None = None) -> Method:

@@ -11,6 +11,7 @@ from tokensteer.core.kernels.measure import Reveal, SiteMeasure, Table
 from tokensteer.core.models.prediction import stored_prediction
 from tokensteer.core.models.validation import halfway, unwritten
 from tokensteer.core.particles.path import Evaluation, Step
+from tokensteer.core.proposals.mixture import MixedMeasure
 from tokensteer.core.twists.tilt import Tilt
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def _probe_step(steering: Steering, x: Tensor, step: Step, generator: Generator)
     evaluation = steering.evaluate(x, step.t, generator)
     q = steering.propose(x, evaluation, step)
     p = steering.model.transition(x, stored_prediction(evaluation), step, q.sites)
-    if isinstance(q, SiteMeasure) and not q.covers(p):
+    if isinstance(q, SiteMeasure | MixedMeasure) and not q.covers(p):
         raise ValueError(
             "the proposal gives no mass to states that the model can reach, so weights would miss them: give its "
             "network full support (no top-k, nucleus or -inf logits that the model does not have)"

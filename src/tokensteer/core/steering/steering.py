@@ -7,7 +7,7 @@ reward and its gradient come out of one forward pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Generator, Tensor
@@ -82,10 +82,12 @@ class Steering:
         prediction, gradient, fresh = self._cache.predict(x, t, time, generator, parent)
         state = NoisyState(x, self.model.clean(prediction), t, self.model.kernel.mask_id)
         reward = self._cache.reward(state, fresh, generator, parent, weighed)
-        log_lookahead = self._cache.lookahead(state, parent, weighed)
+        log_lookahead = self._cache.lookahead(state, prediction, parent, weighed)
         proposed = self._cache.proposed(x, time, parent)
         known = Evaluation(_zeros(x), prediction, reward, gradient, proposed, None, memory, log_lookahead)
-        return known if self.twist is None else self.twist.weigh(known, t, parent, weighed)
+        if self.twist is None:
+            return known if log_lookahead is None else replace(known, log_twist=log_lookahead)
+        return self.twist.weigh(known, t, parent, weighed)
 
     def _final(self, x: Tensor) -> Evaluation:
         """The end: the reward itself, whatever the potential before it."""

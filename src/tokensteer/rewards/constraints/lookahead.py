@@ -263,6 +263,10 @@ class Constrained:
         check_number("Constrained.defence", self.defence, "[0, 1)")
 
     @property
+    def parts(self) -> tuple[SiteProposal]:
+        return (self.base,)
+
+    @property
     def needs_gradient(self) -> bool:
         return self.base.needs_gradient
 
