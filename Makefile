@@ -14,8 +14,15 @@ help: ## list the targets
 demo: $(READY) ## compare all methods on two tasks and write a report (a few minutes)
 	@$(BIN)/tokensteer demo --force
 
-test: lint ## lint, then run the tests
-	$(BIN)/pytest -n 2
+ifdef FAST
+test: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/lint-imports
+	$(BIN)/pytest -n 2 -m "fast and not slow" $$(grep -rl mark.fast tests --include="test_*.py")
+else
+test: lint ## lint, then run the tests; FAST=1: the most telling ones, without types, in two minutes
+	$(BIN)/pytest -n 2 --dist loadfile
+endif
 
 slow: $(READY) ## run the long statistical tests
 	$(BIN)/pytest -m slow -n 2

@@ -45,6 +45,7 @@ def run_folder(tmp_path: Path) -> Path:
 # ---- what a run leaves
 
 
+@pytest.mark.fast
 def test_a_run_can_be_opened_again(run_folder: Path):
     run = ts.open_run(run_folder)
     assert run.config["command"].startswith("tokensteer run digits --method smc-base")
@@ -187,6 +188,7 @@ def test_methods_say_what_a_task_lacks(method: str, tmp_path: Path, capsys):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("method", [name for name in methods.METHODS if name not in NEEDY])
 def test_every_method_runs(method: str, tmp_path: Path):
     task = "mog" if method in ("smc-enumerated", "smc-learned") else "digits"
@@ -195,6 +197,7 @@ def test_every_method_runs(method: str, tmp_path: Path):
     assert ts.open_run(tmp_path / "x").rows[0]["method"] == method
 
 
+@pytest.mark.fast
 def test_help_names_what_there_is():
     assert options.METHODS.split(", ") == list(methods.METHODS)
     for task in TASKS:
@@ -453,6 +456,7 @@ def damaged(folder: Path) -> Path:
 RUN = ["run", "digits", *TINY, "--out", "OUT"]
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -19,6 +19,8 @@ from tokensteer.core.particles.path import Moved, Resources
 from tokensteer.core.twists import estimators as estimates
 from tokensteer.testing import Enumeration, TableDenoiser, enumerate_steering, score
 
+pytestmark = pytest.mark.fast
+
 TOLERANCE = 1e-6
 SAMPLED = {name: c for name, c in CASES.items() if "sampler" in c}
 in_every_form = pytest.mark.parametrize("form", FORMS)  # the numbers are the same however the network gives its answer

@@ -16,6 +16,8 @@ from tokensteer.core.categorical.forms import LogProbs
 from tokensteer.core.models.prediction import Prediction
 from tokensteer.testing import enumerate_steering
 
+pytestmark = pytest.mark.fast
+
 SAMPLERS = ["mdm", "remdm", "lowconf"]
 
 

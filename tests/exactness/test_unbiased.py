@@ -50,6 +50,7 @@ def _check(path: ts.Steering, truth: Answer | None = None, **options: Any) -> No
     assert outcome.unbiased, str(outcome)
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize(("sampler", "target", "proposal", "seed"), _rows())
 def test_combinations(sampler, target, proposal, seed):
     # One sequence of this one's target is so rarely proposed that 4096 populations can miss it.
@@ -119,6 +120,7 @@ TRIGGERS = {
 }
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("name", RESAMPLERS)
 def test_resamplers(name):
     _check(steering(B, "mdm", "tilt", "base"), resample=RESAMPLERS[name])

@@ -364,6 +364,7 @@ def proposals(toy: Toy) -> dict[str, Callable[[], ts.Proposal]]:
     }
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("name", proposals(Toy("A")))
 def test_one_site_at_a_time_steers_without_bias(name: str) -> None:
     toy = Toy("A")

@@ -162,7 +162,7 @@ PROPOSALS: dict[str, ts.Proposal] = {
 @pytest.mark.parametrize("name", ORDERS)
 def test_orders_are_unbiased(name: str, proposal: str) -> None:
     kernel, num_steps = ORDERS[name]
-    check(ts.Steering(model_of(kernel, num_steps), tilt_of(), PROPOSALS[proposal]), populations=4096)
+    check(ts.Steering(model_of(kernel, num_steps), tilt_of(), PROPOSALS[proposal]), populations=2048)
 
 
 @pytest.mark.parametrize("proposal", [ts.FromModel(), ts.Guided(), ts.Optimal()], ids=["base", "cfg", "optimal"])
@@ -173,6 +173,7 @@ def test_products_are_unbiased(name: str, proposal: ts.Proposal) -> None:
     check(ts.Steering(model, tilt_of(), proposal), populations=2048)
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("name", ORDERS)
 def test_proposals_hold_their_laws(name: str) -> None:
     kernel, num_steps = ORDERS[name]
@@ -427,12 +428,12 @@ def test_noise_inside_blocks_and_with_a_tilt(proposal: str) -> None:
     kernel = Blocks(MaskGIT(M, count=ts.ranked.fixed(1), temperature=1.0), 3, 3, 3)
     log_z = [
         ts.smc(
-            ts.Steering(model_of(kernel), tilt_of(), q), 16, 6000, when=ts.triggers.always, generator=seeded(9)
+            ts.Steering(model_of(kernel), tilt_of(), q), 16, 2000, when=ts.triggers.always, generator=seeded(9)
         ).log_z.exp()
         for q in (ts.FromModel(), PROPOSALS[proposal])
     ]
     gap = log_z[0].mean() - log_z[1].mean()
-    error = (log_z[0].var() / 6000 + log_z[1].var() / 6000).sqrt()
+    error = (log_z[0].var() / 2000 + log_z[1].var() / 2000).sqrt()
     assert abs(gap / error) < 4
 
 

@@ -15,7 +15,7 @@ import tokensteer as ts
 from tokensteer.testing import enumerate_steering
 
 
-def check(steering: ts.Steering, populations: int = 3000, particles: int = 8, seed: int = 5) -> None:
+def check(steering: ts.Steering, populations: int = 2000, particles: int = 8, seed: int = 5) -> None:
     """log Z and the law of clean sequences against enumeration, as z-scores."""
     exact = enumerate_steering(steering)
     result = ts.smc(
@@ -90,6 +90,7 @@ def test_the_mask_is_a_special_case(name: str, powers: tuple[float, ...] | None,
         assert (a.log_twist - b.log_twist)[reached].abs().max() < 1e-12
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize(
     "proposal",
     [ts.FromModel(), ts.Gradient(clip=0.5), ts.Enumerated(), ts.Gradient(clip=0.5, tokens_only=True)],

@@ -47,6 +47,7 @@ def test_exact_draws_stay_exact_draws(sampler, proposal, twist, when, ancestor_s
     assert moved > 0.2
 
 
+@pytest.mark.fast
 def test_a_new_past_has_its_law_at_every_time() -> None:
     """Under uniform noise any state can lead to any other, so that the pinned particle may take any past. A past
     that is drawn by weight without dividing its twist out is wrong at every time, most of all on the way."""

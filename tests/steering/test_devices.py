@@ -46,7 +46,7 @@ def test_unbiased_and_reproducible(device: str, sampler: str, proposal: str, dty
     path = steering(device, sampler, proposal, dtype)
     exact = enumerate_steering(steering("cpu", sampler, "base", torch.float64)).log_z
     runs = [
-        ts.smc(path, 16, 600, generator=torch.Generator(device=device).manual_seed(3), resample=resample)
+        ts.smc(path, 16, 300, generator=torch.Generator(device=device).manual_seed(3), resample=resample)
         for resample in (ts.resampling.systematic, ts.resampling.systematic, ts.resampling.ssp)
     ]
     assert torch.equal(runs[0].samples, runs[1].samples)

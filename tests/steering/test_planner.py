@@ -17,7 +17,7 @@ from tokensteer.core.steering.planner import Pilot
 torch.set_num_threads(1)
 
 TOY = Toy("C")
-BUDGET = 600_000
+BUDGET = 200_000
 
 
 def steering(kl: float = 4 * TOY.kl, **options) -> ts.Steering:
@@ -104,7 +104,7 @@ def test_too_few_particles_are_said():
 
 
 def test_dear_settings_are_left_out():
-    plan = ts.plan(steering(), 200_000, particles=(4, 4096), generator=torch.Generator().manual_seed(0))
+    plan = ts.plan(steering(), BUDGET, particles=(4, 4096), generator=torch.Generator().manual_seed(0))
     assert plan.too_dear == 8
     assert "8 more settings were too dear" in str(plan)
     assert plan.num_particles == 4

@@ -425,7 +425,7 @@ class KilledError(Exception):
     pass
 
 
-@pytest.mark.parametrize("when", [1, 3, 4, 5])
+@pytest.mark.parametrize("when", [1, 4])
 def test_killed_and_resumed_is_the_same_run(tmp_path, monkeypatch, when: int) -> None:
     from tokensteer.train import proposal
 

@@ -107,7 +107,7 @@ def test_an_adapter_never_reaches_the_model() -> None:
     before = net(B.states)
     q = adapted(net, 2)
     assert torch.equal(q(B.states), before)  # it begins as p
-    learned = fitted(q, net, rounds=40, average=0.5)
+    learned = fitted(q, net, rounds=12, rate=0.02, average=0.5)
     assert torch.equal(net(B.states), before)
     assert clean.keys() == net.state_dict().keys()
     assert all(torch.equal(value, net.state_dict()[name]) for name, value in clean.items())
@@ -362,7 +362,7 @@ def test_a_head_learns_and_the_trunk_does_not() -> None:
     before = {name: value.clone() for name, value in net.state_dict().items()}
     p, tilt = headed(net), TILT
     steering = ts.Steering(model_of(p), tilt)
-    plan = ProposalPlan(60, paths=64, rate=0.05, average=0.9)
+    plan = ProposalPlan(25, paths=64, rate=0.1, average=0.8)
     learned = fit_proposal(steering, NewHead(net.head, 16), on(p), plan=plan, generator=seeded(1))
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert all(value.grad is None for value in net.parameters())

@@ -88,6 +88,7 @@ def test_a_finished_proposal_is_taught_its_twist(tmp_path: Path, beside: bool) -
         pixels_train.proposal(bare, 4).train(Training(tmp_path), twist=True)
 
 
+@pytest.mark.usefixtures("few_steps")
 def test_mog_is_taught_a_twist_too(tmp_path: Path) -> None:
     config = mog_trained.PROPOSAL
     small = replace(config, plan=replace(config.plan, rounds=2, paths=8, updates=1, on_policy=1.0), num_steps=4)
@@ -106,7 +107,7 @@ def test_shipped_proposals_are_as_good_as_their_cards_say() -> None:
     """Alone, without weights, towards 4: the judge's mark, by a z-score against the card."""
     card = json.loads((SHIPPED / "digits-proposal-4.json").read_text())
     task = digits.task(Setup(100, 4, card["kl"]))
-    result = methods.recipe_of("prop-amot").make(task, task.tilt, 1)(1, 100, generator=seeded())
+    result = methods.recipe_of("prop-amot").make(task, task.tilt, 1)(1, 40, generator=seeded())
     found, said = task.metrics(methods.unweighted(result))["accuracy"], card["quality"]["prop-amot N=1"]["accuracy"]
     assert abs(found.mean - said["mean"]) < 4 * (found.error**2 + said["error"] ** 2) ** 0.5
     assert found.mean > 0.6  # a tenth of the model's own samples are fours

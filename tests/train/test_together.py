@@ -96,7 +96,7 @@ def work(folder: Path) -> None:
         mine.with_stem(f"{mine.stem}-earlier").replace(mine)
     accelerator.wait_for_everyone()
     keep("resumed", weights(train(accelerator, rank + 7, file)))
-    timed = train(accelerator, rank, rounds=10**6, seconds=1.0, report_every=1)
+    timed = train(accelerator, rank, rounds=10**6, seconds=0.5, report_every=1)
     keep("timed", weights(timed) | {"rounds": torch.tensor(timed.history[-1].step)})
     accelerator.end_training()
     if torch.distributed.is_initialized():
