@@ -5,6 +5,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
+test slow mutants: export OMP_NUM_THREADS = 1 # many small operations: more threads only wait for one another
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test slow mutants bench lint format clean
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -28,6 +29,7 @@ from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.metrics import Measured, measured
 from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.common.task import SHIPPED, Prompt, Prompted, Setup, Task
+from tokensteer.tasks.mog import trained as mog_trained
 
 TINY = ["--particles", "2", "--populations", "2", "--steps", "3"]
 
@@ -36,10 +38,17 @@ def tokensteer(*words: object) -> int:
     return cli.main([str(word) for word in words])
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("made") / "run"
+    assert tokensteer("run", "digits", "--method", "smc-base", *TINY, "--out", out) == 0
+    return out
+
+
 @pytest.fixture
-def run_folder(tmp_path: Path) -> Path:
-    assert tokensteer("run", "digits", "--method", "smc-base", *TINY, "--out", tmp_path / "run") == 0
-    return tmp_path / "run"
+def run_folder(made: Path, tmp_path: Path) -> Path:
+    """A copy of one run, to look at or to spoil."""
+    return shutil.copytree(made, tmp_path / "run")
 
 
 # ---- what a run leaves
@@ -719,7 +728,8 @@ def test_doctor_says_what_is_there(capsys, monkeypatch):
     assert re.search(r"digits +ready", out)
 
 
-def test_training_leaves_weights_that_can_be_run(tmp_path: Path, capsys):
+def test_training_leaves_weights_that_can_be_run(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr(mog_trained, "_quality", lambda training: {})  # measured in test_tasks.py
     assert tokensteer("train", "mog", "--scale", "0.002", "--out", tmp_path / "w") == 0
     words = ["--method", "smc-base", *TINY, "--weights", tmp_path / "w", "--out", tmp_path / "run"]
     assert tokensteer("run", "mog", *words) == 0
@@ -741,6 +751,7 @@ def test_demo_compares_two_tasks_and_writes_a_report(tmp_path: Path, monkeypatch
     report = tmp_path / "demo" / "report.html"
     assert report.is_file()
     assert str(report) in capsys.readouterr().out
+    monkeypatch.setattr(demo, "SIZES", demo.SIZES[1:])
     assert tokensteer("demo", "--out", tmp_path / "demo", "--force") == 0
 
 

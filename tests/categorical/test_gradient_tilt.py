@@ -220,7 +220,7 @@ def test_following_a_gradient_in_low_precision_is_unbiased(
     truth = answer(model, tilt)
     truth = Answer(truth.log_z, truth.target.cpu(), truth.clean.cpu())
     generator = torch.Generator(device).manual_seed(0)
-    result = ts.smc(steering, 8, 4096, resample=ts.resampling.multinomial, when=ts.triggers.always, generator=generator)
+    result = ts.smc(steering, 8, 2048, resample=ts.resampling.multinomial, when=ts.triggers.always, generator=generator)
     outcome = judge(result.samples.cpu(), result.log_w.cpu(), truth)
     assert outcome.unbiased, str(outcome)
 

@@ -188,7 +188,7 @@ def pair(form: str, kernel: str = "mdm", num_steps: int = 6) -> tuple[ts.Diffusi
 def test_products_of_networks_are_unbiased(form: str, kernel: str, proposal: ts.Proposal) -> None:
     """log Z and every state against enumeration, at powers that do not sum to one."""
     model = ts.Product(pair(form, kernel), (1.6, -0.4))
-    outcome = trial(ts.Steering(model, None, proposal), answer(model), 8, 4096)
+    outcome = trial(ts.Steering(model, None, proposal), answer(model), 8, 2048)
     assert outcome.unbiased, str(outcome)
 
 
@@ -196,7 +196,7 @@ def test_products_of_networks_are_unbiased(form: str, kernel: str, proposal: ts.
 @pytest.mark.parametrize("proposal", [ts.Guided(), ts.Optimal()], ids=["guided", "optimal"])
 def test_guidance_with_one_head_is_unbiased(kernel: str, proposal: ts.Proposal) -> None:
     model = ts.guided(*pair("one head", kernel), 1.5)
-    outcome = trial(ts.Steering(model, None, proposal), answer(model), 8, 4096)
+    outcome = trial(ts.Steering(model, None, proposal), answer(model), 8, 2048)
     assert outcome.unbiased, str(outcome)
 
 

@@ -27,7 +27,7 @@ from tokensteer.testing import TableDenoiser, enumerate_steering
 TOKENS, PAD, MASK = 3, 3, 4
 WORDS = [*range(TOKENS), MASK]  # the vocabulary of a template alone: its mask is 3
 LENGTHS = (2, 3, 4)
-PARTICLES, POPULATIONS = 8, 600  # for each template
+PARTICLES, POPULATIONS = 8, 300  # for each template
 
 
 def templates(mask_id: int) -> list[Tensor]:

@@ -15,7 +15,7 @@ import tokensteer as ts
 from tokensteer.core.particles.gibbs import Pinned, pick
 from tokensteer.testing import enumerate_steering
 
-POPULATIONS = 8000
+POPULATIONS = 4000
 
 
 TWISTS = {"exact": {}, "random": {"estimator": ts.Sampled(), "draws": 2}, "max": {"potential": ts.potentials.maximum}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,7 @@ def test_prompts_stay(sampler: str) -> None:
             assert (record.x[1][:, [0, 3]] == torch.tensor([0, 3])).all()
 
 
+@cache
 def named_methods() -> dict[str, ts.Method]:
     toy = Toy("B")
     p1, p2 = toy.model("mdm"), toy.model("mdm", "p2")

@@ -387,11 +387,11 @@ def test_ranks_are_found_a_few_rows_at_a_time(
     changes."""
     model = replace(model_of(forms()["hidden"][1], sharing=False), kernel=MASKGIT[kernel])
     steering = ts.Steering(model, ts.Tilt(B.reward, B.kl, estimator=ts.Sampled(seed=1)), proposal)
-    whole = ts.smc(steering, 8, 1, generator=seeded())
+    whole = ts.smc(steering, 16, generator=seeded())
     in_small_pieces(monkeypatch)
     with Largest() as mode:
-        same(whole, ts.smc(steering, 8, 1, memory="1KiB", generator=seeded()))
-    large = {name for name, numel in mode.numel.items() if numel >= 8 * 3 * 4}
+        same(whole, ts.smc(steering, 16, memory="1KiB", generator=seeded()))
+    large = {name for name, numel in mode.numel.items() if numel >= 16 * 3 * 4}
     assert large <= KEPT
 
 

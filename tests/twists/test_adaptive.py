@@ -102,7 +102,7 @@ def test_adapting_costs_no_unbiasedness(proposal: str, potential: str, share: fl
     """Even a ramp chosen from three particles: lambda enters the twist alone, and that is divided out again."""
     tilt = adaptive(share=share, potential=POTENTIALS[potential])
     outcome = trial(
-        ts.Steering(B.model("mdm"), tilt, PATHS[proposal]), answer(B.model("mdm"), tilt), 3, populations=20_000
+        ts.Steering(B.model("mdm"), tilt, PATHS[proposal]), answer(B.model("mdm"), tilt), 3, populations=8000
     )
     assert outcome.unbiased, str(outcome)
 
@@ -131,7 +131,7 @@ def test_wherever_a_ramp_is(case: str) -> None:
     path = ts.Steering(model, tilt, proposal)
     path = ts.Auxiliary(path) if "first" in case else path
     particles = 4 if case == "nested" else 3
-    outcome = trial(path, answer(model, tilt), particles, populations=12_000, **options)
+    outcome = trial(path, answer(model, tilt), particles, populations=6000, **options)
     assert outcome.unbiased, str(outcome)
 
 
@@ -149,7 +149,7 @@ def test_particle_gibbs_keeps_exact_draws(potential: str, proposal: str, ancesto
     q = ts.Enumerated() if proposal == "enumerated" else PATHS[proposal]
     tilt = adaptive(potential=POTENTIALS[potential])
     steering = ts.Steering(B.model("mdm"), tilt, q)
-    z, moved = one_sweep(steering, Pinned, ts.triggers.ess_below(0.9), 20_000, ancestor_sampling=ancestor_sampling)
+    z, moved = one_sweep(steering, Pinned, ts.triggers.ess_below(0.9), 8000, ancestor_sampling=ancestor_sampling)
     assert z < 4
     assert moved > 0.2
 
