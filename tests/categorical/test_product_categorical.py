@@ -187,7 +187,7 @@ def pair(form: str, kernel: str = "mdm", num_steps: int = 6) -> tuple[ts.Diffusi
 @pytest.mark.parametrize("proposal", [ts.Guided(), ts.Optimal()], ids=["guided", "optimal"])
 def test_products_of_networks_are_unbiased(form: str, kernel: str, proposal: ts.Proposal) -> None:
     """log Z and every state against enumeration, at powers that do not sum to one."""
-    model = ts.Product(pair(form, kernel), (1.6, -0.4))
+    model = ts.Product(pair(form, kernel), (1.6, -0.4), lookahead=isinstance(proposal, ts.Guided))
     outcome = trial(ts.Steering(model, None, proposal), answer(model), 8, 2048)
     assert outcome.unbiased, str(outcome)
 

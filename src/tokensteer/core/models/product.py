@@ -34,8 +34,8 @@ from tokensteer.core.particles.path import Sites, Step
 
 Convention = Callable[[Reveal, float, float], Reveal]
 
-LEAST = -30.0
-"""The least log c^l that a twist counts: a site without mass now may have some when others have opened."""
+BOUND = 30.0
+"""The largest |log c^l| that a twist counts: a site without mass now may have some when others have opened."""
 
 
 def denoiser_powers(measure: Reveal, total: float, survival: float) -> Reveal:
@@ -143,7 +143,7 @@ class Product(Model):
 
     def log_lookahead(self, prediction: Prediction) -> Tensor:
         log_c = self.combined(prediction).mass(prediction.x == self.kernel.mask_id).double()
-        return log_c.clamp(min=LEAST).sum(-1)
+        return log_c.clamp(-BOUND, BOUND).sum(-1)
 
     def transition(self, x: Tensor, prediction: Prediction, step: Step, sites: Sites | None) -> SiteMeasure:
         if sites is None:
