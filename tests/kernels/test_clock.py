@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -45,6 +46,7 @@ def model(toy: Toy, kernel: ts.Kernel, steps=None, denoiser=None, canvas: Tensor
     return ts.Diffusion(denoiser or fading(toy), kernel, steps, canvas)
 
 
+@cache
 def continuous_law(toy: Toy, schedule: ts.Schedule, denoiser: Callable | None = None, nodes: int = 12) -> Tensor:
     """p(x_0) in continuous time by quadrature: each site opens on its own, at a time of density -alpha', so the law is
     the integral over all orders and falling times of the product of mu at these times."""

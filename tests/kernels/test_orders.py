@@ -389,9 +389,9 @@ def maskgit_by_hand(temperature: float, num_steps: int, rows: int) -> Tensor:
 @pytest.mark.parametrize("wrap", [lambda k: k, MaskGITExtended], ids=["marginal", "extended"])
 def test_noise_is_shared(wrap: Any, proposal: ts.Proposal) -> None:
     """With annealed noise: log Z = 0 without a tilt, and any proposal has the law of MaskGIT as it is written."""
-    rows, p = 100_000, maskgit_by_hand(2.0, 3, 100_000)
+    rows, p = 50_000, maskgit_by_hand(2.0, 3, 50_000)
     model = model_of(wrap(MaskGIT(M, count=ts.ranked.fixed(1), temperature=2.0)))
-    result = ts.smc(ts.Steering(model, None, proposal), 8, 8192, when=ts.triggers.always, generator=seeded(4))
+    result = ts.smc(ts.Steering(model, None, proposal), 8, 4096, when=ts.triggers.always, generator=seeded(4))
     outcome = judge(result.samples, result.log_w, Answer(0.0, p, B.clean))
     assert abs(outcome.z) < 4
     error = (outcome.masses.var(0) / len(result.log_w) + p * (1 - p) / rows).sqrt()
