@@ -124,7 +124,7 @@ def test_steered_without_bias(name: str) -> None:
     kernel = ts.TimedFirstHitting(A.mask_id)
     estimator = ts.Exact() if name in ("optimal", "first") else ts.Sampled()
     path = ts.Steering(model(A, kernel), ts.Tilt(A.reward, A.kl, draws=2, estimator=estimator), PROPOSALS[name])
-    outcome = trial(ts.Auxiliary(path) if name == "first" else path, truth, populations=3000)
+    outcome = trial(ts.Auxiliary(path) if name == "first" else path, truth)
     assert outcome.unbiased, str(outcome)
 
 

@@ -171,7 +171,7 @@ def test_orders_are_unbiased(name: str, proposal: str) -> None:
 def test_products_are_unbiased(name: str, proposal: ts.Proposal) -> None:
     kernel, num_steps = ORDERS[name]
     model = ts.Product((model_of(kernel, num_steps), model_of(kernel, num_steps, joint="p2")), POWERS)
-    check(ts.Steering(model, tilt_of(), proposal), populations=2048)
+    check(ts.Steering(model, tilt_of(), proposal), populations=1024)
 
 
 @pytest.mark.fast
@@ -207,7 +207,7 @@ def test_enumerated_proposal() -> None:
         weight = exact.log_increment(index)
         highest = torch.full((len(exact.states),), -torch.inf).double().scatter_reduce(0, moves.row, weight, "amax")
         assert torch.allclose(weight, highest[moves.row])
-    check(path, populations=4096)
+    check(path)
 
 
 LARGE = {
@@ -218,6 +218,7 @@ LARGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("proposal", [ts.FromModel(), ts.Gradient(clip=2.0)], ids=["base", "gradient"])
 @pytest.mark.parametrize("name", LARGE)
 def test_larger_toy(name: str, proposal: ts.Proposal) -> None:
@@ -268,7 +269,7 @@ def test_single_precision() -> None:
     single = Toy("B", torch.float32)
     path = ts.Steering(model_of(MaskGIT(M), 3, single), tilt_of(single), single.amortised())
     assert path.model.dtype == torch.float32
-    check(path, answer(model_of(MaskGIT(M), 3), tilt_of()), populations=4096)
+    check(path, answer(model_of(MaskGIT(M), 3), tilt_of()))
 
 
 @pytest.mark.parametrize("name", ["margin", "maskgit", "blocks", "confidence"])
@@ -276,7 +277,7 @@ def test_prompts(name: str) -> None:
     kernel, num_steps = ORDERS[name]
     prompt = ts.template(B.length, M, [2], at=[1])
     path = ts.Steering(replace(model_of(kernel, num_steps), template=prompt), tilt_of(), B.amortised())
-    check(path, populations=4096)
+    check(path)
     for record in ts.sweep(path, 64, generator=torch.Generator().manual_seed(0)):
         assert (record.x[..., 1] == 2).all()
 
@@ -319,7 +320,7 @@ class NaiveMaskGIT:
 
 def test_naive_weight_is_caught() -> None:
     path = ts.Steering(model_of(NaiveMaskGIT(MaskGIT(M)), 2), None, B.amortised())
-    outcome = trial(path, answer(model_of(MaskGIT(M), 2)), populations=4096)
+    outcome = trial(path, answer(model_of(MaskGIT(M), 2)))
     assert not outcome.unbiased
     assert abs(outcome.z) > 10
 
@@ -335,14 +336,14 @@ def test_extended_state(proposal: str, blocks: bool) -> None:
         marginal, extended = (Blocks(k, size=3, length=3, num_steps=3) for k in (marginal, extended))
     q = PROPOSALS[proposal]
     truth = answer(model_of(marginal, num_steps), tilt_of(), q)
-    check(ts.Steering(model_of(extended, num_steps), tilt_of(), q), truth, populations=4096)
+    check(ts.Steering(model_of(extended, num_steps), tilt_of(), q), truth)
 
 
 def test_extended_state_of_a_product() -> None:
     truth = answer(ts.Product((model_of(MaskGIT(M)), model_of(MaskGIT(M), joint="p2")), POWERS), tilt_of())
     kernel = MaskGITExtended(MaskGIT(M))
     model = ts.Product((model_of(kernel), model_of(kernel, joint="p2")), POWERS)
-    check(ts.Steering(model, tilt_of(), ts.Guided()), truth, populations=4096)
+    check(ts.Steering(model, tilt_of(), ts.Guided()), truth)
 
 
 def test_marginal_weights_vary_less() -> None:
@@ -610,7 +611,7 @@ def test_carried_confidence(proposal: str) -> None:
     kernel = ConfidenceRemask(REMASKING, sharpness=20.0)
     path = ts.Steering(model_of(kernel, 4), tilt_of(), PROPOSALS[proposal])
     truth = carried_law(4, 0.8, 20.0, B.kl)
-    outcome = trial(path, truth, populations=4096)
+    outcome = trial(path, truth)
     assert outcome.unbiased, str(outcome)
     now = answer(model_of(replace(kernel, carried=False), 4), path.twist)
     assert (now.target - truth.target).abs().sum() / 2 > 1e-3  # another sampler than that without a memory
