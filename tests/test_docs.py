@@ -31,7 +31,7 @@ SMALLER = {
         "num_particles=64, populations=2": "num_particles=32, populations=1",
         "steps=25": "steps=10",
     },
-    "mog": {"Setup()": "Setup(20)", "sets = 4": "sets = 2"},
+    "mog": {"Setup()": "Setup(20)", "sets = 4": "sets = 2", "sample(2000": "sample(500"},
 }
 
 

@@ -26,7 +26,6 @@ pytest.importorskip("transformers")
 import checks
 import hubs
 import transformers
-from transformers.models.esm import modeling_esm
 
 torch.set_num_threads(1)
 TEXTS = {"bert": "the movie was", "roberta": "the movie was", "esm": "LAG"}
@@ -125,6 +124,8 @@ def test_gradient_is_that_of_finite_differences(
     def exactly(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, ...]:
         cos, sin = (table.unsqueeze(unsqueeze_dim).double() for table in (cos, sin))
         return tuple(h * cos + rotated(h) * sin for h in (q, k))
+
+    from transformers.models.esm import modeling_esm
 
     rotated = modeling_esm.rotate_half
     monkeypatch.setattr(modeling_esm, "apply_rotary_pos_emb", exactly)  # ESM's own rounds to float32
@@ -711,7 +712,7 @@ def kin(vocab_size: int) -> dict[str, transformers.PretrainedConfig]:
     }
 
 
-@pytest.mark.parametrize("name", kin(9))
+@pytest.mark.parametrize("name", ["distilbert", "albert", "electra", "deberta", "mpnet"])
 def test_kin_of_bert(name: str, tmp_path: Path) -> None:
     words = hubs.tokenizer(hubs.SPECIAL)
     net = transformers.AutoModelForMaskedLM.from_config(kin(len(words))[name])

@@ -298,8 +298,8 @@ def test_naive_weights_of_a_remasking_product():
 def test_potentials_without_their_final_correction(potential):
     right = ts.Steering(A.model("mdm"), A.tilt("mdm", potential=potential, ramp=ts.ramps.constant))
     target = answer(right.model, right.twist)
-    assert trial(right, target).unbiased
-    assert abs(trial(ToTheEnd(right.model, right.twist), target).z) > 4
+    assert trial(right, target, populations=4096).unbiased
+    assert abs(trial(ToTheEnd(right.model, right.twist), target, populations=4096).z) > 4
 
 
 # ---- random twists
@@ -343,7 +343,9 @@ def test_twists_that_are_not_carried(name):
     table = A.model("mdm").denoiser
     right = ts.Steering(replace(A.model("mdm"), denoiser=lambda x, t: table(x, t)), tilt)
     target = answer(right.model, tilt)
-    carried, redrawn, left = (trial(cls(right.model, tilt), target, 16) for cls in (ts.Steering, Redrawn, LeftBehind))
+    carried, redrawn, left = (
+        trial(cls(right.model, tilt), target, 16, 4096) for cls in (ts.Steering, Redrawn, LeftBehind)
+    )
     assert carried.unbiased
     assert abs(redrawn.z) > 4
     assert abs(redrawn.z_against(MOMENTS[name]["logZ_if_redrawn"] - target.log_z)) < 4

@@ -46,7 +46,8 @@ def _rows(*values: Any, name: str = "S") -> list[Any]:
 
 
 def _check(path: ts.Steering, truth: Answer | None = None, **options: Any) -> None:
-    outcome = trial(path, truth or answer(path.model, path.twist), **options)
+    """With as many particles in all as those that test_mutants.py catches its bugs with."""
+    outcome = trial(path, truth or answer(path.model, path.twist), **{"populations": 4096, **options})
     assert outcome.unbiased, str(outcome)
 
 
@@ -131,7 +132,7 @@ def test_resamplers(name):
 )
 @pytest.mark.parametrize("name", TRIGGERS)
 def test_triggers(name, resample):
-    _check(steering(B, "mdm", "tilt", "base"), resample=resample, when=TRIGGERS[name], populations=4096)
+    _check(steering(B, "mdm", "tilt", "base"), resample=resample, when=TRIGGERS[name])
 
 
 # ---- estimates
@@ -154,7 +155,7 @@ SMOOTH = {"reward": multilinear(A.soft_reward, A.tokens + 1, A.length), "differe
 def test_random_twists(populations, draws, average, proposal):
     """The draws are carried along, and a gradient (REINFORCE) from the same draws is as good a proposal as any."""
     tilt = A.tilt("mdm", draws=draws, average=AVERAGES[average], estimator=ts.Sampled())
-    _check(ts.Steering(A.model("mdm"), tilt, proposal), particles=16, populations=populations)
+    _check(ts.Steering(A.model("mdm"), tilt, proposal), populations=populations)
 
 
 @pytest.mark.parametrize("draws", [1, 2])
@@ -211,7 +212,7 @@ def test_hard_constraints(sampler, draws, average, proposal):
 
     # The less hope is lost over one bad draw, the lighter the tails: at the default of -10 they hide what is tested.
     tilt = ts.Tilt(reward, kl=2.0, draws=draws, average=AVERAGES[average], floor=-2.0)
-    _check(ts.Steering(B.model(sampler), tilt, proposal))
+    _check(ts.Steering(B.model(sampler), tilt, proposal), populations=2048)
 
 
 # ---- models
@@ -221,16 +222,14 @@ def test_hard_constraints(sampler, draws, average, proposal):
 @pytest.mark.parametrize("tilted", [False, True], ids=["product", "product+tilt"])
 @pytest.mark.parametrize("toy", [A, B], ids=["A", "B"])
 def test_corrected_remasking(toy, tilted, proposal):
-    _check(
-        ts.Steering(toy.product("remdm", *POWERS), toy.tilt("remdm") if tilted else None, proposal), populations=4096
-    )
+    _check(ts.Steering(toy.product("remdm", *POWERS), toy.tilt("remdm") if tilted else None, proposal))
 
 
 @pytest.mark.parametrize("proposal", [ts.FromModel(), ts.Guided(), ts.Optimal()], ids=["base", "cfg", "optimal"])
 @pytest.mark.parametrize("convention", [ts.denoiser_powers, ts.kernel_powers, ts.paper_powers])
 @pytest.mark.parametrize("powers", sorted({(o["a"], o["b"]) for o in case(14)["outputs"].values()}), ids=str)
 def test_powers_that_do_not_sum_to_one(powers, convention, proposal):
-    _check(ts.Steering(A.product("mdm", *powers, convention=convention), None, proposal), populations=4096)
+    _check(ts.Steering(A.product("mdm", *powers, convention=convention), None, proposal))
 
 
 def _prompted(sampler: str, *templates: torch.Tensor) -> ts.Diffusion:

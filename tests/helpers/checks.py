@@ -106,6 +106,7 @@ class Trial:
     ratio: Tensor
     masses: Tensor
     target: Tensor
+    particles: int
 
     @property
     def z(self) -> float:
@@ -113,8 +114,9 @@ class Trial:
 
     @property
     def state_z(self) -> float:
-        """The largest |z| over the sequences with a share of at least 1e-3."""
-        heavy = self.target >= 1e-3
+        """The largest |z| over the sequences that are expected often enough for one: with a share of at least 1e-3,
+        and 32 times in all."""
+        heavy = self.target >= max(1e-3, 32 / (self.particles * len(self.ratio)))
         return float(_z(self.masses[:, heavy], self.target[heavy]).abs().max())
 
     def z_against(self, log_ratio: float) -> float:
@@ -138,18 +140,16 @@ def _z(estimates: Tensor, truth: Tensor | float) -> Tensor:
 
 def judge(samples: Tensor, log_w: Tensor, truth: Answer) -> Trial:
     w = (log_w - truth.log_z).exp() / log_w.shape[-1]
-    return Trial(w.sum(-1), truth.masses(samples, w), truth.target)
+    return Trial(w.sum(-1), truth.masses(samples, w), truth.target, log_w.shape[-1])
 
 
 def trial(
-    path: ts.FeynmanKac, truth: Answer, particles: int = 8, populations: int = 4096, seed: int = 0, **options: Any
+    path: ts.FeynmanKac, truth: Answer, particles: int = 8, populations: int = 2048, seed: int = 0, **options: Any
 ) -> Trial:
-    """Many small populations test as sharply as few large ones, and what goes wrong with few particles shows.
-
-    As many particles in all as those that test_mutants.py catches every bug with.
-    """
+    """Many small populations test as sharply as few large ones, and what goes wrong with few particles shows."""
     parts = [judge(r.samples, r.log_w, truth) for r in runs(path, particles, populations, seed, **options)]
-    return Trial(torch.cat([p.ratio for p in parts]), torch.cat([p.masses for p in parts]), truth.target)
+    ratio, masses = (torch.cat([getattr(p, name) for p in parts]) for name in ("ratio", "masses"))
+    return Trial(ratio, masses, truth.target, particles)
 
 
 def total_variation(path: ts.FeynmanKac, truth: Answer, particles: int, seed: int = 0) -> float:

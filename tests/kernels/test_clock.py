@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -45,6 +46,7 @@ def model(toy: Toy, kernel: ts.Kernel, steps=None, denoiser=None, canvas: Tensor
     return ts.Diffusion(denoiser or fading(toy), kernel, steps, canvas)
 
 
+@cache
 def continuous_law(toy: Toy, schedule: ts.Schedule, denoiser: Callable | None = None, nodes: int = 12) -> Tensor:
     """p(x_0) in continuous time by quadrature: each site opens on its own, at a time of density -alpha', so the law is
     the integral over all orders and falling times of the product of mu at these times."""
@@ -122,7 +124,7 @@ def test_steered_without_bias(name: str) -> None:
     kernel = ts.TimedFirstHitting(A.mask_id)
     estimator = ts.Exact() if name in ("optimal", "first") else ts.Sampled()
     path = ts.Steering(model(A, kernel), ts.Tilt(A.reward, A.kl, draws=2, estimator=estimator), PROPOSALS[name])
-    outcome = trial(ts.Auxiliary(path) if name == "first" else path, truth, populations=3000)
+    outcome = trial(ts.Auxiliary(path) if name == "first" else path, truth)
     assert outcome.unbiased, str(outcome)
 
 

@@ -119,8 +119,7 @@ def test_estimates_look_through_the_noise(estimator: ts.core.twists.tilt.Estimat
 @pytest.mark.parametrize(
     "proposal", [ts.FromModel(), ts.Optimal(), ts.Guided(), ts.Enumerated()], ids=["base", "optimal", "cfg", "listed"]
 )
-@pytest.mark.parametrize("tilted", [False, True])
-@pytest.mark.parametrize("powers", [(1.5, -0.5), (1.2, 0.6)])
+@pytest.mark.parametrize(("tilted", "powers"), [(True, (1.5, -0.5)), (False, (1.2, 0.6))])
 def test_products_are_unbiased(proposal: ts.Proposal, tilted: bool, powers: tuple[float, ...]) -> None:
     toy = Toy("B")
     product = ts.Product((model(toy), model(toy, "p2")), powers)

@@ -31,7 +31,7 @@ def test_enumerated_with_a_hard_constraint(sampler: str, first: bool) -> None:
     """States without a future have any proposal and no weight; they must not touch the lists of others."""
     steering = ts.Steering(B.model(sampler), ts.Tilt(hard, estimator=ts.Exact()), ts.Enumerated())
     path = ts.Auxiliary(steering) if first else steering
-    outcome = trial(path, answer(steering.model, steering.twist), populations=4096)
+    outcome = trial(path, answer(steering.model, steering.twist))
     assert outcome.unbiased, str(outcome)
 
 
@@ -47,7 +47,7 @@ def test_products_that_rule_everything_out(proposal: ts.Proposal) -> None:
         for t in tables
     ]
     steering = ts.Steering(ts.Product((models[0], replace(models[0], denoiser=models[1].denoiser)), (0.5, 0.5)))
-    outcome = trial(replace(steering, proposal=proposal), answer(steering.model, None), populations=4096)
+    outcome = trial(replace(steering, proposal=proposal), answer(steering.model, None))
     assert outcome.unbiased, str(outcome)
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -228,16 +229,14 @@ def agree(masses: Tensor, right: Tensor, spread: Tensor | float = 0.0) -> bool:
     return abs(float(z[0])) < 4 and float(z[heavy].abs().max()) < 4.5 and not bool(masses[:, never].any())
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("kernel", "way"), zip(KERNELS, cycle(WAYS), strict=False))
 def test_each_population_has_the_law_of_its_own_template(kernel: str, way: str) -> None:
     case = KERNELS[kernel]
     for masses, row in zip(run(ts.Steering(case.together(), *WAYS[way])), case.rows, strict=True):
         assert agree(masses, truth(kernel, row)), templates(MASK)[row].tolist()
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kernel", REMEMBERING)
+@pytest.mark.parametrize(("kernel", "way"), zip(REMEMBERING, WAYS, strict=True))
 def test_kernels_with_a_memory_run_as_they_do_alone(kernel: str, way: str) -> None:
     """They cannot be enumerated, so two runs are compared."""
     case = REMEMBERING[kernel]

@@ -159,7 +159,7 @@ def letters_model() -> ts.Diffusion:
 def test_smc_with_a_string_reward_is_unbiased():
     reward = of_text(lambda texts: [text.count("ab") - 0.5 * text.count(" ") for text in texts], spell)
     model, tilt = letters_model(), ts.Tilt(reward, kl=0.5, draws=2)
-    outcome = trial(ts.Steering(model, tilt), answer(model, tilt), populations=4096)
+    outcome = trial(ts.Steering(model, tilt), answer(model, tilt))
     assert outcome.unbiased, outcome
 
 

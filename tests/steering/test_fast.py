@@ -179,7 +179,8 @@ def test_unbiased_through_every_form(kernel: str, proposal: ts.Proposal) -> None
     name = "logits" if (kernel in ("mdm", "lowconf")) == proposal.needs_gradient else "hidden"  # each with both
     model = model_of(forms()[name][1], kernel)
     truth = answer(model, ts.Tilt(B.reward, 1.0))
-    outcome = trial(ts.Steering(model, ts.Tilt(B.reward, 1.0, draws=2), proposal), truth, 8)
+    populations = 4096 if proposal.needs_gradient else 2048  # its tails are heavier
+    outcome = trial(ts.Steering(model, ts.Tilt(B.reward, 1.0, draws=2), proposal), truth, 8, populations)
     assert outcome.unbiased, str(outcome)
 
 
@@ -256,7 +257,9 @@ def test_lazy_twists_change_no_weight(kernel: str) -> None:
 def test_lazy_twists_are_unbiased(potential: Any, ramp: Any) -> None:
     model = model_of(forms()["hidden"][1])
     tilt = ts.Tilt(B.reward, 2.0, draws=2, potential=potential, ramp=ramp)
-    outcome = trial(ts.Steering(model, tilt), answer(model, ts.Tilt(B.reward, 2.0)), 8, when=ts.triggers.every(3))
+    populations = 4096 if potential is ts.potentials.total else 2048  # a sum of many rewards is steep
+    truth = answer(model, ts.Tilt(B.reward, 2.0))
+    outcome = trial(ts.Steering(model, tilt), truth, 8, populations, when=ts.triggers.every(3))
     assert outcome.unbiased, str(outcome)
 
 
@@ -385,7 +388,7 @@ def test_ranks_are_found_a_few_rows_at_a_time(
 ) -> None:
     """Nothing is made that is as large as the laws of all particles, but for what is kept of networks; and nothing
     changes."""
-    model = replace(model_of(forms()["hidden"][1], sharing=False), kernel=MASKGIT[kernel])
+    model = replace(model_of(forms()["hidden"][1], sharing=False, num_steps=3), kernel=MASKGIT[kernel])
     steering = ts.Steering(model, ts.Tilt(B.reward, B.kl, estimator=ts.Sampled(seed=1)), proposal)
     whole = ts.smc(steering, 16, generator=seeded())
     in_small_pieces(monkeypatch)

@@ -206,7 +206,7 @@ def test_the_reward_goes_up_and_kl_holds_it_back(toy: Toy) -> None:
 def test_as_a_proposal_it_is_unbiased(sampler: str) -> None:
     denoiser = tuned(B, sampler, rounds=15).denoiser
     steering = ts.Steering(B.model(sampler), B.tilt(sampler), ts.Amortised(denoiser))
-    outcome = trial(steering, answer(steering.model, steering.twist), populations=8192)
+    outcome = trial(steering, answer(steering.model, steering.twist))
     assert outcome.unbiased, str(outcome)
 
 

@@ -121,7 +121,7 @@ def test_sampling_with_an_adapter_is_unbiased(sampler: str) -> None:
     q = adapted(net, 2)
     perturbed(q)
     steering = ts.Steering(model_of(logits_of(net), sampler), TILT, ts.Amortised(logits_of(q)))
-    outcome = trial(steering, answer(steering.model, steering.twist), populations=4096)
+    outcome = trial(steering, answer(steering.model, steering.twist))
     assert outcome.unbiased, str(outcome)
 
 
@@ -350,7 +350,7 @@ def test_sampling_with_another_head_is_unbiased(sampler: str) -> None:
     head = NewHead(net.head, 8)
     perturbed(head)
     steering = ts.Steering(model_of(headed(net), sampler), TILT, head.proposal())
-    outcome = trial(steering, answer(steering.model, steering.twist), populations=4096)
+    outcome = trial(steering, answer(steering.model, steering.twist))
     assert outcome.unbiased, str(outcome)
 
 

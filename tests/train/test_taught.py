@@ -56,7 +56,7 @@ def test_digits_are_taught_and_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("few_steps")
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("beside", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_finished_proposal_is_taught_its_twist(tmp_path: Path, beside: bool) -> None:
     config = replace(digits.RECIPE.proposal, value=replace(digits.RECIPE.proposal.value, beside=beside))
     assert config.twist is not None

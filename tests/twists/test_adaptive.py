@@ -102,7 +102,7 @@ def test_adapting_costs_no_unbiasedness(proposal: str, potential: str, share: fl
     """Even a ramp chosen from three particles: lambda enters the twist alone, and that is divided out again."""
     tilt = adaptive(share=share, potential=POTENTIALS[potential])
     outcome = trial(
-        ts.Steering(B.model("mdm"), tilt, PATHS[proposal]), answer(B.model("mdm"), tilt), 3, populations=8000
+        ts.Steering(B.model("mdm"), tilt, PATHS[proposal]), answer(B.model("mdm"), tilt), 3, populations=4000
     )
     assert outcome.unbiased, str(outcome)
 
@@ -131,7 +131,7 @@ def test_wherever_a_ramp_is(case: str) -> None:
     path = ts.Steering(model, tilt, proposal)
     path = ts.Auxiliary(path) if "first" in case else path
     particles = 4 if case == "nested" else 3
-    outcome = trial(path, answer(model, tilt), particles, populations=6000, **options)
+    outcome = trial(path, answer(model, tilt), particles, populations=4000, **options)
     assert outcome.unbiased, str(outcome)
 
 
@@ -170,7 +170,7 @@ def test_a_constrained_ramp_is_frozen() -> None:
     ramp = ts.adapted_ramp(rewards.constrain(B.model("mdm"), automaton, adaptive()), 50, 4, generator=seeded())
     steering = rewards.constrain(B.model("mdm"), automaton, adaptive())
     steering = replace(steering, twist=replace(some(steering.twist), ramp=ramp))
-    outcome = trial(steering, answer(steering.model, steering.twist), 3, populations=6000)
+    outcome = trial(steering, answer(steering.model, steering.twist), 3, populations=2048)
     assert outcome.unbiased, str(outcome)
 
 
@@ -184,7 +184,7 @@ def test_frozen_it_is_unbiased(sampler: str) -> None:
     assert values == sorted(values, reverse=True)
     assert steering.twist is not None
     frozen = replace(steering, twist=replace(steering.twist, ramp=ramp))
-    outcome = trial(frozen, answer(frozen.model, frozen.twist), populations=6000)
+    outcome = trial(frozen, answer(frozen.model, frozen.twist), populations=2048)
     assert outcome.unbiased, str(outcome)
 
 
