@@ -46,10 +46,12 @@ def checked(run: Any, runs: int) -> bool:
     return run.check(run.Console(file=io.StringIO(), width=120), runs)
 
 
+@pytest.mark.slow
 def test_the_baseline_is_right(run: Any) -> None:
     assert checked(run, 60)
 
 
+@pytest.mark.slow
 def test_a_baseline_without_p_over_q_is_found_out(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     move = run.Dense.move
 

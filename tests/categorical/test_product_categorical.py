@@ -221,6 +221,7 @@ def test_a_product_with_one_head_is_that_head_on_the_states_added_up() -> None:
 
 
 @pytest.mark.parametrize(("form", "tokens_only"), [("logits", True), ("hidden", False), ("one head", True)])
+@pytest.mark.slow
 def test_gradients_on_top_of_guidance_are_unbiased(form: str, tokens_only: bool) -> None:
     model = ts.guided(*pair(form), 1.5)
     reward = ts.Tilt(lambda x: (x == 1).double().sum(-1) if x.dim() == 2 else x[..., 1].sum(-1), 1.0, draws=2)

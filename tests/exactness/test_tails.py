@@ -66,6 +66,7 @@ def test_the_price_of_resampling_is_part_of_the_variance():
     assert abs(float(squares.mean()) - expected) < 3.5 * float(squares.std()) / math.sqrt(len(squares))
 
 
+@pytest.mark.slow
 def test_twists_that_know_the_future_make_resampling_free():
     still = mog_trained.task(Setup(20))  # without remasking the closed form is the soft value, or nearly
     assert float(enumerate_steering(ts.Steering(still.model, still.tilt)).log_price.max()) < math.log(1e-4)
@@ -82,6 +83,7 @@ def log_z_of_the_healthy(exact: Enumeration, least: float) -> float:
     return float((law + exact.log_twist[-1]).logsumexp(0))
 
 
+@pytest.mark.slow
 def test_most_of_z_goes_through_states_that_resampling_kills():
     exact = enumerate_steering(remasked(kl=1.0))
     assert log_z_of_the_healthy(exact, 1e-30) == pytest.approx(exact.log_z)

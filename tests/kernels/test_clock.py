@@ -94,6 +94,7 @@ def test_the_oracle_is_the_limit_of_many_steps(schedule: ts.Schedule) -> None:
 
 
 @pytest.mark.parametrize(("toy", "schedule"), [(A, SCHEDULES[0]), (A, SCHEDULES[1]), (B, SCHEDULES[0])])
+@pytest.mark.slow
 def test_unsteered_it_is_continuous_time(toy: Toy, schedule: ts.Schedule) -> None:
     law = continuous_law(toy, schedule, nodes=9)
     rows = 20_000

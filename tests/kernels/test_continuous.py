@@ -283,6 +283,7 @@ def model(toy: Toy, kernel: Any, steps: Any) -> ts.Diffusion:
 @pytest.mark.parametrize(
     ("name", "schedule"), [("A", ts.Linear()), ("B", ts.Linear()), ("B", ts.Cosine()), ("A", ts.Polynomial(2.0))]
 )
+@pytest.mark.slow
 def test_tau_leaping_converges_at_first_order(name: str, schedule: ts.Schedule) -> None:
     toy = Toy(name)
     truth = limit(toy)

@@ -426,6 +426,7 @@ def test_noise_is_annealed_by_the_time_that_a_step_leads_to() -> None:
 
 
 @pytest.mark.parametrize("proposal", ["base", "gradient", "learned"])
+@pytest.mark.slow
 def test_noise_inside_blocks_and_with_a_tilt(proposal: str) -> None:
     """Two proposals that must agree on log Z, one the model itself."""
     kernel = Blocks(MaskGIT(M, count=ts.ranked.fixed(1), temperature=1.0), 3, 3, 3)

@@ -230,6 +230,7 @@ def agree(masses: Tensor, right: Tensor, spread: Tensor | float = 0.0) -> bool:
 
 
 @pytest.mark.parametrize(("kernel", "way"), zip(KERNELS, cycle(WAYS), strict=False))
+@pytest.mark.slow
 def test_each_population_has_the_law_of_its_own_template(kernel: str, way: str) -> None:
     case = KERNELS[kernel]
     for masses, row in zip(run(ts.Steering(case.together(), *WAYS[way])), case.rows, strict=True):

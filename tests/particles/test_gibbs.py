@@ -65,6 +65,7 @@ def test_a_new_past_has_its_law_at_every_time() -> None:
     assert (after[1] != paths[1]).any(-1).double().mean() > 0.5
 
 
+@pytest.mark.slow
 def test_from_a_poor_start_to_the_target() -> None:
     """Sweeps with few particles wash out the bias of picking from one small run."""
     toy = Toy("B")

@@ -361,6 +361,7 @@ def test_unbiased(sampler, variant):
 
 
 @pytest.mark.parametrize("sampler", ["mdm", "remdm"])
+@pytest.mark.slow
 def test_gradients_inside_constraints_may_be_rarer_or_of_fewer_draws(sampler):
     model, automaton = B.model(sampler), toy_automaton(B)
     tilt = B.tilt(sampler, estimator=ts.Sampled(), draws=4)
@@ -419,6 +420,7 @@ def test_unbiased_on_the_larger_toy(sampler):
 
 @pytest.mark.parametrize("base", [ts.FromModel(), ts.Guided(), ts.Optimal()], ids=["first", "guided", "optimal"])
 @pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.slow
 def test_products(sampler, base):
     model, automaton = B.product(sampler, *POWERS, correct_remasking=False), toy_automaton(B)
     truth = answer(model, ts.Tilt(Satisfies(automaton)))

@@ -224,6 +224,7 @@ def small_model(length: int, seed: int, steps: int = 5) -> ts.Diffusion:
     )
 
 
+@pytest.mark.slow
 def test_forbidden_sites_never_appear_and_log_z_is_right():
     """L = 4, a site of three letters, with and without a soft reward, and the whole law against enumeration."""
     model, rule = small_model(4, 0), forbid("GAY")

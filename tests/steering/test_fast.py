@@ -174,6 +174,7 @@ def test_taking_particles_copies_no_laws() -> None:
 @pytest.mark.parametrize(
     "proposal", [ts.FromModel(), ts.Gradient(clip=2.0), B.amortised()], ids=["base", "gradient", "amortised"]
 )
+@pytest.mark.slow
 def test_unbiased_through_every_form(kernel: str, proposal: ts.Proposal) -> None:
     """Kept estimates, shared rows and joined stores: log Z and the whole vector Z·pi against enumeration."""
     name = "logits" if (kernel in ("mdm", "lowconf")) == proposal.needs_gradient else "hidden"  # each with both

@@ -613,6 +613,7 @@ def test_a_run_shares_the_noise_of_its_seed_unless_it_is_asked_not_to(weights: P
         assert ready.method.steering.twist.estimator == ts.Sampled(seed)
 
 
+@pytest.mark.slow
 def test_what_is_shipped_does_what_its_cards_say():
     task = dna.task(Setup(15))
     assert task.judge is not None

@@ -495,6 +495,7 @@ def test_gradients_enter_behind_the_embeddings(weights):
     torch.testing.assert_close(fast.log_w, plain.log_w, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_proposal_is_learned_and_used(recipe, weights, tmp_path):
     out = tmp_path / "taught"
     card = texts_train.proposal(recipe, None, weights, {1: 15}).train(Training(out))
@@ -675,6 +676,7 @@ def test_the_shipped_denoiser_knows_how_reviews_go_on(shipped):
         assert vocabulary.pieces[best] == on
 
 
+@pytest.mark.slow
 def test_the_shipped_proposal_praises(shipped):
     """Without any weights: its texts have a higher log p(praise) than those of the model, by three standard errors."""
     task, _ = shipped

@@ -319,6 +319,7 @@ def gap_to_local_optimum(steering: ts.Steering, denoiser: ts.Denoiser) -> float:
     return worst
 
 
+@pytest.mark.slow
 def test_a_baseline_of_the_state_lets_the_loss_reach_zero() -> None:
     steering, learned = learn()
     assert learned.history[-1].loss < 1e-3

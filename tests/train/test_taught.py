@@ -103,6 +103,7 @@ def test_mog_is_taught_a_twist_too(tmp_path: Path) -> None:
         mog_trained.proposal(3)
 
 
+@pytest.mark.slow
 def test_shipped_proposals_are_as_good_as_their_cards_say() -> None:
     """Alone, without weights, towards 4: the judge's mark, by a z-score against the card."""
     card = json.loads((SHIPPED / "digits-proposal-4.json").read_text())
@@ -147,6 +148,7 @@ def test_values_come_back_from_their_files(config: ValueConfig, tmp_path: Path) 
         ValueConfig("tree", {})
 
 
+@pytest.mark.slow
 def test_what_is_shipped_reached_its_goals() -> None:
     card = json.loads((SHIPPED / "mnist-proposal-4.json").read_text())
     assert card["quality"]["prop-amot N=1"]["accuracy"]["mean"] >= 0.90

@@ -184,6 +184,7 @@ def the_clock_ends_both_at_once(folder: Path) -> None:
 
 
 @pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
+@pytest.mark.slow
 def test_two_processes_train_one_proposal(tmp_path) -> None:
     """One test, since starting the processes is most of it."""
     launch(tmp_path)

@@ -145,6 +145,7 @@ def test_wherever_a_ramp_is(case: str) -> None:
         ("total", "base", False),
     ],
 )
+@pytest.mark.slow
 def test_particle_gibbs_keeps_exact_draws(potential: str, proposal: str, ancestor_sampling: bool) -> None:
     q = ts.Enumerated() if proposal == "enumerated" else PATHS[proposal]
     tilt = adaptive(potential=POTENTIALS[potential])
