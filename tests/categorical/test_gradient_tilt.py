@@ -205,6 +205,7 @@ def test_slopes_are_kept_like_any_store() -> None:
 @BOTH
 @pytest.mark.parametrize(("form", "dtype"), [("logits", torch.float32), ("hidden", torch.bfloat16)])
 @pytest.mark.parametrize(("kernel", "options"), [("mdm", {}), ("remdm", {}), ("mdm", {"tokens_only": True})])
+@pytest.mark.slow
 def test_following_a_gradient_in_low_precision_is_unbiased(
     device: str, form: str, kernel: str, options: dict[str, Any], dtype: torch.dtype
 ) -> None:

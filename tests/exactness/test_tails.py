@@ -45,6 +45,7 @@ def test_resampling_what_would_recover_costs_the_log_of_z_and_not_its_mean():
     assert float((log_z.mean() - exact) / (log_z.std() / math.sqrt(len(log_z)))) < -3.5
 
 
+@pytest.mark.slow
 def test_the_price_of_resampling_is_part_of_the_variance():
     """Resampled once: N · Var(Z_hat)/Z² is that of the weights before, that of who survives, and that of the moves."""
     steering, particles, at = remasked(kl=8.0, steps=6), 200, 2

@@ -389,6 +389,7 @@ def maskgit_by_hand(temperature: float, num_steps: int, rows: int) -> Tensor:
 
 @pytest.mark.parametrize("proposal", [ts.FromModel(), B.amortised()], ids=["base", "learned"])
 @pytest.mark.parametrize("wrap", [lambda k: k, MaskGITExtended], ids=["marginal", "extended"])
+@pytest.mark.slow
 def test_noise_is_shared(wrap: Any, proposal: ts.Proposal) -> None:
     """With annealed noise: log Z = 0 without a tilt, and any proposal has the law of MaskGIT as it is written."""
     rows, p = 50_000, maskgit_by_hand(2.0, 3, 50_000)

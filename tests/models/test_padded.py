@@ -238,6 +238,7 @@ def test_each_population_has_the_law_of_its_own_template(kernel: str, way: str) 
 
 
 @pytest.mark.parametrize(("kernel", "way"), zip(REMEMBERING, WAYS, strict=True))
+@pytest.mark.slow
 def test_kernels_with_a_memory_run_as_they_do_alone(kernel: str, way: str) -> None:
     """They cannot be enumerated, so two runs are compared."""
     case = REMEMBERING[kernel]

@@ -310,6 +310,7 @@ def test_remasking_a_factorised_model():
     assert trial(steering, answer(model, steering.twist), populations=1024).unbiased
 
 
+@pytest.mark.slow
 def test_large_canvas_stays_exact():
     """L = 60 with a word, a forbidden word and a count: all at once, without a denied or wasted particle."""
     log_p = torch.cat([law(6, 60, 4), torch.full((60, 1), -torch.inf)], -1)
@@ -490,6 +491,7 @@ def test_ramps_scale_the_soft_reward_only():
     ids=["difference", "max", "total"],
 )
 @pytest.mark.parametrize("ramp", [ts.ramps.linear, ts.Adaptive(0.8)], ids=["linear", "adaptive"])
+@pytest.mark.slow
 def test_any_ramp_and_potential(ramp, potential):
     """The look-ahead is a term of its own, so a potential gathers rewards and no chances, and a ramp may adapt."""
     model, automaton = B.model("mdm"), toy_automaton(B)
@@ -618,6 +620,7 @@ def test_single_precision():
 # ---- cost
 
 
+@pytest.mark.slow
 def test_look_ahead_costs_less_than_a_denoiser_call():
     """L = 200, 30 states, V = 1000, 64 particles, against a transformer of width 128 and 2 layers: what is multiplied,
     of the network that of the head alone, and the largest table beside the laws, which are read."""

@@ -255,6 +255,7 @@ def test_lazy_twists_change_no_weight(kernel: str) -> None:
 
 @pytest.mark.parametrize("potential", [ts.potentials.difference, ts.potentials.maximum, ts.potentials.total])
 @pytest.mark.parametrize("ramp", [ts.ramps.linear, ts.ramps.end, ts.Adaptive(0.8)], ids=["linear", "end", "adaptive"])
+@pytest.mark.slow
 def test_lazy_twists_are_unbiased(potential: Any, ramp: Any) -> None:
     model = model_of(forms()["hidden"][1])
     tilt = ts.Tilt(B.reward, 2.0, draws=2, potential=potential, ramp=ramp)
@@ -754,6 +755,7 @@ def test_straight_through_is_unbiased(kernel: str) -> None:
 
 @pytest.mark.parametrize("kernel", ["mdm", "remdm", "lowconf"])
 @pytest.mark.parametrize("embedded", [True, False])
+@pytest.mark.slow
 def test_gradients_may_be_older_than_the_state(kernel: str, embedded: bool) -> None:
     """Any q is right: log Z and every state against enumeration, with fewer rewards."""
     path = entered("hidden", kernel)[not embedded]
@@ -768,6 +770,7 @@ def test_gradients_may_be_older_than_the_state(kernel: str, embedded: bool) -> N
 
 @pytest.mark.parametrize(("embedded", "every"), [(True, 2), (False, 1)])
 @pytest.mark.parametrize("kernel", ["mdm", "remdm", "lowconf"])
+@pytest.mark.slow
 def test_gradients_may_have_draws_of_their_own(kernel: str, embedded: bool, every: int) -> None:
     """Any q is right: the estimates are then made for themselves, and only where weights are looked at."""
     path = entered("hidden", kernel)[not embedded]

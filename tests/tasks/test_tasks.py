@@ -272,6 +272,7 @@ def test_training_makes_all_there_is(tmp_path):
     digits.task(Setup(steps=3, weights=tmp_path))
 
 
+@pytest.mark.slow
 def test_mog_is_trained(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ot", None)  # without POT one number is missing, and that is all
     assert main(["train", "mog", "--out", str(tmp_path), "--scale", "0.002"]) == 0

@@ -201,6 +201,7 @@ def test_paths_know_what_their_walker_thought_of_their_moves(kernel: str) -> Non
             assert torch.allclose(paths.log_ratio.sum(0) + paths.log_twist[-1], paths.log_w, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_twist_is_taught_to_a_frozen_proposal() -> None:
     """It is the mean of the log-weight still to come from each state, also from those that the proposal avoids."""
     model, net, value = one_site(), Table(4, B.length), StateValue(4, B.length)
