@@ -19,10 +19,9 @@ import tokensteer as ts
 from tokensteer import files
 from tokensteer.app import cli, options
 from tokensteer.app.commands import demo
-from tokensteer.app.runs import answers, choices, jobs, prepare, seeds
+from tokensteer.app.runs import answers, choices, jobs, prepare, runner, seeds
 from tokensteer.app.runs import recipes as methods
 from tokensteer.app.runs import rows as rows_of
-from tokensteer.app.runs import runner as play
 from tokensteer.app.terminal import tables as table
 from tokensteer.app.words.environment import EXTRAS
 from tokensteer.tasks.catalogue import TASKS
@@ -383,7 +382,7 @@ def test_populations_that_died_are_left_out_of_what_is_measured():
 
 
 def test_what_was_finished_is_kept_when_it_is_stopped(tmp_path: Path, monkeypatch, capsys):
-    run_one, done = play.run_one, []
+    run_one, done = runner.run_one, []
 
     def stopped(*given):
         if len(done) == 2:
@@ -391,7 +390,7 @@ def test_what_was_finished_is_kept_when_it_is_stopped(tmp_path: Path, monkeypatc
         done.append(1)
         return run_one(*given)
 
-    monkeypatch.setattr(play, "run_one", stopped)
+    monkeypatch.setattr(runner, "run_one", stopped)
     words = ["--methods", "pretrained", "best-of-n", "smc-base", *TINY]
     assert tokensteer("compare", "digits", *words, "--out", tmp_path / "x") == 130
     run = ts.open_run(tmp_path / "x")
@@ -407,7 +406,7 @@ def test_a_run_that_fails_at_once_leaves_nothing(tmp_path: Path, monkeypatch, ca
     def broken(*given):
         raise FloatingPointError("the weight of particle 0 is NaN")
 
-    monkeypatch.setattr(play, "run_one", broken)
+    monkeypatch.setattr(runner, "run_one", broken)
     assert tokensteer("run", "digits", *TINY, "--out", tmp_path / "x") == 2
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().err == "tokensteer: the weight of particle 0 is NaN\n"

@@ -14,7 +14,7 @@ import tokensteer as ts
 from tokensteer import files
 from tokensteer.app import cli
 from tokensteer.app.report import write
-from tokensteer.app.runs import runner as play
+from tokensteer.app.runs import match_rows, runner
 from tokensteer.app.runs.jobs import Job
 from tokensteer.app.terminal import progress
 from tokensteer.app.terminal import tables as table
@@ -148,7 +148,8 @@ HUGE = "1" + "0" * 12
     ],
 )
 def test_numbers_are_checked_before_anything_runs(words: list[str], says: str, tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.setattr(play, "run_one", lambda *given: pytest.fail("it ran"))
+    for module in (runner, match_rows):
+        monkeypatch.setattr(module, "run_one", lambda *given: pytest.fail("it ran"))
     assert tokensteer(*(str(tmp_path / "out") if word == "OUT" else word for word in words)) == 2
     said = capsys.readouterr()
     assert said.err.count("\n") == 1, said.err
@@ -168,7 +169,7 @@ def test_too_little_memory_is_said(error: Exception, tmp_path: Path, monkeypatch
     def full(*given):
         raise error
 
-    monkeypatch.setattr(play, "run_one", full)
+    monkeypatch.setattr(runner, "run_one", full)
     assert tokensteer("run", "digits", *TINY, "--out", tmp_path / "out") == 2
     said = capsys.readouterr().err
     assert said.startswith("tokensteer: there is not enough memory (")

@@ -24,9 +24,8 @@ import tokensteer as ts
 from tokensteer import files
 from tokensteer.app import cli
 from tokensteer.app.report import write
-from tokensteer.app.runs import claims
+from tokensteer.app.runs import claims, runner
 from tokensteer.app.runs import folder as runs
-from tokensteer.app.runs import runner as play
 
 SOURCE = Path(ts.__file__).parent
 CONFIG = {"format": runs.FORMAT, "command": "tokensteer run digits", "version": "0", "started": "2025-11-15"}
@@ -262,7 +261,7 @@ def test_rows_name_no_files_outside_of_their_folder(place: str, tmp_path: Path):
 
 
 def test_the_report_of_an_unfinished_run_names_what_is_missing_and_no_winner(tmp_path, monkeypatch, capsys):
-    run_one, done = play.run_one, []
+    run_one, done = runner.run_one, []
 
     def stopped(*given):
         if len(done) == 2:
@@ -273,7 +272,7 @@ def test_the_report_of_an_unfinished_run_names_what_is_missing_and_no_winner(tmp
     words = ["compare", "digits", "--methods", "pretrained", "smc-base", "best-of-n", "svdd", *TINY]
     assert tokensteer(*words, "--out", tmp_path / "all") == 0
     assert "Unfinished" not in capsys.readouterr().out
-    monkeypatch.setattr(play, "run_one", stopped)
+    monkeypatch.setattr(runner, "run_one", stopped)
     assert tokensteer(*words, "--out", tmp_path / "some") == 130
     missing = "best-of-n, N = 2, seed 0; svdd, N = 2, seed 0"
     assert f"Unfinished: 2 of 4 rows. Missing: {missing}\n" in capsys.readouterr().out

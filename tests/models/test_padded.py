@@ -229,7 +229,7 @@ def agree(masses: Tensor, right: Tensor, spread: Tensor | float = 0.0) -> bool:
     return abs(float(z[0])) < 4 and float(z[heavy].abs().max()) < 4.5 and not bool(masses[:, never].any())
 
 
-@pytest.mark.parametrize(("kernel", "way"), zip(KERNELS, cycle(WAYS), strict=False))
+@pytest.mark.parametrize(("kernel", "way"), list(zip(KERNELS, cycle(WAYS), strict=False)))
 @pytest.mark.slow
 def test_each_population_has_the_law_of_its_own_template(kernel: str, way: str) -> None:
     case = KERNELS[kernel]
@@ -237,7 +237,7 @@ def test_each_population_has_the_law_of_its_own_template(kernel: str, way: str) 
         assert agree(masses, truth(kernel, row)), templates(MASK)[row].tolist()
 
 
-@pytest.mark.parametrize(("kernel", "way"), zip(REMEMBERING, WAYS, strict=True))
+@pytest.mark.parametrize(("kernel", "way"), list(zip(REMEMBERING, WAYS, strict=True)))
 @pytest.mark.slow
 def test_kernels_with_a_memory_run_as_they_do_alone(kernel: str, way: str) -> None:
     """They cannot be enumerated, so two runs are compared."""
