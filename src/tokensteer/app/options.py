@@ -11,8 +11,9 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from tokensteer.tasks.common.settings import Settings, left
 
 METHODS = (
-    "pretrained, best-of-n, svdd, svdd-argmax, nested-svdd, fk-difference, fk-max, fk-sum, prop-grad, cfg, smc-cfg, "
-    "drakes, drakes-kl, sgdd, smc-base, smc-grad, smc-enumerated, prop-amot, smc-amot, smc-learned, particle-gibbs"
+    "auto, pretrained, best-of-n, svdd, svdd-argmax, nested-svdd, fk-difference, fk-max, fk-sum, prop-grad, cfg, "
+    "smc-cfg, drakes, drakes-kl, sgdd, smc-base, smc-grad, smc-enumerated, prop-amot, smc-amot, smc-learned, "
+    "particle-gibbs"
 )
 
 RUN = f"""\
@@ -21,6 +22,7 @@ Run one method on a task and write a run folder.
   tokensteer run digits
   tokensteer run digits --method smc-grad --particles 16 --populations 8 --goal 7 --out out/seven
   tokensteer run mog --method smc-enumerated --particles 2000 --out out/mog
+  tokensteer run digits --budget 30s
   tokensteer run digits --trigger every:20 --ramp clipped:5 --draws 4 --out out/rarely
   tokensteer run text --goal 0 --prompts prompts.txt --populations 4 --out out/blame
 
@@ -32,6 +34,7 @@ Run several methods, sizes and seeds on a task, side by side in one run folder.
   tokensteer compare mog --particles 2000 --populations 10 --out out/mog
   tokensteer compare digits --methods smc-base smc-grad --particles 4 16 64 --seeds 0 1 2
   tokensteer compare digits --recipe ramps --particles 16
+  tokensteer compare digits --methods auto smc-base fk-difference --budget 20s
   tokensteer compare digits --match-rows smc-grad --particles 4
 
 Denoiser and reward rows stand beside every method: compare methods at equal rows as well as at equal N. Recipes vary
@@ -100,8 +103,10 @@ Here = Annotated[Where, arg(name="")]
 @dataclass(frozen=True)
 class Run:
     task: Task
-    method: str = "smc-grad"
-    """One of those above."""
+    method: Annotated[str | None, left("smc-grad, or auto with --budget", "STR")] = None
+    """One of those above. auto chooses by pilots, within --budget."""
+    budget: Annotated[str | None, left("30s for auto", "TIME")] = None
+    """What auto may spend, pilots included: a time such as 30s or 5min, or a number of network rows."""
     particles: int = 16
     """Particles in each population."""
     populations: int = 8
@@ -127,6 +132,8 @@ class Compare:
     """A row for each of them."""
     match_rows: Annotated[str | None, left("equal N", "METHOD")] = None
     """Give each method the particles that the network rows of this one, with --particles, pay for."""
+    budget: Annotated[str | None, left("none: --particles", "TIME")] = None
+    """Give each method the particles that it moves in this time, such as 30s. auto can be among the methods."""
     recipe: str = "methods"
     """What is varied: methods, ramps, draws or traces."""
     out: Annotated[Path | None, left("out/TASK-RECIPE", "FOLDER")] = None

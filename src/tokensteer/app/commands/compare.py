@@ -10,6 +10,7 @@ from tokensteer.app.runs import recipes
 from tokensteer.app.runs.choices import tilted
 from tokensteer.app.runs.jobs import Job, plan
 from tokensteer.app.runs.match_rows import matched
+from tokensteer.app.runs.match_seconds import within
 from tokensteer.app.runs.prepare import Environment, make_task, setup_of
 from tokensteer.app.terminal.tables import say
 from tokensteer.app.words.lookup import choose
@@ -27,6 +28,12 @@ def main(command: Compare, words: str) -> int:
     usual = _usual(command.task, settings, place) if command.methods is None else []
     jobs = plan(command, settings, usual)
     jobs = jobs if command.match_rows is None else matched(jobs, command.match_rows, place)
+    if command.budget is not None:
+        if command.match_rows is not None or command.particles is not None:
+            raise ValueError("--budget decides the particles: leave out --particles and --match-rows")
+        jobs = within(jobs, command.budget, place)
+    elif any(recipes.recipe_of(job.method).planned for job in jobs):
+        raise ValueError("auto needs a --budget, such as 30s; the other methods then get as much time")
     return run_command(command, command.recipe, jobs, place, words)
 
 

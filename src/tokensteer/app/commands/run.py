@@ -10,19 +10,37 @@ from tokensteer.app.options import Compare, Run, Where
 from tokensteer.app.runs.folder import writing
 from tokensteer.app.runs.jobs import Job
 from tokensteer.app.runs.prepare import Environment, prepare
+from tokensteer.app.runs.recipes import recipe_of
 from tokensteer.app.runs.runner import config, run_all
 from tokensteer.app.terminal.progress import shown
-from tokensteer.app.terminal.tables import deaths, failures, say, tables, terminal
+from tokensteer.app.terminal.tables import deaths, failures, plans, say, tables, terminal
 from tokensteer.app.words.lookup import choose
+from tokensteer.core.steering.pilots import Budget
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.common.task import SHIPPED
 
+BUDGET = "30s"
+"""What auto may spend unless it is said."""
+
 
 def main(command: Run, words: str) -> int:
     place, settings = environment(command.where), with_steps(command)
-    job = Job(command.task, command.method, command.particles, command.populations, command.seed, settings)
-    return run_command(command, command.method, [job], place, words)
+    method = command.method or ("smc-grad" if command.budget is None else "auto")
+    budget = budget_of(method, command.budget)
+    job = Job(command.task, method, command.particles, command.populations, command.seed, settings, budget=budget)
+    return run_command(command, method, [job], place, words)
+
+
+def budget_of(method: str, given: str | None) -> str | None:
+    """The budget of a method: None unless pilots plan it."""
+    if not recipe_of(method).planned:
+        if given is not None:
+            raise ValueError(f"--budget is for the method auto, and this is {method}: leave out one of the two")
+        return None
+    budget = BUDGET if given is None else given
+    Budget.of(int(budget) if budget.isdecimal() else budget)  # raises before anything is loaded
+    return budget
 
 
 def environment(where: Where) -> Environment:
@@ -53,7 +71,7 @@ def run_jobs(jobs: Sequence[Job], place: Environment, out: Path, words: str, for
         finally:  # also when it is stopped
             console, rows = terminal(), writer.rows
             missing = [f"{job.label}, N = {job.particles}, seed {job.seed}" for job in jobs[len(rows) :]]
-            lines = [*tables(rows, console.width), *failures(rows), *deaths(rows)]
+            lines = [*tables(rows, console.width), *plans(rows), *failures(rows), *deaths(rows)]
             if rows and missing:
                 lines.append(f"Unfinished: {len(rows)} of {len(jobs)} rows. Missing: {'; '.join(missing)}")
             for line in lines:

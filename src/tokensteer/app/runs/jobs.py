@@ -21,7 +21,7 @@ MOST = 10**9
 @dataclass(frozen=True)
 class Job:
     """A method on a task. `populations` is per prompt if the task reads prompts. `extra` has the words that distinguish
-    it from other jobs of the same method."""
+    it from other jobs of the same method. `budget`, a time or a number of rows, is for a method that pilots plan."""
 
     task: str
     method: str
@@ -30,6 +30,7 @@ class Job:
     seed: int = 0
     settings: Settings = field(default_factory=Settings)
     extra: tuple[str, ...] = ()
+    budget: str | None = None
 
     def __post_init__(self) -> None:
         check_count("particles", self.particles, MOST, 16)

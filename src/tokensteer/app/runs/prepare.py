@@ -19,6 +19,7 @@ from tokensteer.app.runs.recipes import Recipe, recipe_of
 from tokensteer.app.words.lookup import choose, find
 from tokensteer.core.numerics.batching import parse_memory
 from tokensteer.core.steering.methods import Method
+from tokensteer.core.steering.planner import Plan
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.task import SHIPPED, Setup, Task, check_device
 
@@ -47,12 +48,13 @@ class Environment:
 
 @dataclass(frozen=True)
 class PreparedJob:
-    """A job with its task and method."""
+    """A job with its task and method, and the plan that chose the method if it was planned."""
 
     job: Job
     task: Task
     recipe: Recipe
     method: Method
+    chosen: Plan | None = None
 
 
 def prepare(jobs: Sequence[Job], place: Environment) -> list[PreparedJob]:

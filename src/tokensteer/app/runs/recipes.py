@@ -34,8 +34,8 @@ class Recipe:
 
     With `sweeps`, that many sweeps of particle Gibbs follow the first run; with `split`, split Gibbs is run instead.
     `trained` finds the networks that were trained for it. Unless it `estimates` the normaliser, its log Z is not
-    reported. Unless it `shares`, its draws have fresh noise even where the task shares noise: methods that accumulate
-    estimates along the path need their noise to average out.
+    reported. If `planned`, pilots choose what it is made of. Unless it `shares`, its draws have fresh noise even where
+    the task shares noise: methods that accumulate estimates along the path need their noise to average out.
     """
 
     make: Callable[[Task, Tilt, int], Method]
@@ -45,6 +45,7 @@ class Recipe:
     trained: Callable[[Task], Trained] | None = None
     estimates: bool = True
     shares: bool = True
+    planned: bool = False
 
 
 def _twisted(task: Task, tilt: Tilt) -> Tilt:
@@ -110,6 +111,8 @@ def _fk(potential: Potential) -> Callable[[Task, Tilt, int], Method]:
 
 
 METHODS: dict[str, Recipe] = {
+    # What pilots choose within --budget.
+    "auto": Recipe(lambda task, tilt, n: methods.smc_base(task.model, tilt), planned=True),
     # The model alone, unsteered.
     "pretrained": Recipe(lambda task, tilt, n: methods.pretrained(task.model), unweighted),
     # Independent samples, weighted at the end.
@@ -159,7 +162,7 @@ METHODS: dict[str, Recipe] = {
 def usual(task: Task, tilt: Tilt) -> list[str]:
     """The methods to compare by default: the enumerated proposal only where twists need no draws, and others only where
     the task has what they need, such as networks trained for this goal."""
-    left_out = {"particle-gibbs", "svdd-argmax", *_hindered(task, tilt)}
+    left_out = {"auto", "particle-gibbs", "svdd-argmax", *_hindered(task, tilt)}
     if tilt.drawn:
         left_out.add("smc-enumerated")
     if task.conditional is None:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from tokensteer.app.runs import answers
+from tokensteer.app.runs.auto import LEARNED
 from tokensteer.app.runs.prepare import PreparedJob
 from tokensteer.app.runs.prompts import only
-from tokensteer.app.runs.recipes import Recipe
+from tokensteer.app.runs.recipes import Recipe, learned
 from tokensteer.app.words.numbers import stored
 from tokensteer.core.particles.result import Result
 from tokensteer.tasks.common.metrics import Measured, measured
@@ -76,12 +77,20 @@ def _metrics(task: Task, answer: Result, kept: Tensor) -> dict[str, list[float |
 
 
 def _extras(ready: PreparedJob, kept: Tensor) -> dict[str, Any]:
-    """Entries that not every row has: the training behind the method, failed prompts, and populations that died."""
+    """Entries that not every row has: the training behind the method, what a plan chose and why, failed prompts, and
+    populations that died."""
     found: dict[str, Any] = {}
     prompted, trained = ready.task.prompted, ready.recipe.trained
+    if ready.chosen is not None and ready.chosen.winner.setting.names["proposal"] == LEARNED:
+        trained = learned
     if trained is not None:
         card = trained(ready.task).card
         found["training"] = {name: card[name] for name in ("denoiser rows", "seconds", "device", "history")}
+    if ready.chosen is not None:
+        found["plan"] = {
+            **ready.chosen.reasons,
+            "particles": f"{ready.chosen.num_particles}, what the rest of the budget pays for",
+        }
     if prompted is not None and prompted.failed:
         failed = prompted.failed
         found["failed"] = [{"prompt": prompt.text, "id": prompt.id, "error": reason} for prompt, reason in failed]

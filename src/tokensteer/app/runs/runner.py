@@ -15,6 +15,7 @@ import torch
 from torch import Generator
 
 import tokensteer
+from tokensteer.app.runs.auto import planned
 from tokensteer.app.runs.folder import FORMAT, PICTURE, Writer
 from tokensteer.app.runs.jobs import Job
 from tokensteer.app.runs.prepare import Environment, PreparedJob, put_together
@@ -67,6 +68,7 @@ def run_all(jobs: Sequence[PreparedJob], place: Environment, writer: Writer, wat
         watch.begin(ready.job)
         began = time.perf_counter()
         try:
+            ready = planned(ready, place) if ready.recipe.planned else ready
             result = run_one(ready, place, watch.see)
         except Exception as error:
             ready, result = retry_per_prompt(ready, place, watch.see, error)

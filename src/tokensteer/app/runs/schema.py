@@ -84,6 +84,7 @@ JOB = {
     "method": TEXT,
     "particles": SIZE,
     "seed": COUNT,
+    "budget": maybe(TEXT),
     "kl": maybe(POSITIVE),
     "remask": SHARE,
     "extra": listed(TEXT),
@@ -109,6 +110,6 @@ ROW_EXTRAS = (
     | _of(listed(TEXT), "dead prompts", "written")
     | _of(maybe(named(MEASURED)), "best")
     | {"job": record({}, JOB), "training": record(TRAINING, {}), "failed": listed(record(FAILED, {}))}
-    | {"dead": COUNT, "seeds": SIZE}
+    | {"dead": COUNT, "seeds": SIZE, "plan": named(TEXT)}
 )
 SAMPLE = _of(TEXT, "text", "prompt") | _of(maybe(NUMBER), "reward", "log_w", "judge", "weight")

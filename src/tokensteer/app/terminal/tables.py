@@ -121,6 +121,16 @@ def summary(row: Row) -> str:
     return f"{row['task']} {row['method']}, N = {row['particles']}: {', '.join(marks)}, {row['seconds']:.1f} s"
 
 
+def plans(rows: Sequence[Row]) -> list[str]:
+    """What pilots chose for each row that they planned, a line for each choice."""
+    found: list[str] = []
+    for row in rows:
+        if "plan" in row:
+            found.append(f"{row['method']}, seed {row['seed']}, chose (in brackets the cost of others, same error):")
+            found += [f"  {name:<9} {reason}" for name, reason in row["plan"].items()]
+    return found
+
+
 def failures(rows: Sequence[Row]) -> list[str]:
     """A line for each prompt that failed with some method."""
     every = [failed for row in rows for failed in row.get("failed", ())]

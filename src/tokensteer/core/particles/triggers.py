@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
@@ -52,10 +53,19 @@ def every(k: int) -> Trigger:
     return Scheduled(always, lambda step: step.index > 0 and step.index % k == 0)
 
 
-def ess_below(fraction: float) -> Trigger:
-    """Where the effective sample size is below `fraction`·N."""
+def ess_below(fraction: float, looks: int | None = None) -> Trigger:
+    """Where the effective sample size is below `fraction`·N. With `looks` = k it is checked at times (k-1)/k, ..., 1/k
+    only, so that twists are evaluated only there."""
     check_number("ess_below: fraction", fraction, "(0, 1]")
-    return lambda log_w, step: ess(log_w) < fraction * log_w.shape[-1]
+
+    def below(log_w: Tensor, step: Step) -> Tensor:
+        return ess(log_w) < fraction * log_w.shape[-1]
+
+    if looks is None:
+        return below
+    check_whole("ess_below: looks", looks, 2, "None looks at every step")
+    # The step that contains a multiple of 1/looks, whatever the rounding of times.
+    return Scheduled(below, lambda step: step.index > 0 and math.floor(step.t * looks) > math.floor(step.s * looks))
 
 
 def all_of(*triggers: Trigger) -> Trigger:

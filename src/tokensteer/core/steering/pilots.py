@@ -1,0 +1,216 @@
+"""Pilots: short runs of a setting that measure how much its log Z scatters and what it costs.
+
+Each population of a setting gives an independent estimate Z_hat for a cost, in network rows or seconds. The mean of B
+of them has the relative error std/sqrt(B), about the error of log Z. So the best setting has the least variance times
+cost, whether the rest of a budget is spent on more populations or on larger ones.
+
+How reliable the prediction is: 1/sqrt(B) is exact, but std comes from a few dozen populations. With enough particles
+log Z_hat is about normal, and std follows from the scatter of log Z_hat. With a scatter above about 1, weights have
+tails that a pilot does not see: the predicted error is then too small, and settings are compared by the lognormal
+variance, which favours more particles.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Generator, Tensor
+
+from tokensteer.core.numerics.domains import check_whole
+from tokensteer.core.particles.resampling import log_mean_weight
+from tokensteer.core.proposals.proposal import Proposal
+from tokensteer.core.steering.methods import Method
+from tokensteer.core.twists.tilt import Tilt
+
+FEWEST = 8  # populations of a pilot
+FINALISTS = 3  # settings that are run a second time
+SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """An amount of network rows, or of seconds."""
+
+    amount: float
+    unit: str
+
+    @classmethod
+    def of(cls, given: int | str) -> Budget:
+        """Rows from a whole number, seconds from a string such as "30s", "2min" or "1h"."""
+        if not isinstance(given, str):
+            check_whole("plan: budget", given, hint='rows as a number, or a time such as "30s"')
+            return cls(given, "rows")
+        match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(s|min|h)\s*", given.lower())
+        if match is None or float(match[1]) == 0:
+            raise ValueError(
+                f"a budget must be a positive time such as '30s' or '2min', or a number of rows: {given!r}"
+            )
+        return cls(float(match[1]) * SECONDS[match[2]], "s")
+
+    def written(self, amount: float) -> str:
+        return f"{amount:,.0f} rows" if self.unit == "rows" else f"{amount:.3g} s"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A method to pilot, with the names of what it is made of by dimension: proposal, trigger, draws, ramp."""
+
+    num_particles: int
+    method: Method
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def tilt(self) -> Tilt:
+        tilt = self.method.steering.twist
+        assert tilt is not None, "only a tilt has draws and a ramp"
+        return tilt
+
+    def steered(self, twist: Tilt | None = None, proposal: Proposal | None = None) -> Setting:
+        """The setting with another tilt or proposal."""
+        own = self.method.steering
+        steering = replace(own, twist=twist or own.twist, proposal=proposal or own.proposal)
+        return replace(self, method=replace(self.method, steering=steering))
+
+    @property
+    def least(self) -> int:
+        """The fewest populations of a pilot."""
+        return max(FEWEST, 2 * self.method.steering.resources.templates)
+
+    def run(self, populations: int, budget: Budget, generator: Generator | None) -> Pilot:
+        """Run at least so many populations, equally many of each template."""
+        templates = self.method.steering.resources.templates
+        populations = templates * math.ceil(populations / templates)
+        began = time.perf_counter()
+        result = self.method(self.num_particles, populations, generator=generator)
+        log_z = result.log_z.view(templates, -1).cpu()  # waits for the device
+        cost = sum(result.rows.values()) if budget.unit == "rows" else time.perf_counter() - began
+        share = result.ess.mean(-1) / self.num_particles
+        return Pilot(self, log_z, float(share[-1]), float(share.min()), cost / populations, cost)
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """A run of independent populations: log Z_hat of each by template (C, B/C), mean ESS/N at the end and at worst, the
+    cost of `each` population, and all that was `spent`."""
+
+    setting: Setting
+    log_z: Tensor
+    ess: float
+    worst_ess: float
+    each: float
+    spent: float
+
+    @property
+    def populations(self) -> int:
+        return self.log_z.numel()
+
+    @property
+    def scatter(self) -> float:
+        """The standard deviation of log Z_hat within templates; infinite if some populations died."""
+        scatter = float(self.log_z.var(-1).mean().sqrt())
+        return scatter if math.isfinite(scatter) else math.inf
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of Z_hat over its mean: the empirical one or, if larger, that of a lognormal with the
+        scatter (at most 1) of the logs; infinite if all populations of a template died."""
+        ratio = (self.log_z - log_mean_weight(self.log_z).unsqueeze(-1)).exp()
+        own = float(ratio.var(-1).mean().sqrt())
+        return max(own, math.sqrt(math.expm1(min(self.scatter, 1.0) ** 2))) if math.isfinite(own) else math.inf
+
+    @property
+    def price(self) -> float:
+        """log(variance · cost), least for the best setting; the lognormal variance if the logs scatter beyond 1."""
+        wide = 1.0 < self.scatter < math.inf
+        log_variance = self.scatter**2 if wide else 2 * math.log(max(self.spread, 1e-300))
+        return log_variance + math.log(self.each)
+
+    def error(self, cost: float) -> float:
+        """The predicted error of the log Z of a template after so much."""
+        return self.spread * math.sqrt(len(self.log_z) * self.each / cost)
+
+    def joined(self, more: Pilot) -> Pilot:
+        """Two runs of a setting as one. The second, larger one tells the cost."""
+        share = more.populations / (self.populations + more.populations)
+        ess = self.ess + share * (more.ess - self.ess)
+        worst = self.worst_ess + share * (more.worst_ess - self.worst_ess)
+        log_z = torch.cat([self.log_z, more.log_z], -1)
+        return Pilot(self.setting, log_z, ess, worst, more.each, self.spent + more.spent)
+
+
+Change = Callable[[Setting], Setting]
+
+
+@dataclass
+class Search:
+    """Varies one dimension after the other, each from the best setting so far. Begins no pilot that costs more than
+    `left` if it costs as much as the best; those are counted as `too_dear`."""
+
+    budget: Budget
+    left: float
+    generator: Generator | None
+    spent: float = 0.0
+    too_dear: int = 0
+    pilots: list[Pilot] = field(default_factory=list[Pilot])
+    compared: dict[str, list[Pilot]] = field(default_factory=dict[str, list[Pilot]])
+
+    def run(self, start: Setting, options: Mapping[str, Mapping[str, Change]]) -> None:
+        for dimension, named in options.items():
+            start = _changed(start, dimension, *next(iter(named.items())))
+        best = self._first(start, sum(len(named) - 1 for named in options.values()))
+        populations = best.populations  # of all pilots: seconds of different numbers do not compare
+        for dimension, named in options.items():
+            found = [best]
+            for name, change in list(named.items())[1:]:
+                setting = _changed(best.setting, dimension, name, change)
+                if populations * best.each * setting.num_particles / best.setting.num_particles > self.left:
+                    self.too_dear += 1
+                else:
+                    found.append(self._spend(setting, populations))
+            self.pilots += found[1:]
+            self.compared[dimension] = found
+            best = min(found, key=lambda pilot: pilot.price)
+
+    def _first(self, setting: Setting, others: int) -> Pilot:
+        """The pilot that the search begins with, as large as it can be if the others cost half as much again."""
+        pilot = self._spend(setting, setting.least)
+        if self.spent > self.budget.amount / 2:
+            written = self.budget.written
+            raise ValueError(
+                f"a budget of {written(self.budget.amount)} is too small for a pilot: {pilot.populations} populations "
+                f"of {setting.num_particles} particles took {written(self.spent)}. Give at least "
+                f"{written(math.ceil(2.5 * self.spent))}, or pilot fewer particles or draws"
+            )
+        more = int((self.left - 1.5 * pilot.spent * others) / (1 + 1.5 * others) / pilot.each)
+        if more > pilot.populations:
+            pilot = pilot.joined(self._spend(setting, more))
+        self.pilots.append(pilot)
+        return pilot
+
+    def _spend(self, setting: Setting, populations: int) -> Pilot:
+        pilot = setting.run(populations, self.budget, self.generator)
+        self.spent += pilot.spent
+        self.left -= pilot.spent
+        return pilot
+
+    def best(self, amount: float) -> Pilot:
+        """The best setting by all its runs, with the figures of its second run. The finalists are run again, as many as
+        the amount pays for: the least of many noisy numbers is biased low."""
+        finalists = sorted(self.pilots, key=lambda pilot: pilot.price)[:FINALISTS]
+        while finalists and sum(pilot.setting.least * pilot.each for pilot in finalists) > amount:
+            finalists.pop()
+        if not finalists:
+            return min(self.pilots, key=lambda pilot: pilot.price)
+        populations = int(amount / sum(pilot.each for pilot in finalists))
+        second = [self._spend(pilot.setting, populations) for pilot in finalists]
+        both = [first.joined(again) for first, again in zip(finalists, second, strict=True)]
+        return second[min(range(len(both)), key=lambda k: both[k].price)]
+
+
+def _changed(setting: Setting, dimension: str, name: str, change: Change) -> Setting:
+    return replace(change(setting), names={**setting.names, dimension: name})
