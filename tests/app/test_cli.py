@@ -197,7 +197,7 @@ def test_methods_say_what_a_task_lacks(method: str, tmp_path: Path, capsys):
 
 
 @pytest.mark.fast
-@pytest.mark.parametrize("method", [name for name in methods.METHODS if name not in NEEDY])
+@pytest.mark.parametrize("method", [name for name in methods.METHODS if name not in ("auto", *NEEDY)])
 def test_every_method_runs(method: str, tmp_path: Path):
     task = "mog" if method in ("smc-enumerated", "smc-learned") else "digits"
     words = ["--particles", "4", "--populations", "2", "--steps", "3", "--out", tmp_path / "x"]
@@ -744,7 +744,7 @@ def test_demo_compares_two_tasks_and_writes_a_report(tmp_path: Path, monkeypatch
     rows = ts.open_run(tmp_path / "demo").rows
     assert {row["particles"] * row["populations"] for row in rows if row["task"] == "mog"} == {20}
     names = [row["method"] for row in rows if row["task"] == "mog"]
-    assert names == [name for name in methods.METHODS if name not in ("particle-gibbs", "svdd-argmax", *NEEDY)]
+    assert names == [name for name in methods.METHODS if name not in ("auto", "particle-gibbs", "svdd-argmax", *NEEDY)]
     fewer = [name for name in names if name != "smc-enumerated"]  # which wants twists that are not random
     assert [row["method"] for row in rows if row["task"] == "digits"] == fewer
     report = tmp_path / "demo" / "report.html"

@@ -39,7 +39,7 @@ def budget_of(method: str, given: str | None) -> str | None:
             raise ValueError(f"--budget is for the method auto, and this is {method}: leave out one of the two")
         return None
     budget = BUDGET if given is None else given
-    Budget.of(int(budget) if budget.isdecimal() else budget)  # raises before anything is loaded
+    Budget.of(budget)  # raises before anything is loaded
     return budget
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from torch import Generator
 
-from tokensteer.app.runs.jobs import Job
 from tokensteer.app.runs.prepare import Environment, PreparedJob
 from tokensteer.core.proposals.amortised import Amortised
 from tokensteer.core.proposals.proposal import Proposal
@@ -29,7 +28,7 @@ def planned(ready: PreparedJob, place: Environment) -> PreparedJob:
     with steering.resources.limited(place.memory):
         chosen = plan(
             steering,
-            budget_of(job),
+            job.budget or "",
             populations=job.populations * steering.resources.templates,
             particles=(PILOTED,),
             proposals=usual_proposals(steering) | _learned(ready.task),
@@ -41,11 +40,6 @@ def planned(ready: PreparedJob, place: Environment) -> PreparedJob:
             generator=Generator(place.device).manual_seed(job.seed),
         )
     return replace(ready, job=replace(job, particles=chosen.num_particles), method=chosen.method, chosen=chosen)
-
-
-def budget_of(job: Job) -> int | str:
-    budget = job.budget or ""
-    return int(budget) if budget.isdecimal() else budget
 
 
 def _learned(task: Task) -> dict[str, Proposal]:

@@ -42,14 +42,13 @@ class Budget:
     @classmethod
     def of(cls, given: int | str) -> Budget:
         """Rows from a whole number, seconds from a string such as "30s", "2min" or "1h"."""
-        if not isinstance(given, str):
-            check_whole("plan: budget", given, hint='rows as a number, or a time such as "30s"')
-            return cls(given, "rows")
+        if not isinstance(given, str) or given.isdecimal():
+            rows = int(given) if isinstance(given, str) else given
+            check_whole("a budget", rows, hint='rows as a number, or a time such as "30s"')
+            return cls(rows, "rows")
         match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(s|min|h)\s*", given.lower())
         if match is None or float(match[1]) == 0:
-            raise ValueError(
-                f"a budget must be a positive time such as '30s' or '2min', or a number of rows: {given!r}"
-            )
+            raise ValueError(f"a budget must be a time such as '30s' or '2min', or a number of rows, got {given!r}")
         return cls(float(match[1]) * SECONDS[match[2]], "s")
 
     def written(self, amount: float) -> str:
