@@ -22,16 +22,15 @@ from tokensteer.core.categorical.product import normalise_each, tilted
 from tokensteer.core.categorical.sites import Categoricals, SiteDistributions, by_site, row_groups
 from tokensteer.core.kernels.choices import Ranking
 from tokensteer.core.kernels.kernel import Count, MaskedKernel, Memory
-from tokensteer.core.kernels.measure import SiteMeasure, Table
+from tokensteer.core.kernels.measure import SiteMeasure, Table, Tilting
 from tokensteer.core.kernels.ranked import best_sites, cosine_count
 from tokensteer.core.numerics.domains import check_number
 from tokensteer.core.numerics.draws import NEVER, uniforms
-from tokensteer.core.numerics.rows import support
 from tokensteer.core.particles.path import Sites, Step
 
 
 @dataclass(frozen=True)
-class RankedReveal:
+class RankedReveal(Tilting):
     """Draw a token at every candidate site of the ranking, keep the `count` (P,) that rank best; ties go to the lowest
     index.
 
@@ -103,9 +102,6 @@ class RankedReveal:
         """Tilt the token distributions; the ranking, which p and q share, stays."""
         return replace(self, log_x0=tilted(self.log_x0, by_site(h))).normalise()
 
-    def tilt_tokens(self, h: Categoricals) -> RankedReveal:
-        return self.tilt(h)
-
     def pin(self, fixed: Tensor) -> RankedReveal:
         return replace(self, ranking=self.ranking.pin(fixed))
 
@@ -115,9 +111,6 @@ class RankedReveal:
     def dense(self) -> Table:
         log_p = self.log_x0.dense().masked_fill(~self.candidates.unsqueeze(-1), NEVER)
         return Table(log_p.scatter(-1, self.x.unsqueeze(-1), 0.0), self.ranking, x=self.x)
-
-    def support(self, limit: int) -> tuple[Tensor, Tensor]:
-        return support(self.dense().log_p, limit)
 
 
 def _entry(table: Tensor, y: Tensor) -> Tensor:
