@@ -14,8 +14,7 @@ from tokensteer.app.report.markup import data, element, text
 from tokensteer.app.words.numbers import fixed
 from tokensteer.tasks.common.metrics import Measured
 
-BANDS = 6
-"""With more lines than this, bands are not drawn: they would hide the lines."""
+BANDS = 6  # with more lines than this, bands are not drawn: they would hide the lines
 WIDTH, HEIGHT = 1000, 400  # of the drawing, in SVG units
 
 

@@ -21,13 +21,10 @@ if TYPE_CHECKING:
 
 TONES = ("#6b7078", "#1f55e0", "#d95f02", "#00503a", "#7a1573", "#b08a5c", "#0a9bc9")
 MARKERS = "os^D"
-CROWD = 8
-"""With more dots than that, a second panel shows the middle half of them closer."""
-WIDTH = 5.5
-"""Inches: the text width of most one-column papers."""
+CROWD = 8  # with more dots than that, a second panel shows the middle half of them closer
+WIDTH = 5.5  # inches: the text width of most one-column papers
 DPI = 200
-LEGEND_LINE = 0.17
-"""Inches."""
+LEGEND_LINE = 0.17  # inches
 
 Draw = Callable[["Figure"], None]
 Panels = Sequence[tuple[str, Sequence[Row]]]

@@ -19,12 +19,9 @@ from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.looks import HeatMap
 
 HERE = Path(__file__).parent
-MISSING = 12
-"""How many missing rows are named, at most."""
-TREES = 8
-"""How many populations of a row have their genealogy drawn, at most."""
-TREE_BYTES = 1_100_000
-"""The size of all genealogies together, at most."""
+MISSING = 12  # how many missing rows are named, at most
+TREES = 8  # how many populations of a row have their genealogy drawn, at most
+TREE_BYTES = 1_100_000  # the size of all genealogies together, at most
 HEAD = """\
 <meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">\
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \

@@ -34,8 +34,7 @@ from tokensteer.core.particles.path import Sites, Step
 
 Convention = Callable[[Reveal, float, float], Reveal]
 
-BOUND = 30.0
-"""The largest |log c^l| that a twist counts: a site without mass now may have some when others have opened."""
+BOUND = 30.0  # the largest |log c^l| that a twist counts: a site without mass now may have some when others have opened
 
 
 def denoiser_powers(measure: Reveal, total: float, survival: float) -> Reveal:

@@ -21,18 +21,7 @@ from tokensteer.tasks.common.learned import bring, complete, find, fingerprint, 
 from tokensteer.tasks.common.task import Setup, Task, Trained, weights_file
 from tokensteer.tasks.common.training import Training, measure_methods, say
 from tokensteer.tasks.nets import ValueConfig, ValueNet, load, save
-from tokensteer.train import (
-    Balance,
-    DrakesPlan,
-    Learned,
-    Objective,
-    Progress,
-    ProposalPlan,
-    Returns,
-    Tuning,
-    fit_proposal,
-    shown,
-)
+from tokensteer.train import Balance, DrakesPlan, Learned, Objective, ProposalPlan, Report, Returns, fit_proposal, shown
 
 WEIGHTED = "weighted samples of every method, prop-amot too: without resampling, that is importance sampling"
 
@@ -221,7 +210,7 @@ def taught_card(
     goal: int | None,
     num_steps: int,
     plan: ProposalPlan | DrakesPlan,
-    history: Sequence[Progress] | Sequence[Tuning],
+    history: Sequence[Report],
     rows: int,
 ) -> dict[str, Any]:
     """The card of a network that was trained on its own paths."""
@@ -238,6 +227,6 @@ def taught_card(
     }
 
 
-def _rounded(report: Progress | Tuning) -> dict[str, float | None]:
+def _rounded(report: Report) -> dict[str, float | None]:
     """For JSON, which has no NaN."""
     return {name: round(value, 5) if math.isfinite(value) else None for name, value in asdict(report).items()}

@@ -25,8 +25,7 @@ from tokensteer.tasks.dna.kmers import distinct_kmers, kmer_shares
 from tokensteer.tasks.dna.model import NAME, classifier
 
 SHARE = 0.05
-CHANCE = 1e-4
-"""The probability that random letters contain a counted motif at a site."""
+CHANCE = 1e-4  # the probability that random letters contain a counted motif at a site
 ROLE = "reference"
 
 

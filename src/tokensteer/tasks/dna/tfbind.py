@@ -40,10 +40,8 @@ NAME, FITTED = "tfbind", "tfbind-fitted"
 LENGTH = 8
 KL = 0.1
 FACTOR = "SIX6"
-BOUND = 0.4
-"""The least E-score of a bound word, for the fitted prior."""
-SUFFIX = "_REF_R1_8mers.txt"
-"""Of the files that are read: the first replicate of each factor without mutations."""
+BOUND = 0.4  # the least E-score of a bound word, for the fitted prior
+SUFFIX = "_REF_R1_8mers.txt"  # of the files that are read: the first replicate of each factor without mutations
 
 
 def diffusion(prior: Tensor) -> Diffusion:

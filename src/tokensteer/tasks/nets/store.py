@@ -11,15 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from tokensteer import tensorfile as stored
+from tokensteer.tasks.nets import dilated
 from tokensteer.tasks.nets.classifiers import ConvClassifier, ConvConfig, PatchClassifier, PatchConfig
-from tokensteer.tasks.nets.dilated import (
-    Dilated,
-    DilatedConfig,
-    MotifClassifier,
-    MotifConfig,
-    WordsClassifier,
-    WordsConfig,
-)
 from tokensteer.tasks.nets.readers import AttentiveConfig, AttentiveReader, NgramConfig, NgramReader
 from tokensteer.tasks.nets.transformer import Transformer, TransformerConfig
 from tokensteer.tasks.nets.unet import UNet, UNetConfig
@@ -27,18 +20,19 @@ from tokensteer.tasks.nets.value import Body, ValueConfig, ValueNet
 
 VERSION = 1
 
-Config = Body | ConvConfig | PatchConfig | AttentiveConfig | NgramConfig | MotifConfig | WordsConfig | ValueConfig
+Classifiers = ConvConfig | PatchConfig | AttentiveConfig | NgramConfig | dilated.MotifConfig | dilated.WordsConfig
+Config = Body | Classifiers | ValueConfig
 
 _NETWORKS: dict[type[Config], Callable[[Any], nn.Module]] = {
     TransformerConfig: Transformer,
     UNetConfig: UNet,
-    DilatedConfig: Dilated,
+    dilated.DilatedConfig: dilated.Dilated,
     ConvConfig: ConvClassifier,
     PatchConfig: PatchClassifier,
     AttentiveConfig: AttentiveReader,
     NgramConfig: NgramReader,
-    MotifConfig: MotifClassifier,
-    WordsConfig: WordsClassifier,
+    dilated.MotifConfig: dilated.MotifClassifier,
+    dilated.WordsConfig: dilated.WordsClassifier,
     ValueConfig: ValueNet,
 }
 
