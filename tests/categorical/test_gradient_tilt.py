@@ -79,6 +79,7 @@ def spelt(law: GradientTilted) -> Tensor:
     if isinstance(law.base, Logits):
         logits = law.base.values.double()
     else:
+        assert isinstance(law.base, HiddenLogits)
         logits = law.base.states.double() @ law.base.head.weight.double().T + law.base.head.bias.double()
     logits[:, MASK] = -math.inf
     return (logits.log_softmax(-1)[law.site] + h.clamp(-law.gradient_tilt.clip, law.gradient_tilt.clip)).cpu()

@@ -167,20 +167,15 @@ def _genealogy(rows: Sequence[Row], name: Callable[[Row], str], colours: Mapping
     survival = traces.survival(many, colours)
     if not kept:
         return note, survival
-    ancestors = [row.result.ancestors for row, _ in kept]
-    resampled = [bool((there[1:] != there[:1]).any()) for there in ancestors]
+    resampled = [bool((row.result.ancestors[1:] != row.result.ancestors[:1]).any()) for row, _ in kept]
     worth = [(2 if row.method.startswith("smc") else 1) * any_ for (row, _), any_ in zip(kept, resampled, strict=True)]
     first = worth.index(max(worth))
-    trees = "".join(
-        element(
-            "div",
-            f'class="tree c{colours[row.method]}" data-row="{k}" data-population="{b}"'
-            f"{'' if k == first and b == 0 else ' hidden'}",
-            drawing,
-        )
-        for k, (row, some) in enumerate(kept)
-        for b, drawing in enumerate(some)
-    )
+    trees = ""
+    for k, (row, some) in enumerate(kept):
+        for b, drawing in enumerate(some):
+            hidden = "" if k == first and b == 0 else " hidden"
+            kind = f'class="tree c{colours[row.method]}" data-row="{k}" data-population="{b}"{hidden}'
+            trees += element("div", kind, drawing)
     return note, element("div", 'class="genealogy"', _controls(kept, name, first), trees) + survival
 
 
@@ -188,11 +183,8 @@ def _tree(row: Row, population: int) -> str:
     tree = genealogy.tree(row.result, population)
     height = min(560, max(150, 70 + 13 * tree.size if tree.size < 24 else 220 + 5 * tree.size))
     words, facts = genealogy.described(tree), genealogy.facts(tree, row.result, population)
-    plot = element(
-        "div",
-        f'class="plot" style="height:{height}px" tabindex="0" role="img" aria-label="{words}" data-tree="{facts}"',
-        genealogy.draw(tree),
-    )
+    kind = f'class="plot" style="height:{height}px" tabindex="0" role="img" aria-label="{words}" data-tree="{facts}"'
+    plot = element("div", kind, genealogy.draw(tree))
     return plot + charts.x_axis(charts.step_labels(tree.steps)) + f'<p class="note">{words}.</p>'
 
 

@@ -31,8 +31,7 @@ from tokensteer.core.particles.path import Sites, Step
 
 @dataclass(frozen=True)
 class RankedReveal(Tilting):
-    """Draw a token at every candidate site of the ranking, keep the `count` (P,) that rank best; ties go to the lowest
-    index.
+    """Draw a token at every candidate site of the ranking, keep the `count` (P,) best; ties go to the lowest index.
 
     The mass of an unnormalised log_x0 counts at the sites kept, so that a product counts each site once, when it opens.
     Whole distributions and scores are computed a few rows at a time.

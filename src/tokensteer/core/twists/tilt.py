@@ -150,8 +150,7 @@ class Tilt:
         return nothing and (self.potential.memoryless or self.potential.factors)
 
     def rests(self, t: float, parent: Evaluation | None, weighed: bool) -> bool:
-        """Whether no estimate is made at time t: the tilt is idle, or no weight is read there and the potential is
-        memoryless."""
+        """Whether no estimate is made at time t: the tilt is idle, or memoryless where no weight is read."""
         return (not weighed and parent is not None and self.potential.memoryless) or self.idle(t, parent)
 
     def weigh(self, known: Evaluation, t: float, parent: Evaluation | None, weighed: bool) -> Evaluation:

@@ -91,8 +91,7 @@ class Target:
         return float((pmf[seen] * (pmf[seen] / self.pmf[seen]).log()).sum())
 
     def tv_floor(self, count: float) -> float:
-        """The expected TV of `count` exact draws, by de Moivre's mean deviation of a binomial; linear between whole
-        numbers."""
+        """The expected TV of `count` exact draws, by de Moivre's deviation of a binomial; linear between integers."""
         low = max(1, math.floor(count))
         part = min(1.0, max(0.0, count - low))
         return (1.0 - part) * self._tv_floor(low) + part * self._tv_floor(low + 1)

@@ -43,8 +43,7 @@ def build(config: Config) -> nn.Module:
 
 
 def save(net: nn.Module, file: str | Path, dtype: torch.dtype = torch.float32, without: Sequence[str] = ()) -> None:
-    """Write weights and configuration; bfloat16 halves the file. Tensors called `without` are in another file and left
-    out."""
+    """Write weights and configuration; bfloat16 halves the file. Tensors `without`, stored elsewhere, are left out."""
     config = cast("Config", net.config)
     header = {"version": VERSION, "config": type(config).__name__, "values": asdict(config)}
     kept = {name: value.to(dtype) for name, value in _tensors(net).items() if name not in without}

@@ -31,8 +31,7 @@ class Fluency:
 
     @classmethod
     def found(cls) -> Fluency | None:
-        """SmolLM2 from the data folder or two levels below, loaded at the first use; None if it or a library to read it
-        is missing."""
+        """SmolLM2 from the data folder or two levels below, loaded at first use; None if it or a library is missing."""
         if not all(find_spec(name) for name in NEEDED):
             return None
         files = (file for depth in ("", "*/", "*/*/") for file in sorted(data_folder().glob(depth + PATTERN)))
