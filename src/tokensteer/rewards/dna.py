@@ -264,7 +264,8 @@ def forbid(*recognised: str, vocab_size: int = len(LETTERS) + 1) -> Automaton:
     if not recognised:
         raise ValueError("forbid: give at least one enzyme or site, such as 'EcoRI' or 'GAATTC'")
     found = {word for site in recognised for word in _words(site)}
-    return avoids(sorted(found | {_reverse_complement(word) for word in found}), vocab_size)
+    other_strand = {tuple(len(LETTERS) - 1 - letter for letter in reversed(word)) for word in found}
+    return avoids(sorted(found | other_strand), vocab_size)
 
 
 def _words(site: str) -> list[tuple[int, ...]]:
@@ -279,7 +280,3 @@ def _words(site: str) -> list[tuple[int, ...]]:
     if math.prod(map(len, options)) > MOST_WORDS:
         raise ValueError(f"forbid: {site!r} stands for more than {MOST_WORDS} words: leave out some open letters")
     return [tuple(ids_of("".join(word))) for word in product(*options)]
-
-
-def _reverse_complement(word: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(len(LETTERS) - 1 - letter for letter in reversed(word))

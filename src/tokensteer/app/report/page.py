@@ -37,11 +37,11 @@ WEIGHTS = (
     "means that few particles carry the rest."
 )
 LEARNING = "How the proposal was trained before this run, report by report. A backward pass counts as two rows."
-COST = "Network rows computed, and in a lighter tone those that were asked for but known already."
+COST = "Network rows computed, and in a lighter tone those that were needed but known already."
 BEST = "The one particle of highest reward in each population. It is no draw from the target."
 HEAT_MAPS = "All particles by weight, on the scale of the target; paler means rarer."
 SAMPLES = (
-    "Draws from the posterior are what the method says the target looks like. The best of a population by reward "
+    "Draws from the posterior are the method's estimate of the target. The best of a population by reward "
     "is no such draw, and is framed apart."
 )
 GENEALOGY = (

@@ -17,7 +17,7 @@ from tokensteer.tasks.dna import proposals, reference
 from tokensteer.tasks.dna import train as dna_train
 from tokensteer.tasks.dna.data import CELLS, LENGTH
 from tokensteer.tasks.dna.metrics import Metrics
-from tokensteer.tasks.dna.model import KL, NAME, as_denoiser, cell_of, classifier, model, of_cell, tilt, uniform_model
+from tokensteer.tasks.dna.model import KL, NAME, as_denoiser, cell_of, model, of_cell, tilt, uniform_model
 from tokensteer.tasks.dna.output import picture, write_fasta
 
 
@@ -25,7 +25,7 @@ def task(setup: Setup | None = None) -> Task:
     """Towards the cell type `setup.goal`, HepG2 unless given."""
     setup = Setup() if setup is None else setup
     cell = cell_of(setup.goal)
-    prior, reward, judge = model(setup), classifier("reward", setup), classifier("judge", setup)
+    prior, reward, judge = model(setup), setup.load(NAME, "reward"), setup.load(NAME, "judge")
     metrics = Metrics(cell, prior.denoiser, reward, judge, reference.load(setup.weights))
 
     def conditional() -> Diffusion:

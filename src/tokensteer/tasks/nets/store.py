@@ -17,6 +17,7 @@ from tokensteer.tasks.nets.readers import AttentiveConfig, AttentiveReader, Ngra
 from tokensteer.tasks.nets.transformer import Transformer, TransformerConfig
 from tokensteer.tasks.nets.unet import UNet, UNetConfig
 from tokensteer.tasks.nets.value import Body, ValueConfig, ValueNet
+from tokensteer.train.frozen import state
 
 VERSION = 1
 
@@ -46,16 +47,8 @@ def save(net: nn.Module, file: str | Path, dtype: torch.dtype = torch.float32, w
     """Write weights and configuration; bfloat16 halves the file. Tensors `without`, stored elsewhere, are left out."""
     config = cast("Config", net.config)
     header = {"version": VERSION, "config": type(config).__name__, "values": asdict(config)}
-    kept = {name: value.to(dtype) for name, value in _tensors(net).items() if name not in without}
+    kept = {name: value.detach().to(dtype) for name, value in state(net).items() if name not in without}
     stored.write(Path(file), kept, header)
-
-
-def _tensors(net: nn.Module) -> dict[str, Tensor]:
-    """The state of a network, with tied tensors under the first of their names."""
-    held: dict[int, tuple[str, Tensor]] = {}
-    for name, value in net.state_dict(keep_vars=True).items():
-        held.setdefault(id(value), (name, value.detach()))
-    return dict(held.values())
 
 
 def load(file: str | Path, device: torch.device | str = "cpu", rest: Path | None = None) -> nn.Module:
@@ -75,7 +68,7 @@ def load(file: str | Path, device: torch.device | str = "cpu", rest: Path | None
     try:
         config = _config(kinds[header["config"]], header["values"], tensors)
         with torch.device("meta"):  # shapes only: a wrong configuration allocates no memory
-            expected = {name: value.shape for name, value in _tensors(build(config)).items()}
+            expected = {name: value.shape for name, value in state(build(config)).items()}
         missing = set(expected) - set(tensors)
         if missing and rest is not None:
             tensors = {name: value for name, value in stored.read(rest)[0].items() if name in missing} | tensors
