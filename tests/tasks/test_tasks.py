@@ -16,7 +16,7 @@ from narrow import some
 import tokensteer as ts
 from tokensteer.app.cli import main
 from tokensteer.tasks.catalogue import TASKS
-from tokensteer.tasks.common import metrics, png
+from tokensteer.tasks.common import grid, metrics, png
 from tokensteer.tasks.common.task import SHIPPED, Setup, Task, data_folder
 from tokensteer.tasks.common.training import Training, Trial
 from tokensteer.tasks.images import digits, mnist
@@ -53,8 +53,8 @@ def test_accuracy_and_histogram():
 
 def test_nll_bound_of_the_exact_denoiser_is_the_entropy():
     joint = mog.pmf(torch.tensor([[0, 6, 0], [3, 0, 3], [2, 2, 2]]))
-    ids = mog.Target(joint, 0.0).sample(4000, seeded())
-    found = metrics.nll_bound(mog.denoiser(joint), ids, mog.MASK, draws=2, generator=seeded(1))
+    ids = grid.Target(joint, 0.0).sample(4000, seeded())
+    found = metrics.nll_bound(mog.denoiser(joint), ids, grid.MASK, draws=2, generator=seeded(1))
     entropy = float(-(joint * joint.log()).nan_to_num().sum()) / (2 * math.log(2))
     assert abs(found.mean - entropy) < 4 * found.error
     assert found.error < 0.05
@@ -229,7 +229,7 @@ def test_trained_mog_is_near_the_data_and_steered_to_its_own_target():
 
 def test_small_populations_of_mog_are_measured_together():
     sizes = [(10, 2000), (4, 1000), (4000, 5), (3, 1000), (8, 16), (300, 1), (5000, 1), (1, 9000)]
-    assert [mog_trained.sets(*size) for size in sizes] == [10, 2, 10, 1, 8, 1, 2, 1]
+    assert [grid.sets(*size) for size in sizes] == [10, 2, 10, 1, 8, 1, 2, 1]
     task = mog_trained.task(Setup(steps=5))
     small, large = (
         ts.prop_grad(task.model, task.tilt, clip=None)(*n, generator=seeded()) for n in ((2, 2000), (2000, 2))

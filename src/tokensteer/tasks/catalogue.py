@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tokensteer.tasks.common import grid
 from tokensteer.tasks.common.looks import HeatMap, Image, Letters, Look
 from tokensteer.tasks.common.proposals import ProposalTraining
 from tokensteer.tasks.common.task import Setup, Task
@@ -17,7 +18,6 @@ from tokensteer.tasks.dna import task as dna
 from tokensteer.tasks.dna import tfbind
 from tokensteer.tasks.images import digits, mnist
 from tokensteer.tasks.images import train as images
-from tokensteer.tasks.mog import exact as mog
 from tokensteer.tasks.mog import trained as mog_trained
 from tokensteer.tasks.text import data as text_data
 from tokensteer.tasks.text import reviews
@@ -44,7 +44,7 @@ LETTERS = Letters(dna_data.LETTERS)
 TASKS: dict[str, Entry] = {
     "mog": Entry(
         mog_trained.task,
-        HeatMap(mog.histogram, mog_trained.exact_pmf),
+        HeatMap(grid.histogram, mog_trained.exact_pmf),
         train=mog_trained.train,
         proposal=mog_trained.proposal,
     ),
