@@ -592,8 +592,9 @@ def _short_of_sgdd() -> dict:
 
 def test_guidance_asks_two_models_and_the_plain_sampler_one(weights: Path):
     task = dna.task(Setup(3, weights=weights))
-    assert task.conditional is not None
-    told = task.conditional()
+    assert task.guided is not None
+    told, model = task.guided().models
+    assert model is task.model
     x = torch.full((1, LENGTH), MASK)
     assert not torch.allclose(told.denoiser(x, 0.5).exp(), task.model.denoiser(x, 0.5).exp())
     run = ts.cfg(told, task.model, 1.5)(2, 2, generator=seeded())

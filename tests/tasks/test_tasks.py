@@ -25,7 +25,7 @@ from tokensteer.tasks.images import train as pixels_train
 from tokensteer.tasks.mog import exact as mog
 from tokensteer.tasks.mog import trained as mog_trained
 
-SMALL = ["digits", "mog"]
+SMALL = ["digits", "mog", "product"]
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -161,7 +161,7 @@ def test_every_shipped_weight_is_small_and_has_a_card():
 
 def test_every_task_can_be_trained():
     """But those that are tables and have no networks, and these say so."""
-    assert {name for name, task in TASKS.items() if task.train is None} == {"tfbind", "tfbind-fitted"}
+    assert {name for name, task in TASKS.items() if task.train is None} == {"product", "tfbind", "tfbind-fitted"}
 
 
 def test_tables_cannot_be_trained(tmp_path: Path, capsys):

@@ -77,7 +77,8 @@ Say what is installed: versions, devices, optional packages, data and weights.
   tokensteer doctor"""
 
 
-Task = Annotated[Positional[str], arg(metavar="TASK", help="mog, digits, mnist, text, dna, tfbind or tfbind-fitted.")]
+TASKS = "mog, product, digits, mnist, text, dna, tfbind and tfbind-fitted"
+Task = Annotated[Positional[str], arg(metavar="TASK", help=f"One of {TASKS}.")]
 Flag = FlagCreatePairsOff[bool]
 
 
@@ -221,5 +222,5 @@ Try
   tokensteer compare mog --particles 500 --populations 4 --out out/mog
   tokensteer report out/mog
 
-There are the tasks mog, digits, mnist, text, dna, tfbind and tfbind-fitted. `tokensteer COMMAND --help` has the
-options, with more examples."""
+There are the tasks {TASKS}. `tokensteer COMMAND --help` has
+the options, with more examples."""

@@ -19,6 +19,7 @@ from tokensteer.tasks.dna import tfbind
 from tokensteer.tasks.images import digits, mnist
 from tokensteer.tasks.images import train as images
 from tokensteer.tasks.mog import trained as mog_trained
+from tokensteer.tasks.product import task as product
 from tokensteer.tasks.text import data as text_data
 from tokensteer.tasks.text import reviews
 from tokensteer.tasks.text import train as texts
@@ -48,6 +49,7 @@ TASKS: dict[str, Entry] = {
         train=mog_trained.train,
         proposal=mog_trained.proposal,
     ),
+    product.NAME: Entry(product.task, HeatMap(grid.histogram, product.exact)),
     "digits": Entry(
         digits.task,
         Image(digits.SIDE),

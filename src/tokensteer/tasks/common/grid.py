@@ -115,10 +115,10 @@ def in_sets(result: Result) -> list[Tensor]:
 
 def picture(ids: Tensor, file: Path, zoom: int = 6) -> None:
     """Samples (P, 2) as a heat map, y upwards."""
-    write_png(file, 1.0 - ink(histogram(ids), zoom))
+    write_png(file, 1.0 - ink(histogram(ids)).repeat_interleave(zoom, 0).repeat_interleave(zoom, 1))
 
 
-def ink(pmf: Tensor, zoom: int) -> Tensor:
+def ink(pmf: Tensor) -> Tensor:
     """A pmf (64, 64) as a picture from 0 to 1, y upwards. The square root shows small shares."""
     share = pmf.T.flip(0)
-    return (share / share.max()).sqrt().repeat_interleave(zoom, 0).repeat_interleave(zoom, 1)
+    return (share / share.max()).sqrt()
