@@ -216,7 +216,7 @@ def test_help_names_what_there_is():
 
 def test_choices_reach_the_steering(tmp_path: Path):
     words = ["--kl", "0.5", "--ramp", "clipped:5", "--draws", "3", "--remask", "0.2", "--goal", "7", "--trigger"]
-    words += ["every:2", "--noise", "shared", "--seed", "6"]
+    words += ["every:2", "--noise", "shared", "--seed", "6", "--resample", "residual"]
     assert tokensteer("run", "digits", *TINY, *words, "--memory", "1GiB", "--out", tmp_path / "x") == 0
     row = ts.open_run(tmp_path / "x").rows[0]
     stored = row["job"] | {"extra": ()}
@@ -227,7 +227,20 @@ def test_choices_reach_the_steering(tmp_path: Path):
     assert (tilt.kl, tilt.draws, tilt.estimator) == (0.5, 3, ts.Sampled(seed=6))
     assert tilt.ramp(0.75) == pytest.approx(0.5)  # type: ignore[operator]
     assert model.kernel.sigma == ts.Cap(0.2)  # type: ignore[attr-defined]
+    assert ready.method.resample is ts.resampling.residual
     assert "towards 7" in ready.task.about
+
+
+def test_a_scheme_is_for_the_methods_that_have_one():
+    """In a comparison the others keep theirs."""
+    names = ("svdd", "fk-max", "smc-base", "prop-grad")
+    settings = Settings(steps=2, resample="stratified")
+    ready = prepare.prepare([jobs.Job("digits", m, 2, 1, settings=settings) for m in names], prepare.Environment())
+    assert [one.method.resample is ts.resampling.stratified for one in ready] == [False, True, True, False]
+    again = prepare.prepare(
+        [jobs.Job("digits", "prop-grad", 2, 1, settings=replace(settings, trigger="always"))], prepare.Environment()
+    )
+    assert again[0].method.resample is ts.resampling.stratified  # with a trigger it resamples
 
 
 def test_draws_replace_a_value_in_closed_form():
@@ -469,7 +482,7 @@ RUN = ["run", "digits", *TINY, "--out", "OUT"]
     ("words", "says"),
     [
         (["rnu"], "no command called 'rnu'. Did you mean run?"),
-        (["run", "digist", "--out", "OUT"], "no task called 'digist'. Did you mean digits? There are: mog, digits"),
+        (["run", "digist", "--out", "OUT"], "no task called 'digist'. Did you mean digits? There are: mog, product"),
         (["compare", "chess", "--out", "OUT"], "no task called 'chess'"),
         (["train", "digist", "--out", "OUT"], "no task called 'digist'"),
         ([*RUN, "--method", "smc_grad"], "no method called 'smc_grad'. Did you mean smc-grad? There are: pretrained"),
@@ -498,6 +511,16 @@ RUN = ["run", "digits", *TINY, "--out", "OUT"]
         ([*RUN, "--noise", "loud"], "no noise called 'loud'"),
         (["run", "mog", "--noise", "shared"], "give --draws too"),
         ([*RUN, "--trigger", "sometimes"], "no trigger called 'sometimes'"),
+        ([*RUN, "--resample", "stratfied"], "no resampling scheme called 'stratfied'. Did you mean stratified?"),
+        ([*RUN, "--resample", "residual", "--method", "svdd"], "and svdd has none or one of its own: leave it out"),
+        ([*RUN, "--resample", "residual", "--method", "pretrained"], "and pretrained has none or one of its own"),
+        (
+            [*RUN, "--resample", "residual", "--method", "particle-gibbs"],
+            "and particle-gibbs has none or one of its own",
+        ),
+        ([*RUN, "--guidance", "2"], "digits has no model that is told the goal: leave out --guidance 2"),
+        ([*RUN, "--guidance", "0"], "--guidance must be positive and finite, got 0"),
+        (["run", "dna", "--steps", "2", "--guidance", "2"], "--guidance is the scale of cfg and smc-cfg, and smc-grad"),
         ([*RUN, "--trigger", "ess:2"], "ess_below: fraction must lie in (0, 1]"),
         ([*RUN, "--trigger", "every:0"], "every: k must be at least 1"),
         ([*RUN, "--method", "smc-enumerated"], "enumeration needs"),

@@ -601,6 +601,17 @@ def test_guidance_asks_two_models_and_the_plain_sampler_one(weights: Path):
     assert run.rows["denoiser"] == 2 * ts.pretrained(task.model)(2, 2, generator=seeded()).rows["denoiser"]
 
 
+def test_the_scale_of_guidance_is_given(weights: Path):
+    for given, scale in ((None, 1.5), (2.5, 2.5)):
+        job = jobs.Job("dna", "smc-cfg", 2, 1, settings=Settings(2, guidance=given))
+        (ready,) = prepare.prepare([job], prepare.Environment(weights))
+        model = ready.method.steering.model
+        assert isinstance(model, ts.Product)
+        assert model.powers == (scale, 1.0 - scale)
+    mixed = [replace(job, method=name) for name in ("smc-base", "cfg")]
+    assert len(prepare.prepare(mixed, prepare.Environment(weights))) == 2
+
+
 def test_a_run_shares_the_noise_of_its_seed_unless_it_is_asked_not_to(weights: Path):
     made = dna.task(Setup(2, weights=weights))
     assert choices.tilted(made, Settings(), seed=3).estimator == ts.Sampled(seed=3)

@@ -46,6 +46,7 @@ Train the networks of a task, with a card that says how good they are.
   tokensteer run mnist --weights out/weights
   tokensteer train mnist --proposal --goal 7 --device cuda --minutes 4 --out out/seven
   tokensteer run mnist --method smc-amot --goal 7 --kl 0.5 --weights out/seven
+  tokensteer train digits --proposal --goal 7 --objective step-variance --baseline time --out out/as-in-the-paper
 
 A training that was stopped goes on where it was if it is given the same folder and options."""
 
@@ -158,6 +159,13 @@ class Train:
     """With --proposal or --twist: what it is to draw, such as a digit."""
     weights: Annotated[Path | None, left("those shipped", "FOLDER")] = None
     """With --proposal or --twist: the folder of the networks it is taught with."""
+    objective: Annotated[str | None, left("the task's", "STR")] = None
+    """With --proposal, what is minimised: step-variance (of the log-weight of single moves), balance (over stretches of
+    paths, with a twist; detailed-balance for single moves, trajectory-balance for whole paths) or path-variance (of the
+    log-weight of whole paths)."""
+    baseline: Annotated[str | None, left("the task's", "STR")] = None
+    """With --proposal, the F that step-variance subtracts: state (F(x_t, t), which lets the loss reach zero), time
+    (F(t), a small network as in the paper) or per-step (F(t), a number for each step)."""
     force: Flag = False
     """Replace the weights that are in the folder."""
 
