@@ -114,11 +114,21 @@ def test_compare_says_which_learned_methods_it_leaves_out(tmp_path: Path, capsys
     assert "drakes" not in out  # digits has no place for it
 
 
+SCHEMES = [
+    (when, how)
+    for when in ("ess:0.5", "always", "every:1")
+    for how in ("systematic", "stratified", "residual", "multinomial")
+]
+
+
 @pytest.mark.parametrize(
     ("recipe", "labels"),
     [
         ("ramps", [f"smc-base, {kernel}, k = {k}" for kernel in ("MDM", "ReMDM") for k in range(1, 11)]),
         ("draws", [f"smc-base, M = {m}" for m in (1, 2, 4, 10, 25)]),
+        ("steps", [f"smc-base, T = {steps}" for steps in (10, 25, 50, 100, 200)]),
+        ("kl", [f"smc-base, kl = {kl}" for kl in ("0.25", "0.5", "1", "2", "4")]),
+        ("resampling", [*(f"smc-base, {when}, {how}" for when, how in SCHEMES), "smc-base, never"]),
         ("traces", ["smc-base, no resampling"]),
     ],
 )
@@ -140,6 +150,30 @@ def test_recipes_have_sizes_of_their_own():
         ("smc-base", 16, 30),
         ("smc-grad", 16, 30),
     ]
+
+
+def test_recipes_have_methods_of_their_own():
+    def planned(recipe: str, **settings: float) -> list[jobs.Job]:
+        return jobs.plan(options.Compare("dna", recipe=recipe), Settings(steps=50, **settings), ("pretrained",))  # type: ignore[arg-type]
+
+    assert {job.method for job in planned("ramps")} == {"smc-grad"}  # the paper's
+    assert [job.method for job in planned("methods")] == ["pretrained"]
+    assert [job.settings.kl for job in planned("kl")[:5]] == pytest.approx([0.025, 0.05, 0.1, 0.2, 0.4])
+    assert [job.settings.kl for job in planned("kl", kl=1.0)[:5]] == [0.25, 0.5, 1.0, 2.0, 4.0]
+    chosen = [(job.settings.trigger, job.settings.resample) for job in planned("resampling")[:13]]
+    assert chosen[-2:] == [("every:10", "multinomial"), ("never", None)]
+    assert len({job.file for job in planned("resampling")}) == 26
+    ready = prepare.prepare(planned("resampling")[:1] + planned("resampling")[11:13], prepare.Environment())
+    assert [one.method.resample for one in ready] == [
+        ts.resampling.systematic,
+        ts.resampling.multinomial,
+        ts.resampling.systematic,
+    ]
+
+
+@pytest.mark.parametrize("name", ["mog", "product", "digits", "mnist", "text", "dna"])
+def test_the_catalogue_knows_the_kl_of_a_task(name: str):
+    assert TASKS[name].make(Setup(steps=1)).tilt.kl == TASKS[name].kl
 
 
 def test_rows_are_matched_to_those_of_a_reference(tmp_path: Path):

@@ -36,7 +36,11 @@ Run several methods, sizes and seeds on a task, side by side in one run folder.
 
 Denoiser and reward rows stand beside every method: compare methods at equal rows as well as at equal N. Recipes vary
 what a method is made of: ramps (the full reward after k tenths of the time, without and with remasking), draws (the
-reward from 1 to 25 clean samples), traces (ESS and reward without resampling)."""
+reward from 1 to 25 clean samples), steps (10 to 200 denoising steps), kl (from a quarter of the task's, or of --kl, to
+four times as much), resampling (four schemes, each where the ESS is below a half, always, and five times in a run; and
+none), traces (ESS and reward without resampling). The paper's ablation of ramps is
+
+  tokensteer compare mnist --recipe ramps --kl 1 --particles 16 --populations 30"""
 
 TRAIN = """\
 Train the networks of a task, with a card that says how good they are.
@@ -130,7 +134,7 @@ class Compare:
     match_rows: Annotated[str | None, left("equal N", "METHOD")] = None
     """Give each method the particles that the network rows of this one, with --particles, pay for."""
     recipe: str = "methods"
-    """What is varied: methods, ramps, draws or traces."""
+    """What is varied: methods, ramps, draws, steps, kl, resampling or traces."""
     out: Annotated[Path | None, left("out/TASK-RECIPE", "FOLDER")] = None
     """The run folder."""
     settings: Asked = field(default_factory=Settings)

@@ -30,12 +30,13 @@ class Entry:
     """A task: `make` it, `train` its networks, or train a `proposal` for a goal from the networks of a folder.
 
     The rest needs neither weights nor data: how samples `look` in a report (as numbers if None), the default number of
-    denoising `steps`, and the file of `data` that training reads, if it does not come with the package.
+    denoising `steps` and `kl`, and the file of `data` that training reads, if it does not come with the package.
     """
 
     make: Callable[[Setup], Task]
     look: Look | None = None
     steps: int = 100
+    kl: float = 1.0
     data: str | None = None
     train: Callable[[Training], Any] | None = None
     proposal: Callable[[int | None, Path], ProposalTraining] | None = None
@@ -66,11 +67,12 @@ TASKS: dict[str, Entry] = {
     "text": Entry(
         reviews.task,
         steps=reviews.NUM_STEPS,
+        kl=reviews.KL,
         data=text_data.FILE,
         train=partial(texts.train, reviews.RECIPE),
         proposal=partial(texts.proposal, reviews.RECIPE),
     ),
-    "dna": Entry(dna.task, LETTERS, data=dna_data.FILE, train=dna.train, proposal=dna.proposal),
-    tfbind.NAME: Entry(tfbind.task, LETTERS),
-    tfbind.FITTED: Entry(tfbind.fitted_task, LETTERS),
+    "dna": Entry(dna.task, LETTERS, kl=dna.KL, data=dna_data.FILE, train=dna.train, proposal=dna.proposal),
+    tfbind.NAME: Entry(tfbind.task, LETTERS, kl=tfbind.KL),
+    tfbind.FITTED: Entry(tfbind.fitted_task, LETTERS, kl=tfbind.KL),
 }
