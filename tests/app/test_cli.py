@@ -781,7 +781,8 @@ def test_doctor_says_what_is_there(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert f"tokensteer   {ts.__version__}" in out
     assert "pip install 'tokensteer[eval]'" in out
-    assert re.search(r"digits +ready", out)
+    assert re.search(r"digits +ready, \d", out)
+    assert re.search(r"product +ready, needs no weights", out)
 
 
 def test_training_leaves_weights_that_can_be_run(tmp_path: Path, monkeypatch, capsys):
