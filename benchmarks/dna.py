@@ -24,7 +24,7 @@ from tokensteer.tasks.common.task import Setup
 from tokensteer.tasks.dna import data as dna_data
 from tokensteer.tasks.dna import reference as dna_reference
 from tokensteer.tasks.dna import task as dna
-from tokensteer.tasks.dna.model import classifier
+from tokensteer.tasks.dna.model import NAME
 
 Group = Sequence[Mapping[str, Any]]
 
@@ -76,7 +76,7 @@ def real(cell: int = 0, groups: int = 3, size: int = 64) -> None:
     """Some of the best sites of a cell type in groups, as if each was what a method gave; and how far the judge agrees
     with the reward network on sites that neither has seen, chromosome 1."""
     task, found = dna.task(Setup(goal=cell)), dna_data.data()
-    reward, judge = (classifier(role, Setup()) for role in ("reward", "judge"))
+    reward, judge = (Setup().load(NAME, role) for role in ("reward", "judge"))
     parts = (found.train, found.validation, found.test)
     sites = Examples(torch.cat([part.ids for part in parts]).long(), torch.cat([part.labels for part in parts]))
     best = dna_reference.best_sites(sites, in_parts(reward, sites.ids)[:, cell], cell)

@@ -93,6 +93,18 @@ def named_modules(net: nn.Module) -> dict[str, nn.Module]:
     return dict(cast("Any", net).named_modules())
 
 
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """The ids of a text, without special tokens."""
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The ids that a tokenizer puts before and behind a text."""
+    whole, text = tokenizer("a")["input_ids"], encode(tokenizer, "a")
+    start = next((i for i in range(len(whole)) if whole[i : i + len(text)] == text), 0)
+    return whole[:start], whole[start + len(text) :]
+
+
 def transformers() -> Any:
     try:
         return import_module("transformers")

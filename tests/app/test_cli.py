@@ -114,11 +114,21 @@ def test_compare_says_which_learned_methods_it_leaves_out(tmp_path: Path, capsys
     assert "drakes" not in out  # digits has no place for it
 
 
+SCHEMES = [
+    (when, how)
+    for when in ("ess:0.5", "always", "every:1")
+    for how in ("systematic", "stratified", "residual", "multinomial")
+]
+
+
 @pytest.mark.parametrize(
     ("recipe", "labels"),
     [
         ("ramps", [f"smc-base, {kernel}, k = {k}" for kernel in ("MDM", "ReMDM") for k in range(1, 11)]),
         ("draws", [f"smc-base, M = {m}" for m in (1, 2, 4, 10, 25)]),
+        ("steps", [f"smc-base, T = {steps}" for steps in (10, 25, 50, 100, 200)]),
+        ("kl", [f"smc-base, kl = {kl}" for kl in ("0.25", "0.5", "1", "2", "4")]),
+        ("resampling", [*(f"smc-base, {when}, {how}" for when, how in SCHEMES), "smc-base, never"]),
         ("traces", ["smc-base, no resampling"]),
     ],
 )
@@ -140,6 +150,30 @@ def test_recipes_have_sizes_of_their_own():
         ("smc-base", 16, 30),
         ("smc-grad", 16, 30),
     ]
+
+
+def test_recipes_have_methods_of_their_own():
+    def planned(recipe: str, **settings: float) -> list[jobs.Job]:
+        return jobs.plan(options.Compare("dna", recipe=recipe), Settings(steps=50, **settings), ("pretrained",))  # type: ignore[arg-type]
+
+    assert {job.method for job in planned("ramps")} == {"smc-grad"}  # the paper's
+    assert [job.method for job in planned("methods")] == ["pretrained"]
+    assert [job.settings.kl for job in planned("kl")[:5]] == pytest.approx([0.025, 0.05, 0.1, 0.2, 0.4])
+    assert [job.settings.kl for job in planned("kl", kl=1.0)[:5]] == [0.25, 0.5, 1.0, 2.0, 4.0]
+    chosen = [(job.settings.trigger, job.settings.resample) for job in planned("resampling")[:13]]
+    assert chosen[-2:] == [("every:10", "multinomial"), ("never", None)]
+    assert len({job.file for job in planned("resampling")}) == 26
+    ready = prepare.prepare(planned("resampling")[:1] + planned("resampling")[11:13], prepare.Environment())
+    assert [one.method.resample for one in ready] == [
+        ts.resampling.systematic,
+        ts.resampling.multinomial,
+        ts.resampling.systematic,
+    ]
+
+
+@pytest.mark.parametrize("name", ["mog", "product", "digits", "mnist", "text", "dna"])
+def test_the_catalogue_knows_the_kl_of_a_task(name: str):
+    assert TASKS[name].make(Setup(steps=1)).tilt.kl == TASKS[name].kl
 
 
 def test_rows_are_matched_to_those_of_a_reference(tmp_path: Path):
@@ -216,7 +250,7 @@ def test_help_names_what_there_is():
 
 def test_choices_reach_the_steering(tmp_path: Path):
     words = ["--kl", "0.5", "--ramp", "clipped:5", "--draws", "3", "--remask", "0.2", "--goal", "7", "--trigger"]
-    words += ["every:2", "--noise", "shared", "--seed", "6"]
+    words += ["every:2", "--noise", "shared", "--seed", "6", "--resample", "residual"]
     assert tokensteer("run", "digits", *TINY, *words, "--memory", "1GiB", "--out", tmp_path / "x") == 0
     row = ts.open_run(tmp_path / "x").rows[0]
     stored = row["job"] | {"extra": ()}
@@ -227,7 +261,20 @@ def test_choices_reach_the_steering(tmp_path: Path):
     assert (tilt.kl, tilt.draws, tilt.estimator) == (0.5, 3, ts.Sampled(seed=6))
     assert tilt.ramp(0.75) == pytest.approx(0.5)  # type: ignore[operator]
     assert model.kernel.sigma == ts.Cap(0.2)  # type: ignore[attr-defined]
+    assert ready.method.resample is ts.resampling.residual
     assert "towards 7" in ready.task.about
+
+
+def test_a_scheme_is_for_the_methods_that_have_one():
+    """In a comparison the others keep theirs."""
+    names = ("svdd", "fk-max", "smc-base", "prop-grad")
+    settings = Settings(steps=2, resample="stratified")
+    ready = prepare.prepare([jobs.Job("digits", m, 2, 1, settings=settings) for m in names], prepare.Environment())
+    assert [one.method.resample is ts.resampling.stratified for one in ready] == [False, True, True, False]
+    again = prepare.prepare(
+        [jobs.Job("digits", "prop-grad", 2, 1, settings=replace(settings, trigger="always"))], prepare.Environment()
+    )
+    assert again[0].method.resample is ts.resampling.stratified  # with a trigger it resamples
 
 
 def test_draws_replace_a_value_in_closed_form():
@@ -469,7 +516,7 @@ RUN = ["run", "digits", *TINY, "--out", "OUT"]
     ("words", "says"),
     [
         (["rnu"], "no command called 'rnu'. Did you mean run?"),
-        (["run", "digist", "--out", "OUT"], "no task called 'digist'. Did you mean digits? There are: mog, digits"),
+        (["run", "digist", "--out", "OUT"], "no task called 'digist'. Did you mean digits? There are: mog, product"),
         (["compare", "chess", "--out", "OUT"], "no task called 'chess'"),
         (["train", "digist", "--out", "OUT"], "no task called 'digist'"),
         ([*RUN, "--method", "smc_grad"], "no method called 'smc_grad'. Did you mean smc-grad? There are: pretrained"),
@@ -498,6 +545,16 @@ RUN = ["run", "digits", *TINY, "--out", "OUT"]
         ([*RUN, "--noise", "loud"], "no noise called 'loud'"),
         (["run", "mog", "--noise", "shared"], "give --draws too"),
         ([*RUN, "--trigger", "sometimes"], "no trigger called 'sometimes'"),
+        ([*RUN, "--resample", "stratfied"], "no resampling scheme called 'stratfied'. Did you mean stratified?"),
+        ([*RUN, "--resample", "residual", "--method", "svdd"], "and svdd has none or one of its own: leave it out"),
+        ([*RUN, "--resample", "residual", "--method", "pretrained"], "and pretrained has none or one of its own"),
+        (
+            [*RUN, "--resample", "residual", "--method", "particle-gibbs"],
+            "and particle-gibbs has none or one of its own",
+        ),
+        ([*RUN, "--guidance", "2"], "digits has no model that is told the goal: leave out --guidance 2"),
+        ([*RUN, "--guidance", "0"], "--guidance must be positive and finite, got 0"),
+        (["run", "dna", "--steps", "2", "--guidance", "2"], "--guidance is the scale of cfg and smc-cfg, and smc-grad"),
         ([*RUN, "--trigger", "ess:2"], "ess_below: fraction must lie in (0, 1]"),
         ([*RUN, "--trigger", "every:0"], "every: k must be at least 1"),
         ([*RUN, "--method", "smc-enumerated"], "enumeration needs"),
@@ -724,7 +781,8 @@ def test_doctor_says_what_is_there(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert f"tokensteer   {ts.__version__}" in out
     assert "pip install 'tokensteer[eval]'" in out
-    assert re.search(r"digits +ready", out)
+    assert re.search(r"digits +ready, \d", out)
+    assert re.search(r"product +ready, needs no weights", out)
 
 
 def test_training_leaves_weights_that_can_be_run(tmp_path: Path, monkeypatch, capsys):

@@ -69,17 +69,18 @@ def example(
 
 def spelt(law: GradientTilted) -> Tensor:
     """log mu + h in double, (7, V), all by hand."""
-    g = law.gradient_tilt.slopes
+    g = law.gradient_tilt.base
     assert isinstance(g, LowRankGradient)
     drawn, rewarded, entered, embedded = (t.double() for t in (g.drawn, g.rewarded, g.entered, g.embedded))
     worth = drawn @ rewarded.T
     worth[:, MASK] = g.expected.double()
     slope = (worth + entered @ embedded.T)[law.gradient_tilt.site]
     h = law.gradient_tilt.scale.double().unsqueeze(-1) * (slope - law.gradient_tilt.here.double().unsqueeze(-1))
-    if isinstance(law.law, Logits):
-        logits = law.law.values.double()
+    if isinstance(law.base, Logits):
+        logits = law.base.values.double()
     else:
-        logits = law.law.states.double() @ law.law.head.weight.double().T + law.law.head.bias.double()
+        assert isinstance(law.base, HiddenLogits)
+        logits = law.base.states.double() @ law.base.head.weight.double().T + law.base.head.bias.double()
     logits[:, MASK] = -math.inf
     return (logits.log_softmax(-1)[law.site] + h.clamp(-law.gradient_tilt.clip, law.gradient_tilt.clip)).cpu()
 
@@ -151,10 +152,10 @@ def test_many_bent_laws(device: str) -> None:
 @BOTH
 def test_a_slope_of_nan_is_not_clipped_away(device: str) -> None:
     law = example("hidden", 300, 64, torch.bfloat16, device)
-    g = law.gradient_tilt.slopes
+    g = law.gradient_tilt.base
     assert isinstance(g, LowRankGradient)
     g.drawn[4] = math.nan
-    law = GradientTilted.make(law.law, law.site, law.gradient_tilt, law.line)
+    law = GradientTilted.make(law.base, law.site, law.gradient_tilt, law.line)
     u = torch.full((7, 1), 0.5, dtype=torch.float64, device=device)
     log_p = law.draw(torch.arange(7, device=device), u)[1]
     assert log_p.isnan().squeeze(-1).tolist() == (law.gradient_tilt.site == 4).tolist()

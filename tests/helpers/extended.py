@@ -45,7 +45,7 @@ class ExtendedReveal:
 
     @property
     def sites(self) -> Ranking | DrawnTokens:
-        return self.ranked.ranking if self.tokens is None else DrawnTokens(self.tokens)
+        return self.ranked.sites if self.tokens is None else DrawnTokens(self.tokens)
 
     def sample(self, generator: Generator | None) -> Tensor:
         self.tokens = self.ranked.draw(generator)

@@ -91,7 +91,7 @@ def brute_force(measure: RankedReveal, row: int) -> dict[tuple[int, ...], float]
     """The law of one row: every draw at the candidate sites, sorted by score and then by index."""
     law: dict[tuple[int, ...], float] = {}
     sites = measure.candidates[row].nonzero().flatten().tolist()
-    mu, scores = measure.log_x0.dense()[row].exp(), measure.ranking.scores()[row]
+    mu, scores = measure.log_x0.dense()[row].exp(), measure.sites.scores()[row]
     for tokens in itertools.product(range(mu.shape[-1]), repeat=len(sites)):
         drawn = dict(zip(sites, tokens, strict=True))
         best = sorted(sites, key=lambda l: (-float(scores[l, drawn[l]]), l))[: int(measure.count[row])]

@@ -270,5 +270,5 @@ def test_tau_leaping_converges_at_first_order_and_is_unbiased() -> None:
 
 
 def test_a_bad_prior_is_refused() -> None:
-    with pytest.raises(ValueError, match="must be a law"):
+    with pytest.raises(ValueError, match="must be a distribution"):
         ts.Interpolating((0.5, 0.6))

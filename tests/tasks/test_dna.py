@@ -592,12 +592,24 @@ def _short_of_sgdd() -> dict:
 
 def test_guidance_asks_two_models_and_the_plain_sampler_one(weights: Path):
     task = dna.task(Setup(3, weights=weights))
-    assert task.conditional is not None
-    told = task.conditional()
+    assert task.guided is not None
+    told, model = task.guided().models
+    assert model is task.model
     x = torch.full((1, LENGTH), MASK)
     assert not torch.allclose(told.denoiser(x, 0.5).exp(), task.model.denoiser(x, 0.5).exp())
     run = ts.cfg(told, task.model, 1.5)(2, 2, generator=seeded())
     assert run.rows["denoiser"] == 2 * ts.pretrained(task.model)(2, 2, generator=seeded()).rows["denoiser"]
+
+
+def test_the_scale_of_guidance_is_given(weights: Path):
+    for given, scale in ((None, 1.5), (2.5, 2.5)):
+        job = jobs.Job("dna", "smc-cfg", 2, 1, settings=Settings(2, guidance=given))
+        (ready,) = prepare.prepare([job], prepare.Environment(weights))
+        model = ready.method.steering.model
+        assert isinstance(model, ts.Product)
+        assert model.powers == (scale, 1.0 - scale)
+    mixed = [replace(job, method=name) for name in ("smc-base", "cfg")]
+    assert len(prepare.prepare(mixed, prepare.Environment(weights))) == 2
 
 
 def test_a_run_shares_the_noise_of_its_seed_unless_it_is_asked_not_to(weights: Path):

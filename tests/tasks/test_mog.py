@@ -10,17 +10,18 @@ import torch
 from torch.nn.functional import one_hot
 
 import tokensteer as ts
+from tokensteer.tasks.common import grid
 from tokensteer.tasks.mog import exact as mog
 from tokensteer.testing import TableDenoiser, all_sequences
 
-ALL = all_sequences(mog.STATES + 1, 2)
-CLEAN = all_sequences(mog.STATES, 2)
+ALL = all_sequences(grid.STATES + 1, 2)
+CLEAN = all_sequences(grid.STATES, 2)
 ARROW = ((0, 6, 0), (3, 0, 3), (2, 2, 2))
 """Modes by x and y with unequal weights: each third of the mass in one, two and three of them."""
 
 
 def one_hots(x: torch.Tensor) -> torch.Tensor:
-    return one_hot(x, mog.STATES + 1).double()
+    return one_hot(x, grid.STATES + 1).double()
 
 
 def test_data_constants():
@@ -53,10 +54,10 @@ def test_reward_of_ids_and_one_hots():
 @pytest.mark.parametrize("kl", [1.0, 3.0])
 def test_soft_value_is_what_enumeration_gives(kl):
     model = mog.model(2, mog.pmf(torch.tensor(ARROW)))
-    x = torch.cat([ALL[-65:], ALL[mog.STATES :: 65], ALL[:5]])  # all with a mask, and a few without
+    x = torch.cat([ALL[-65:], ALL[grid.STATES :: 65], ALL[:5]])  # all with a mask, and a few without
     exact = mog.tilt(kl, estimator=ts.Exact())
     value = mog.soft_value(model, kl).function
-    expected = exact.estimate(ts.NoisyState(x, model.denoiser(x, 0.5), 0.5, mog.MASK), None)
+    expected = exact.estimate(ts.NoisyState(x, model.denoiser(x, 0.5), 0.5, grid.MASK), None)
     torch.testing.assert_close(value(x, 0.5), expected)
     torch.testing.assert_close(value(one_hots(x), 0.5), expected)
 
@@ -65,7 +66,7 @@ def test_soft_value_is_what_enumeration_gives(kl):
 def test_target_is_the_samplers_own_law(weights):
     """Both sites open in the same of T equal steps with probability 1/T, and are then independent."""
     joint, num_steps = mog.pmf(weights), 4
-    target = mog.target(ts.Steering(mog.model(num_steps, joint), mog.tilt()))
+    target = grid.target(ts.Steering(mog.model(num_steps, joint), mog.tilt()))
     law = (1 - 1 / num_steps) * joint + joint.sum(1, keepdim=True) * joint.sum(0) / num_steps
     tilted = law * mog.reward(CLEAN).exp().view_as(law)
     assert target.log_z == pytest.approx(float(tilted.sum().log()))
@@ -74,17 +75,17 @@ def test_target_is_the_samplers_own_law(weights):
 
 def test_emd_of_a_shift_is_the_shift():
     target = mog.pmf()
-    assert mog.emd(target, target) == 0.0
+    assert grid.emd(target, target) == 0.0
     middle = torch.zeros(64, 64, dtype=torch.float64)
     middle[20:30, 20:30] = torch.rand(10, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     middle /= middle.sum()
-    assert mog.emd(middle, middle.roll((3, 4), (0, 1))) == pytest.approx(5.0)
-    assert mog.emd(middle, middle.roll(-7, 1)) == pytest.approx(7.0)
+    assert grid.emd(middle, middle.roll((3, 4), (0, 1))) == pytest.approx(5.0)
+    assert grid.emd(middle, middle.roll(-7, 1)) == pytest.approx(7.0)
 
 
 def test_histogram_counts_weights():
     samples = torch.tensor([[[0, 1], [2, 3]], [[0, 1], [63, 63]]])
-    pmf = mog.histogram(samples, torch.tensor([[1.0, 2.0], [4.0, 1.0]]))
+    pmf = grid.histogram(samples, torch.tensor([[1.0, 2.0], [4.0, 1.0]]))
     assert pmf[0, 1] == pytest.approx(5 / 8)
     assert pmf[2, 3] == pytest.approx(2 / 8)
     assert pmf[63, 63] == pytest.approx(1 / 8)
@@ -101,12 +102,12 @@ def test_smc_base_knows_log_z(exact):
     model = mog.model(20)
     tilt = mog.tilt(estimator=mog.soft_value(model) if exact else None)
     method = ts.smc_base(model, tilt)
-    assert abs(z_score(method, mog.target(method.steering).log_z, 200, 32)) < 4
+    assert abs(z_score(method, grid.target(method.steering).log_z, 200, 32)) < 4
 
 
 def test_guidance_knows_log_z():
     method = ts.cfg(mog.model(10, mog.pmf(torch.tensor(ARROW))), mog.model(10), 2.0)
-    assert abs(z_score(method, mog.target(method.steering).log_z, 200, 32)) < 4
+    assert abs(z_score(method, grid.target(method.steering).log_z, 200, 32)) < 4
 
 
 def test_first_order_is_exact_here():
@@ -114,10 +115,10 @@ def test_first_order_is_exact_here():
     model = mog.model(10)
     tilt = mog.tilt(ramp=ts.ramps.constant, estimator=mog.soft_value(model))
     result = ts.prop_grad(model, tilt, clip=None)(100, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(result.log_w, torch.full_like(result.log_w, mog.target(ts.Steering(model, tilt)).log_z))
+    torch.testing.assert_close(result.log_w, torch.full_like(result.log_w, grid.target(ts.Steering(model, tilt)).log_z))
 
 
 def test_missing_pot_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ot", None)
     with pytest.raises(ImportError, match=r"tokensteer\[eval\]"):
-        mog.emd(mog.pmf(), mog.pmf().roll(1, 0))
+        grid.emd(mog.pmf(), mog.pmf().roll(1, 0))

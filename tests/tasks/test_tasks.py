@@ -16,7 +16,7 @@ from narrow import some
 import tokensteer as ts
 from tokensteer.app.cli import main
 from tokensteer.tasks.catalogue import TASKS
-from tokensteer.tasks.common import metrics, png
+from tokensteer.tasks.common import grid, metrics, png
 from tokensteer.tasks.common.task import SHIPPED, Setup, Task, data_folder
 from tokensteer.tasks.common.training import Training, Trial
 from tokensteer.tasks.images import digits, mnist
@@ -25,7 +25,7 @@ from tokensteer.tasks.images import train as pixels_train
 from tokensteer.tasks.mog import exact as mog
 from tokensteer.tasks.mog import trained as mog_trained
 
-SMALL = ["digits", "mog"]
+SMALL = ["digits", "mog", "product"]
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -53,8 +53,8 @@ def test_accuracy_and_histogram():
 
 def test_nll_bound_of_the_exact_denoiser_is_the_entropy():
     joint = mog.pmf(torch.tensor([[0, 6, 0], [3, 0, 3], [2, 2, 2]]))
-    ids = mog.Target(joint, 0.0).sample(4000, seeded())
-    found = metrics.nll_bound(mog.denoiser(joint), ids, mog.MASK, draws=2, generator=seeded(1))
+    ids = grid.Target(joint, 0.0).sample(4000, seeded())
+    found = metrics.nll_bound(mog.denoiser(joint), ids, grid.MASK, draws=2, generator=seeded(1))
     entropy = float(-(joint * joint.log()).nan_to_num().sum()) / (2 * math.log(2))
     assert abs(found.mean - entropy) < 4 * found.error
     assert found.error < 0.05
@@ -161,11 +161,12 @@ def test_every_shipped_weight_is_small_and_has_a_card():
 
 def test_every_task_can_be_trained():
     """But those that are tables and have no networks, and these say so."""
-    assert {name for name, task in TASKS.items() if task.train is None} == {"tfbind", "tfbind-fitted"}
+    assert {name for name, task in TASKS.items() if task.train is None} == {"product", "tfbind", "tfbind-fitted"}
 
 
-def test_tables_cannot_be_trained(tmp_path: Path, capsys):
-    assert main(["train", "tfbind", "--out", str(tmp_path / "out")]) == 2
+@pytest.mark.parametrize("name", ["tfbind", "product"])
+def test_tables_cannot_be_trained(name: str, tmp_path: Path, capsys):
+    assert main(["train", name, "--out", str(tmp_path / "out")]) == 2
     assert "nothing to train" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -229,7 +230,7 @@ def test_trained_mog_is_near_the_data_and_steered_to_its_own_target():
 
 def test_small_populations_of_mog_are_measured_together():
     sizes = [(10, 2000), (4, 1000), (4000, 5), (3, 1000), (8, 16), (300, 1), (5000, 1), (1, 9000)]
-    assert [mog_trained.sets(*size) for size in sizes] == [10, 2, 10, 1, 8, 1, 2, 1]
+    assert [grid.sets(*size) for size in sizes] == [10, 2, 10, 1, 8, 1, 2, 1]
     task = mog_trained.task(Setup(steps=5))
     small, large = (
         ts.prop_grad(task.model, task.tilt, clip=None)(*n, generator=seeded()) for n in ((2, 2000), (2000, 2))

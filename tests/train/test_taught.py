@@ -22,6 +22,7 @@ from tokensteer.tasks.images import digits
 from tokensteer.tasks.images import train as pixels_train
 from tokensteer.tasks.mog import trained as mog_trained
 from tokensteer.tasks.nets import TransformerConfig, UNetConfig, ValueConfig, ValueNet, load, save
+from tokensteer.train import Balance
 
 torch.set_num_threads(1)
 
@@ -101,6 +102,62 @@ def test_mog_is_taught_a_twist_too(tmp_path: Path) -> None:
     assert result.rows["proposal"] > 0
     with pytest.raises(ValueError, match="single goal"):
         mog_trained.proposal(3)
+
+
+@pytest.mark.usefixtures("few_steps")
+@pytest.mark.parametrize(
+    ("objective", "baseline", "stored", "twist"),
+    [
+        ("step-variance", "time", "StepVariance(twists=True, whole=False)", False),
+        (None, "per-step", "StepVariance(twists=True, whole=False)", False),
+        ("balance", None, "Balance(decay=0.9, ends=0.5, twists=False, whole=True)", True),
+        ("path-variance", None, "PathVariance(twists=False, whole=True)", False),
+    ],
+)
+def test_objectives_and_baselines_are_chosen_by_name(
+    objective: str | None, baseline: str | None, stored: str, twist: bool, tmp_path: Path
+) -> None:
+    config = replace(digits.RECIPE.proposal, value=replace(digits.RECIPE.proposal.value, beside=True), num_steps=4)
+    plan = replace(config.plan, rounds=2, paths=4, updates=1, times=2)
+    chosen = replace(config, plan=plan).chosen(objective, baseline)
+    recipe = replace(digits.RECIPE, proposal=chosen)
+    card = pixels_train.proposal(recipe, 7, populations={2: 2}).train(Training(tmp_path))
+    assert card["objective"] == stored
+    assert card["baseline"] == ("none" if objective == "path-variance" else baseline or "state")
+    words = [f"--{name} {value}" for name, value in (("objective", objective), ("baseline", baseline)) if value]
+    assert " ".join(("digits --proposal --goal 7", *words, "--out")) in card["command"]
+    assert (tmp_path / "digits-value-7.safetensors").exists() == twist
+    task = digits.task(Setup(4, 7, weights=tmp_path))
+    assert ("smc-learned" in methods.usual(task, task.tilt)) == twist
+
+
+def test_a_task_keeps_its_own_balance() -> None:
+    config = mog_trained.PROPOSAL
+    assert config.chosen("balance", None).objective is config.objective
+    assert config.chosen(None, None) == config
+    for name, decay in (("detailed-balance", 0.0), ("trajectory-balance", float("inf"))):
+        assert config.chosen(name, "state").objective == Balance(decay)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--objective", "balance"], "--objective is how a proposal is trained: give --proposal too"),
+        (["--twist", "--baseline", "time"], "--baseline is how a proposal is trained: give --proposal too, and no"),
+        (["--proposal", "--objective", "variance"], "no objective called 'variance'"),
+        (["--proposal", "--baseline", "states"], "no baseline called 'states'. Did you mean state?"),
+        (["--proposal", "--objective", "balance", "--baseline", "time"], "balance learns F(x_t, t) as the log-twist"),
+        (["--proposal", "--objective", "path-variance", "--baseline", "time"], "path-variance has no baseline"),
+    ],
+)
+def test_objectives_are_checked_before_anything_is_trained(
+    words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "digits", *words, "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert says in said
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from tokensteer.adapters.heads import choose_denoiser
 from tokensteer.adapters.network import Forward, MaskDropout, Network, check_embeddings, ignores_padding
-from tokensteer.adapters.text import Answered, Filled, Format, Prompt, TextModel, chat, special_tokens
+from tokensteer.adapters.text import Answered, Filled, Format, Prompt, TextModel, chat
 from tokensteer.core.kernels.kernel import Kernel
 from tokensteer.core.kernels.masked import Ancestral
 from tokensteer.core.kernels.ranked import Ranked
 from tokensteer.core.models.denoiser import Time
-from tokensteer.hub import Source, named_modules, transformers
+from tokensteer.hub import Source, named_modules, special_tokens, transformers
 
 SPARE = re.compile(r"\[unused\d+\]|<unused\d+>|<null_\d+>|madeupword\d+|<extra_id_\d+>|<\|reserved_.*\|>")
 ENDS = ("<|endoftext|>", "<|eot_id|>", "<|im_end|>")  # of answers and turns

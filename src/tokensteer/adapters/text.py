@@ -22,16 +22,12 @@ from tokensteer.core.kernels.schedule import uniform_steps
 from tokensteer.core.models.denoiser import FromHidden, FromLogits
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.models.template import padded, template
+from tokensteer.hub import encode, special_tokens
 
 BLANK = re.compile(r"(_{3,})(\d*)")
 
 Prompt = Callable[[Any, str], list[int]]
 """The ids of a prompt, from the tokenizer and the text."""
-
-
-def encode(tokenizer: Any, text: str) -> list[int]:
-    """The ids of a text, without special tokens."""
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def plain(tokenizer: Any, text: str) -> list[int]:
@@ -45,13 +41,6 @@ def chat(tokenizer: Any, text: str) -> list[int]:
     check_known(tokenizer, text)
     message = [{"role": "user", "content": text}]
     return encode(tokenizer, tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False))
-
-
-def special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The ids that a tokenizer puts before and behind a text."""
-    whole, text = tokenizer("a")["input_ids"], encode(tokenizer, "a")
-    start = next((i for i in range(len(whole)) if whole[i : i + len(text)] == text), 0)
-    return whole[:start], whole[start + len(text) :]
 
 
 def check_known(tokenizer: Any, text: str) -> None:

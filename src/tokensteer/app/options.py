@@ -39,7 +39,11 @@ Run several methods, sizes and seeds on a task, side by side in one run folder.
 
 Denoiser and reward rows stand beside every method: compare methods at equal rows as well as at equal N. Recipes vary
 what a method is made of: ramps (the full reward after k tenths of the time, without and with remasking), draws (the
-reward from 1 to 25 clean samples), traces (ESS and reward without resampling)."""
+reward from 1 to 25 clean samples), steps (10 to 200 denoising steps), kl (from a quarter of the task's, or of --kl, to
+four times as much), resampling (four schemes, each where the ESS is below a half, always, and five times in a run; and
+none), traces (ESS and reward without resampling). The paper's ablation of ramps is
+
+  tokensteer compare mnist --recipe ramps --kl 1 --particles 16 --populations 30"""
 
 TRAIN = """\
 Train the networks of a task, with a card that says how good they are.
@@ -49,6 +53,7 @@ Train the networks of a task, with a card that says how good they are.
   tokensteer run mnist --weights out/weights
   tokensteer train mnist --proposal --goal 7 --device cuda --minutes 4 --out out/seven
   tokensteer run mnist --method smc-amot --goal 7 --kl 0.5 --weights out/seven
+  tokensteer train digits --proposal --goal 7 --objective step-variance --baseline time --out out/as-in-the-paper
 
 A training that was stopped goes on where it was if it is given the same folder and options."""
 
@@ -80,7 +85,8 @@ Say what is installed: versions, devices, optional packages, data and weights.
   tokensteer doctor"""
 
 
-Task = Annotated[Positional[str], arg(metavar="TASK", help="mog, digits, mnist, text, dna, tfbind or tfbind-fitted.")]
+TASKS = "mog, product, digits, mnist, text, dna, tfbind and tfbind-fitted"
+Task = Annotated[Positional[str], arg(metavar="TASK", help=f"One of {TASKS}.")]
 Flag = FlagCreatePairsOff[bool]
 
 
@@ -135,7 +141,7 @@ class Compare:
     budget: Annotated[str | None, left("none: --particles", "TIME")] = None
     """Give each method the particles that it moves in this time, such as 30s. auto can be among the methods."""
     recipe: str = "methods"
-    """What is varied: methods, ramps, draws or traces."""
+    """What is varied: methods, ramps, draws, steps, kl, resampling or traces."""
     out: Annotated[Path | None, left("out/TASK-RECIPE", "FOLDER")] = None
     """The run folder."""
     settings: Asked = field(default_factory=Settings)
@@ -164,6 +170,13 @@ class Train:
     """With --proposal or --twist: what it is to draw, such as a digit."""
     weights: Annotated[Path | None, left("those shipped", "FOLDER")] = None
     """With --proposal or --twist: the folder of the networks it is taught with."""
+    objective: Annotated[str | None, left("the task's", "STR")] = None
+    """With --proposal, what is minimised: step-variance (of the log-weight of single moves), balance (over stretches of
+    paths, with a twist; detailed-balance for single moves, trajectory-balance for whole paths) or path-variance (of the
+    log-weight of whole paths)."""
+    baseline: Annotated[str | None, left("the task's", "STR")] = None
+    """With --proposal, the F that step-variance subtracts: state (F(x_t, t), which lets the loss reach zero), time
+    (F(t), a small network as in the paper) or per-step (F(t), a number for each step)."""
     force: Flag = False
     """Replace the weights that are in the folder."""
 
@@ -228,5 +241,5 @@ Try
   tokensteer compare mog --particles 500 --populations 4 --out out/mog
   tokensteer report out/mog
 
-There are the tasks mog, digits, mnist, text, dna, tfbind and tfbind-fitted. `tokensteer COMMAND --help` has the
-options, with more examples."""
+There are the tasks {TASKS}. `tokensteer COMMAND --help` has
+the options, with more examples."""

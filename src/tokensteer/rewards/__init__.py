@@ -1,5 +1,4 @@
-"""Rewards: constraints as finite automata over tokens, and sums and products of rewards. See also `rewards.text` and
-`rewards.dna`."""
+"""Constraints as finite automata over tokens, sums and products of rewards. See also `rewards.text`, `rewards.dna`."""
 
 from tokensteer.rewards.combine import log_product as log_product
 from tokensteer.rewards.combine import product as product

@@ -2,8 +2,7 @@
 
 A motif's score at a site is linear in the one-hots of the letters, so smooth functions of scores have a gradient.
 Scores are in bits above the threshold that random letters reach at a site with probability p: 0 and more is a hit. A
-smooth maximum, temperature · log sum exp(·/temperature), exceeds the maximum by at most temperature · log(number of
-terms).
+smooth maximum, temperature · log sum exp(·/temperature), exceeds that of n terms by at most temperature · log n.
 
     Presence    bits above the threshold of the best site on either strand
     Absence     minus the same where it is positive, near 0 elsewhere
@@ -92,30 +91,26 @@ def _positive(name: str, temperature: float) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Presence:
-    """The smooth maximum over places and strands of the bits above the threshold: about 0 for the weakest hit."""
+class _Best:
+    """A reward by the bits of the best site."""
 
     sites: Sites
     temperature: float = 1.0
     differentiable: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
-        _positive("Presence", self.temperature)
+        _positive(type(self).__name__, self.temperature)
+
+
+class Presence(_Best):
+    """The smooth maximum over places and strands of the bits above the threshold: about 0 for the weakest hit."""
 
     def __call__(self, x0: Tensor) -> Tensor:
         return _smooth_max(self.sites(x0).flatten(1), self.temperature)
 
 
-@dataclass(frozen=True, eq=False)
-class Absence:
+class Absence(_Best):
     """-temperature · log(1 + sum exp(bits/temperature)): near 0 without hits, else minus the bits of the best."""
-
-    sites: Sites
-    temperature: float = 1.0
-    differentiable: bool = field(default=True, init=False)
-
-    def __post_init__(self) -> None:
-        _positive("Absence", self.temperature)
 
     def __call__(self, x0: Tensor) -> Tensor:
         return -_smooth_max(F.pad(self.sites(x0).flatten(1), (0, 1)), self.temperature)
@@ -269,7 +264,8 @@ def forbid(*recognised: str, vocab_size: int = len(LETTERS) + 1) -> Automaton:
     if not recognised:
         raise ValueError("forbid: give at least one enzyme or site, such as 'EcoRI' or 'GAATTC'")
     found = {word for site in recognised for word in _words(site)}
-    return avoids(sorted(found | {_reverse_complement(word) for word in found}), vocab_size)
+    other_strand = {tuple(len(LETTERS) - 1 - letter for letter in reversed(word)) for word in found}
+    return avoids(sorted(found | other_strand), vocab_size)
 
 
 def _words(site: str) -> list[tuple[int, ...]]:
@@ -284,7 +280,3 @@ def _words(site: str) -> list[tuple[int, ...]]:
     if math.prod(map(len, options)) > MOST_WORDS:
         raise ValueError(f"forbid: {site!r} stands for more than {MOST_WORDS} words: leave out some open letters")
     return [tuple(ids_of("".join(word))) for word in product(*options)]
-
-
-def _reverse_complement(word: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(len(LETTERS) - 1 - letter for letter in reversed(word))

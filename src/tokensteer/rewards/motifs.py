@@ -21,8 +21,7 @@ from tokensteer.core.numerics.domains import check_number
 
 GRAIN = 64
 LETTERS = "ACGT"
-EVEN = (0.25, 0.25, 0.25, 0.25)
-"""All letters equally likely."""
+EVEN = (0.25, 0.25, 0.25, 0.25)  # all letters equally likely
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tokensteer.tasks.common import grid
 from tokensteer.tasks.common.looks import HeatMap, Image, Letters, Look
 from tokensteer.tasks.common.proposals import ProposalTraining
 from tokensteer.tasks.common.task import Setup, Task
@@ -17,8 +18,8 @@ from tokensteer.tasks.dna import task as dna
 from tokensteer.tasks.dna import tfbind
 from tokensteer.tasks.images import digits, mnist
 from tokensteer.tasks.images import train as images
-from tokensteer.tasks.mog import exact as mog
 from tokensteer.tasks.mog import trained as mog_trained
+from tokensteer.tasks.product import task as product
 from tokensteer.tasks.text import data as text_data
 from tokensteer.tasks.text import reviews
 from tokensteer.tasks.text import train as texts
@@ -29,12 +30,13 @@ class Entry:
     """A task: `make` it, `train` its networks, or train a `proposal` for a goal from the networks of a folder.
 
     The rest needs neither weights nor data: how samples `look` in a report (as numbers if None), the default number of
-    denoising `steps`, and the file of `data` that training reads, if it does not come with the package.
+    denoising `steps` and `kl`, and the file of `data` that training reads, if it does not come with the package.
     """
 
     make: Callable[[Setup], Task]
     look: Look | None = None
     steps: int = 100
+    kl: float = 1.0
     data: str | None = None
     train: Callable[[Training], Any] | None = None
     proposal: Callable[[int | None, Path], ProposalTraining] | None = None
@@ -44,10 +46,11 @@ LETTERS = Letters(dna_data.LETTERS)
 TASKS: dict[str, Entry] = {
     "mog": Entry(
         mog_trained.task,
-        HeatMap(mog.histogram, mog_trained.exact_pmf),
+        HeatMap(grid.histogram, mog_trained.exact_pmf),
         train=mog_trained.train,
         proposal=mog_trained.proposal,
     ),
+    product.NAME: Entry(product.task, HeatMap(grid.histogram, product.exact)),
     "digits": Entry(
         digits.task,
         Image(digits.SIDE),
@@ -64,11 +67,12 @@ TASKS: dict[str, Entry] = {
     "text": Entry(
         reviews.task,
         steps=reviews.NUM_STEPS,
+        kl=reviews.KL,
         data=text_data.FILE,
         train=partial(texts.train, reviews.RECIPE),
         proposal=partial(texts.proposal, reviews.RECIPE),
     ),
-    "dna": Entry(dna.task, LETTERS, data=dna_data.FILE, train=dna.train, proposal=dna.proposal),
-    tfbind.NAME: Entry(tfbind.task, LETTERS),
-    tfbind.FITTED: Entry(tfbind.fitted_task, LETTERS),
+    "dna": Entry(dna.task, LETTERS, kl=dna.KL, data=dna_data.FILE, train=dna.train, proposal=dna.proposal),
+    tfbind.NAME: Entry(tfbind.task, LETTERS, kl=tfbind.KL),
+    tfbind.FITTED: Entry(tfbind.fitted_task, LETTERS, kl=tfbind.KL),
 }

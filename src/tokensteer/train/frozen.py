@@ -26,13 +26,17 @@ def frozen(net: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in net.parameters() if not parameter.requires_grad]
 
 
-def changing(net: nn.Module) -> dict[str, Tensor]:
-    """The state of a network without frozen parameters, each tensor under the first of its names."""
+def state(net: nn.Module) -> dict[str, Tensor]:
+    """The state of a network, tied tensors under the first of their names."""
     held: dict[int, tuple[str, Tensor]] = {}
     for name, value in net.state_dict(keep_vars=True).items():
-        if not isinstance(value, nn.Parameter) or value.requires_grad:
-            held.setdefault(id(value), (name, value))
-    return {name: value.detach() for name, value in held.values()}
+        held.setdefault(id(value), (name, value))
+    return dict(held.values())
+
+
+def changing(net: nn.Module) -> dict[str, Tensor]:
+    """The state of a network without frozen parameters."""
+    return {n: v.detach() for n, v in state(net).items() if not isinstance(v, nn.Parameter) or v.requires_grad}
 
 
 @torch.no_grad()

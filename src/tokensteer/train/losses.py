@@ -125,11 +125,7 @@ class _Masked:
         return masked_bound(predict, x0, self.mask_id, generator).mean() / x0.shape[1]
 
 
-@dataclass(frozen=True)
-class _Headed:
-    mask_id: int
-    label_dropout: float
-
+class _Headed(_Masked):
     def __call__(self, net: nn.Module, x0: Tensor, labels: Tensor | None, generator: Generator) -> Tensor:
         known, parts = _dropped(labels, self.label_dropout, generator), cast("Any", net)
         x, hidden, time, weight = _hide(x0, self.mask_id, generator, None)

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from tokensteer.core.kernels.choices import as_tensor
 from tokensteer.core.kernels.measure import SiteMeasure
-from tokensteer.core.models.denoiser import Denoiser, Time, Timeless
+from tokensteer.core.models.denoiser import Denoiser, Time, ignores_time
 from tokensteer.core.models.diffusion import Meter, Model, clock
 from tokensteer.core.models.prediction import Prediction
 from tokensteer.core.numerics.rows import distinct
@@ -154,7 +154,7 @@ class Transitions:
         """The output of a network at the beginning of each of `steps`, (P, ...). A network that ignores time is called
         once, on a CPU with distinct states only: most paths stand still most of the time."""
         x = self.paths.x
-        if not _ignores_time(network):
+        if not ignores_time(network):
             return [network(x[k], self.time(k)) for k in steps]
         states, t = x[list(steps)].flatten(0, 1), self.model.steps[steps[0]].t
         if states.is_cuda:
@@ -171,7 +171,3 @@ class Transitions:
         """log q of the moves that were made, (K, P)."""
         measures = self.measures(steps) if measures is None else measures
         return torch.stack([q.log_prob(self.paths.x[k + 1]) for k, q in zip(steps, measures, strict=True)])
-
-
-def _ignores_time(network: object) -> bool:
-    return isinstance(network, Timeless) and network.ignores_time

@@ -11,8 +11,7 @@ from tokensteer.train.drakes import Tuning
 from tokensteer.train.proposal import Progress
 from tokensteer.train.rounds import Report
 
-PAUSE = 5.0
-"""Seconds between two lines."""
+PAUSE = 5.0  # seconds between two lines
 
 
 @contextmanager

@@ -84,8 +84,7 @@ class Progress(Report):
 
 @dataclass(frozen=True)
 class Learned:
-    """The averaged networks, for `Amortised` and `LearnedTwist`, the reports, and the denoiser rows that were
-    computed."""
+    """The averaged networks, for `Amortised` and `LearnedTwist`, the reports, and the number of denoiser rows."""
 
     net: nn.Module
     denoiser: Denoiser

@@ -49,4 +49,4 @@ def _tasks() -> Iterator[tuple[str, str]]:
             yield name, f"cannot be run: {error}"
             continue
         size = sum(file.stat().st_size for file in SHIPPED.glob(f"{name}-*.safetensors"))
-        yield name, f"ready, {size / 2**20:.1f} MiB of weights shipped"
+        yield name, f"ready, {size / 2**20:.1f} MiB of weights shipped" if size else "ready, needs no weights"

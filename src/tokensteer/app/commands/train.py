@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from tokensteer.app.options import Train
 from tokensteer.app.runs.claims import claimed
 from tokensteer.app.terminal.tables import say
 from tokensteer.app.words.lookup import choose
-from tokensteer.tasks.catalogue import TASKS
+from tokensteer.tasks.catalogue import TASKS, Entry
+from tokensteer.tasks.common.objectives import BASELINES, OBJECTIVES
 from tokensteer.tasks.common.task import SHIPPED
 from tokensteer.tasks.common.training import Training, finished
 
@@ -25,6 +27,7 @@ def main(command: Train, words: str) -> int:
             raise ValueError("--goal is what a proposal or a twist is trained for: give --proposal or --twist too")
         if command.weights is not None:
             raise ValueError("--weights has the networks for training a proposal or a twist: give --proposal too")
+    _check_objective(command, task)
     out = command.out or Path("out") / f"{command.task}-weights"
     for name, value in (("minutes", command.minutes), ("scale", command.scale)):
         if value is not None and not 0 < value < math.inf:
@@ -34,11 +37,25 @@ def main(command: Train, words: str) -> int:
         if finished(_cards(command, out)) and not command.force:
             raise ValueError(f"{out} holds finished weights of {command.task}: give --out another folder, or --force")
         if task.proposal is not None and (command.proposal or command.twist):
-            task.proposal(command.goal, command.weights or SHIPPED).train(training, command.twist)
+            taught = task.proposal(command.goal, command.weights or SHIPPED)
+            config = taught.config.chosen(command.objective, command.baseline)
+            replace(taught, config=config).train(training, command.twist)
         else:
             task.train(training)
     say(f"Weights: {out}   (tokensteer run {command.task} --weights {out} uses them)")
     return 0
+
+
+def _check_objective(command: Train, task: Entry) -> None:
+    given = [f"--{name}" for name in ("objective", "baseline") if getattr(command, name) is not None]
+    if given and not command.proposal:
+        raise ValueError(f"{given[0]} is how a proposal is trained: give --proposal too, and no --twist")
+    if command.objective is not None:
+        choose(command.objective, OBJECTIVES, "objective")
+    if command.baseline is not None:
+        choose(command.baseline, BASELINES, "baseline")
+    if given and task.proposal is not None:  # raises before a folder is made
+        task.proposal(command.goal, command.weights or SHIPPED).config.chosen(command.objective, command.baseline)
 
 
 def _cards(command: Train, out: Path) -> list[Path]:

@@ -14,8 +14,7 @@ from tokensteer.app.report.markup import data, element, text
 from tokensteer.app.words.numbers import fixed
 from tokensteer.tasks.common.metrics import Measured
 
-BANDS = 6
-"""With more lines than this, bands are not drawn: they would hide the lines."""
+BANDS = 6  # with more lines than this, bands are not drawn: they would hide the lines
 WIDTH, HEIGHT = 1000, 400  # of the drawing, in SVG units
 
 
@@ -210,10 +209,8 @@ def point_chart(title: str, lines: Sequence[Line], labels: Sequence[str]) -> str
 
 def scatter(title: str, spots: Sequence[Spot], way: Sequence[tuple[float, float]], note: str) -> str:
     """Points with error bars of two standard errors, and a line through the `way`."""
-    x, y = (
-        Scale.around([(value.mean, 2.0 * value.error) for value in values])
-        for values in ([spot.x for spot in spots], [spot.y for spot in spots])
-    )
+    x = Scale.around([(spot.x.mean, 2.0 * spot.x.error) for spot in spots])
+    y = Scale.around([(spot.y.mean, 2.0 * spot.y.error) for spot in spots])
     line = "L".join(f"{x.across(a):.0f} {y.up(b):.1f}" for a, b in way)
     drawn = f'{y.rules()}<path class="line c0" d="M{line}"/>'
     entries: list[str] = []

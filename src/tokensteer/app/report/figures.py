@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tokensteer import files
 from tokensteer.app.report import learning, sweeps, traces, trades
@@ -21,34 +21,14 @@ if TYPE_CHECKING:
 
 TONES = ("#6b7078", "#1f55e0", "#d95f02", "#00503a", "#7a1573", "#b08a5c", "#0a9bc9")
 MARKERS = "os^D"
-CROWD = 8
-"""With more dots than that, a second panel shows the middle half of them closer."""
-WIDTH = 5.5
-"""Inches: the text width of most one-column papers."""
+CROWD = 8  # with more dots than that, a second panel shows the middle half of them closer
+WIDTH = 5.5  # inches: the text width of most one-column papers
 DPI = 200
-LEGEND_LINE = 0.17
-"""Inches."""
+LEGEND_LINE = 0.17  # inches
 
+Axes = Any  # matplotlib leaves the arguments of their methods untyped
 Draw = Callable[["Figure"], None]
 Panels = Sequence[tuple[str, Sequence[Row]]]
-
-
-class Axes(Protocol):
-    """The methods of matplotlib's Axes that are used here. Matplotlib leaves their arguments untyped."""
-
-    spines: Any
-
-    def plot(self, x: Sequence[float], y: Sequence[float], **style: object) -> object: ...
-    def step(self, x: Sequence[float], y: Sequence[float], **style: object) -> object: ...
-    def errorbar(self, *values: Sequence[float], **style: object) -> object: ...
-    def fill_between(self, *values: Sequence[float], **style: object) -> object: ...
-    def set_xlim(self, low: float, high: float) -> object: ...
-    def set_ylim(self, low: float, high: float) -> object: ...
-    def set_xticks(self, at: Sequence[float], labels: Sequence[str], **style: object) -> object: ...
-    def set_title(self, label: str, **style: object) -> object: ...
-    def set_xlabel(self, label: str, **style: object) -> object: ...
-    def set_axis_off(self) -> object: ...
-    def tick_params(self, **style: object) -> object: ...
 
 
 def figures(folder: Path) -> list[Path]:

@@ -28,8 +28,7 @@ class Row:
 
     `method` is its full label: `family`, and `variant` if there are several of it. `best` has the metrics of the best
     particles by reward. `answer` is the result that the method's metrics are measured on: all particles or some of
-    them, with equal weights unless `weighted`. `texts` are its samples if they are texts, and `failed` the prompts
-    that gave none.
+    them, with equal weights unless `weighted`. `texts` are its samples, if texts; `failed` are prompts that gave none.
     """
 
     task: str

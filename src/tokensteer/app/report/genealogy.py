@@ -18,11 +18,9 @@ from tokensteer.app.report.lists import floats, ints
 from tokensteer.app.report.markup import data
 from tokensteer.core.particles.result import Result
 
-MOST = 64
-"""With more particles than this, lines cannot be told apart."""
+MOST = 64  # with more particles than this, lines cannot be told apart
 UNIT = 10  # of the drawing, for one step and one row
-CLASSES = (0.05, 0.15, 0.35, 0.7)
-"""Where a share of the final weight makes a line thicker."""
+CLASSES = (0.05, 0.15, 0.35, 0.7)  # where a share of the final weight makes a line thicker
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ CURVES = {
     "divergence": ("KL from the model", None),
 }
 """Title and range of the chart for each entry of a training's history."""
-BACKWARD = 2
-"""Rows that a backward pass is counted as."""
+BACKWARD = 2  # rows that a backward pass is counted as
 
 
 def charts(rows: Sequence[Row]) -> str:

@@ -19,12 +19,9 @@ from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.looks import HeatMap
 
 HERE = Path(__file__).parent
-MISSING = 12
-"""How many missing rows are named, at most."""
-TREES = 8
-"""How many populations of a row have their genealogy drawn, at most."""
-TREE_BYTES = 1_100_000
-"""The size of all genealogies together, at most."""
+MISSING = 12  # how many missing rows are named, at most
+TREES = 8  # how many populations of a row have their genealogy drawn, at most
+TREE_BYTES = 1_100_000  # the size of all genealogies together, at most
 HEAD = """\
 <meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">\
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \
@@ -40,11 +37,11 @@ WEIGHTS = (
     "means that few particles carry the rest."
 )
 LEARNING = "How the proposal was trained before this run, report by report. A backward pass counts as two rows."
-COST = "Network rows computed, and in a lighter tone those that were asked for but known already."
+COST = "Network rows computed, and in a lighter tone those that were needed but known already."
 BEST = "The one particle of highest reward in each population. It is no draw from the target."
 HEAT_MAPS = "All particles by weight, on the scale of the target; paler means rarer."
 SAMPLES = (
-    "Draws from the posterior are what the method says the target looks like. The best of a population by reward "
+    "Draws from the posterior are the method's estimate of the target. The best of a population by reward "
     "is no such draw, and is framed apart."
 )
 GENEALOGY = (
@@ -170,20 +167,15 @@ def _genealogy(rows: Sequence[Row], name: Callable[[Row], str], colours: Mapping
     survival = traces.survival(many, colours)
     if not kept:
         return note, survival
-    ancestors = [row.result.ancestors for row, _ in kept]
-    resampled = [bool((there[1:] != there[:1]).any()) for there in ancestors]
+    resampled = [bool((row.result.ancestors[1:] != row.result.ancestors[:1]).any()) for row, _ in kept]
     worth = [(2 if row.method.startswith("smc") else 1) * any_ for (row, _), any_ in zip(kept, resampled, strict=True)]
     first = worth.index(max(worth))
-    trees = "".join(
-        element(
-            "div",
-            f'class="tree c{colours[row.method]}" data-row="{k}" data-population="{b}"'
-            f"{'' if k == first and b == 0 else ' hidden'}",
-            drawing,
-        )
-        for k, (row, some) in enumerate(kept)
-        for b, drawing in enumerate(some)
-    )
+    trees = ""
+    for k, (row, some) in enumerate(kept):
+        for b, drawing in enumerate(some):
+            hidden = "" if k == first and b == 0 else " hidden"
+            kind = f'class="tree c{colours[row.method]}" data-row="{k}" data-population="{b}"{hidden}'
+            trees += element("div", kind, drawing)
     return note, element("div", 'class="genealogy"', _controls(kept, name, first), trees) + survival
 
 
@@ -191,11 +183,8 @@ def _tree(row: Row, population: int) -> str:
     tree = genealogy.tree(row.result, population)
     height = min(560, max(150, 70 + 13 * tree.size if tree.size < 24 else 220 + 5 * tree.size))
     words, facts = genealogy.described(tree), genealogy.facts(tree, row.result, population)
-    plot = element(
-        "div",
-        f'class="plot" style="height:{height}px" tabindex="0" role="img" aria-label="{words}" data-tree="{facts}"',
-        genealogy.draw(tree),
-    )
+    kind = f'class="plot" style="height:{height}px" tabindex="0" role="img" aria-label="{words}" data-tree="{facts}"'
+    plot = element("div", kind, genealogy.draw(tree))
     return plot + charts.x_axis(charts.step_labels(tree.steps)) + f'<p class="note">{words}.</p>'
 
 

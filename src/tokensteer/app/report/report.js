@@ -49,8 +49,7 @@
       });
       at.textContent = `at step ${step}`;
     };
-    plot.addEventListener("pointermove", look);
-    plot.addEventListener("pointerdown", look);
+    for (const kind of ["pointermove", "pointerdown"]) plot.addEventListener(kind, look);
     plot.addEventListener("pointerleave", (event) => {
       if (event.pointerType === "touch") return; // a lifted finger still wants to read
       cursor.setAttribute("hidden", "");
@@ -72,8 +71,7 @@
       }
       output.textContent = resting;
     };
-    row.addEventListener("change", show);
-    population.addEventListener("change", show);
+    for (const pick of [row, population]) pick.addEventListener("change", show);
     for (const plot of all("[data-tree]", part)) follow(plot, output, resting);
   }
 
@@ -144,8 +142,7 @@
       point(inside(Math.round((event.clientX - box.left) / box.width * steps), steps),
         inside(Math.floor((event.clientY - box.top) / box.height * size), size - 1));
     };
-    plot.addEventListener("pointermove", aim);
-    plot.addEventListener("pointerdown", aim);
+    for (const kind of ["pointermove", "pointerdown"]) plot.addEventListener(kind, aim);
     plot.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") clear(); });
     plot.addEventListener("blur", clear);
     plot.addEventListener("keydown", (event) => {

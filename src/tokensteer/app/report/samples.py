@@ -25,12 +25,9 @@ from tokensteer.tasks.common.looks import HeatMap, Image, Letters, Look
 from tokensteer.tasks.common.png import shaded_png
 from tokensteer.tasks.common.task import Setup
 
-SHOWN = 16
-"""How many samples of each kind are shown."""
-TOKENS = 96
-"""How many tokens of a sequence are shown as text."""
-HEAT = (0x1F, 0x78, 0xC1)
-"""The colour of a heat map, visible on white and on black; its opacity shows the probability."""
+SHOWN = 16  # how many samples of each kind are shown
+TOKENS = 96  # how many tokens of a sequence are shown as text
+HEAT = (0x1F, 0x78, 0xC1)  # the colour of a heat map, visible on white and on black; its opacity shows the probability
 
 
 def draws(answer: Result, count: int = SHOWN) -> Tensor:

@@ -100,7 +100,7 @@ def note(rows: Sequence[Row], finished: bool) -> str:
             "it and agree with each other."
         )
     if any(sum(row.saved.values()) for row in rows):
-        said.append("Rows are what networks computed, + what was asked for but known already.")
+        said.append("Rows are what networks computed, + what was needed but known already.")
     return " ".join([*said, "Click a heading to sort."])
 
 

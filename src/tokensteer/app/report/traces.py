@@ -17,10 +17,8 @@ from tokensteer.app.report.markup import element
 from tokensteer.app.words.numbers import duration, short
 from tokensteer.core.particles.result import Result
 
-MOST = 12
-"""How many lines a chart takes."""
-LEAST = -6
-"""The log2 of N·w below which particles share a bar."""
+MOST = 12  # how many lines a chart takes
+LEAST = -6  # the log2 of N·w below which particles share a bar
 
 Trace = Callable[[Result], Tensor | None]
 """A quantity of a result at every step, (T + 1, B), None if it has none."""

@@ -10,8 +10,7 @@ from tokensteer.app.words.metrics import HIGHER, LOWER, columns, title
 from tokensteer.app.words.numbers import number, with_error
 
 UNBROKEN = "\u00a0=\u00a0"
-COLOURS = 12
-"""How many colours there are besides grey."""
+COLOURS = 12  # how many colours there are besides grey
 
 
 def plural(count: int, noun: str) -> str:

@@ -1,12 +1,15 @@
-"""Ramps, triggers and noises by name, some with a number after a colon."""
+"""Ramps, triggers, resampling schemes and noises by name, some with a number after a colon."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
-from tokensteer.app.words.lookup import unknown
+from tokensteer.app.words.lookup import choose, unknown
+from tokensteer.core.particles import resampling
+from tokensteer.core.particles.resampling import Resampler
 from tokensteer.core.particles.triggers import Trigger, always, ess_below, every, never, observe
+from tokensteer.core.steering.methods import Method
 from tokensteer.core.twists import ramps
 from tokensteer.core.twists.estimators import Sampled
 from tokensteer.core.twists.ramps import Adaptive, Ramp
@@ -21,6 +24,14 @@ RAMPS: dict[str, Ramp] = {
     "exponential": ramps.exponential(100),
 }
 TRIGGERS: dict[str, Trigger] = {"always": always, "never": never, "observe": observe}
+SCHEMES: dict[str, Resampler] = {
+    "systematic": resampling.systematic,
+    "stratified": resampling.stratified,
+    "residual": resampling.residual,
+    "multinomial": resampling.multinomial,
+    "ssp": resampling.ssp,
+}
+"""Those that keep all targets."""
 NOISES = ("fresh", "shared")
 
 
@@ -48,6 +59,15 @@ def trigger(text: str) -> Trigger:
     if name == "every" and number != int(number):
         raise ValueError(f"--trigger every:k takes a whole number of steps, got {number:g}; try every:20")
     return every(int(number)) if name == "every" else ess_below(number)
+
+
+def resampler(text: str) -> Resampler:
+    return choose(text, SCHEMES, "resampling scheme")
+
+
+def has_scheme(method: Method) -> bool:
+    """Whether a method resamples by one of the schemes, so that another may take its place."""
+    return method.resample in SCHEMES.values() and method.when is not never
 
 
 def _parts(text: str, option: str, numbered: tuple[str, ...]) -> tuple[str, float | None]:

@@ -10,6 +10,7 @@ from typing import Any
 from tokensteer.app.options import Compare
 from tokensteer.app.words.lookup import choose
 from tokensteer.core.numerics.domains import check_seed
+from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.settings import Settings, check_count
 
 REMASK = 0.1
@@ -77,26 +78,50 @@ def draws(job: Job) -> Sequence[Job]:
     return [job.varied(f"M = {m}", draws=m) for m in (1, 2, 4, 10, 25)]
 
 
+def steps(job: Job) -> Sequence[Job]:
+    """From few steps, which open many sites at once, to many."""
+    return [job.varied(f"T = {count}", steps=count) for count in (10, 25, 50, 100, 200)]
+
+
+def kls(job: Job) -> Sequence[Job]:
+    """From a quarter of the kl to four times as much; the task's own is the middle unless one is given."""
+    middle = TASKS[job.task].kl if job.settings.kl is None else job.settings.kl
+    return [job.varied(f"kl = {factor * middle:g}", kl=factor * middle) for factor in (0.25, 0.5, 1.0, 2.0, 4.0)]
+
+
+def resampling(job: Job) -> Sequence[Job]:
+    """Schemes, each at several triggers, and no resampling at all."""
+    fifth = max(1, (job.settings.steps or 100) // 5)
+    schemes = ("systematic", "stratified", "residual", "multinomial")
+    both = product(("ess:0.5", "always", f"every:{fifth}"), schemes)
+    found = [job.varied(trigger, scheme, trigger=trigger, resample=scheme) for trigger, scheme in both]
+    return [*found, job.varied("never", trigger="never")]
+
+
 def traces(job: Job) -> Sequence[Job]:
     """No resampling, with weights computed in every step: how fast the ESS of a proposal falls."""
     return [job.varied("no resampling", trigger="observe")]
 
 
-RECIPES: dict[str, tuple[Callable[[Job], Sequence[Job]], int]] = {
-    "methods": (lambda job: [job], 8),
-    "ramps": (ramps, 8),
-    "draws": (draws, 8),
-    "traces": (traces, 30),
+TWO = ("smc-base", "smc-grad")
+RECIPES: dict[str, tuple[Callable[[Job], Sequence[Job]], int, Sequence[str] | None]] = {
+    "methods": (lambda job: [job], 8, None),
+    "ramps": (ramps, 8, ("smc-grad",)),
+    "draws": (draws, 8, TWO),
+    "steps": (steps, 8, TWO),
+    "kl": (kls, 8, TWO),
+    "resampling": (resampling, 8, TWO),
+    "traces": (traces, 30, TWO),
 }
-"""The variants of a job in each recipe, and the default number of populations."""
+"""The variants of a job in each recipe, and the default number of populations and methods; None for the task's."""
 
 
 def plan(compare: Compare, settings: Settings, usual: Sequence[str]) -> list[Job]:
     """All jobs of a comparison, those of the same method one after the other. By default the recipe "methods" has the
-    `usual` methods of the task, and the others have two."""
-    vary, populations = choose(compare.recipe, RECIPES, "recipe")
+    `usual` methods of the task, and the others have their own."""
+    vary, populations, own = choose(compare.recipe, RECIPES, "recipe")
     many = populations if compare.populations is None else compare.populations
-    methods = compare.methods or (usual if compare.recipe == "methods" else ("smc-base", "smc-grad"))
+    methods = compare.methods or own or usual
     runs = product(methods, compare.particles or (16,), compare.seeds)
     first = [Job(compare.task, m, n, many, seed, settings) for m, n, seed in runs]
     return [varied for job in first for varied in vary(job)]

@@ -20,6 +20,7 @@ from tokensteer.app.runs.recipes import recipe_of
 from tokensteer.app.runs.runner import run_one
 from tokensteer.core.models.denoiser import Time, from_logits
 from tokensteer.core.models.diffusion import Diffusion
+from tokensteer.core.models.product import Product
 from tokensteer.tasks.common.task import Task
 
 REHEARSED = 4
@@ -53,14 +54,18 @@ def _trivial(task: Task) -> Task:
     """The task with uniform denoisers that share no rows (how many could be shared depends on resampling), and a reward
     of zero."""
     task = task if task.prompted is None else task.prompted.only([0], ())  # all prompts cost the same
-    conditional, uniform = task.conditional, task.uniform
+    guided, uniform = task.guided, task.uniform
     return replace(
         task,
         model=_uniform(task.model),
         tilt=replace(task.tilt, reward=_zero),
-        conditional=None if conditional is None else lambda: _uniform(conditional()),
+        guided=None if guided is None else lambda: _uniform_product(guided()),
         uniform=None if uniform is None else lambda: _uniform(uniform()),
     )
+
+
+def _uniform_product(product: Product) -> Product:
+    return replace(product, models=tuple(map(_uniform, product.models)))
 
 
 def _zero(x: Tensor) -> Tensor:

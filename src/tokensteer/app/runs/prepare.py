@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokensteer.app.runs.choices import tilted, trigger
+from tokensteer.app.runs.choices import has_scheme, resampler, tilted, trigger
 from tokensteer.app.runs.jobs import Job
 from tokensteer.app.runs.prompts import one_by_one, only
 from tokensteer.app.runs.recipes import Recipe, recipe_of
@@ -56,10 +56,29 @@ class PreparedJob:
     method: Method
     chosen: Plan | None = None
 
+    @property
+    def resamples(self) -> bool:
+        """Whether it resamples by a scheme that --resample can replace."""
+        return not self.recipe.sweeps and self.recipe.split is None and has_scheme(self.method)
+
 
 def prepare(jobs: Sequence[Job], place: Environment) -> list[PreparedJob]:
     make = cache(make_task)  # jobs with the same setup share a task
-    return [_prepared(job, make(setup_of(job, place), job.task)) for job in jobs]
+    ready = [_prepared(job, make(setup_of(job, place), job.task)) for job in jobs]
+    _check_used(ready)
+    return ready
+
+
+def _check_used(ready: Sequence[PreparedJob]) -> None:
+    """Raise if there is a setting that none of the methods uses. In a comparison the others leave it aside."""
+    names = ", ".join(dict.fromkeys(one.job.method for one in ready))
+    if any(one.job.settings.resample for one in ready) and not any(one.resamples for one in ready):
+        raise ValueError(
+            f"--resample replaces the resampling of SMC, and {names} has none or one of its own: leave it out, or "
+            "choose a method such as smc-grad or fk-difference"
+        )
+    if any(one.job.settings.guidance for one in ready) and not any(one.recipe.guides for one in ready):
+        raise ValueError(f"--guidance is the scale of cfg and smc-cfg, and {names} has none: leave it out")
 
 
 def _prepared(job: Job, task: Task) -> PreparedJob:
@@ -77,6 +96,8 @@ def make_task(setup: Setup, name: str) -> Task:
         raise ValueError(f"{name} reads no prompts: leave out --prompts {setup.prompts}")
     if task.prompted is None and setup.reward is not None:
         raise ValueError(f"{name} is no task of texts, which a reward of your own could judge: leave out --reward")
+    if task.guided is None and setup.guidance is not None:
+        raise ValueError(f"{name} has no model that is told the goal: leave out --guidance {setup.guidance:g}")
     return task
 
 
@@ -128,4 +149,8 @@ def put_together(job: Job, task: Task) -> PreparedJob:
         method = replace(method, when=trigger(job.settings.trigger))
     if recipe.sweeps and job.particles < 2:
         raise ValueError(f"{job.method} needs at least two particles, one of them pinned: got {job.particles}")
-    return PreparedJob(job, task, recipe, method)
+    ready = PreparedJob(job, task, recipe, method)
+    if job.settings.resample is None:
+        return ready
+    scheme = resampler(job.settings.resample)
+    return replace(ready, method=replace(method, resample=scheme)) if ready.resamples else ready

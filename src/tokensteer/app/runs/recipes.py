@@ -13,6 +13,7 @@ from tokensteer.core.particles.resampling import multinomial
 from tokensteer.core.particles.result import Result
 from tokensteer.core.particles.triggers import ess_below, never
 from tokensteer.core.proposals.enumerated import Enumerated
+from tokensteer.core.proposals.proposal import Guided
 from tokensteer.core.steering import methods
 from tokensteer.core.steering.methods import Method
 from tokensteer.core.steering.split_gibbs import SplitGibbs
@@ -24,8 +25,6 @@ from tokensteer.tasks.common.task import Task, Trained
 
 STAGES = 5
 """How often FK steering resamples in a run."""
-GUIDANCE = 1.5
-"""The scale of classifier-free guidance."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,9 @@ class Recipe:
 
     With `sweeps`, that many sweeps of particle Gibbs follow the first run; with `split`, split Gibbs is run instead.
     `trained` finds the networks that were trained for it. Unless it `estimates` the normaliser, its log Z is not
-    reported. If `planned`, pilots choose what it is made of. Unless it `shares`, its draws have fresh noise even where
-    the task shares noise: methods that accumulate estimates along the path need their noise to average out.
+    reported. If `planned`, pilots choose what it is made of; if it `guides`, it has a scale of guidance. Unless it
+    `shares`, its draws have fresh noise even where the task shares noise: methods that accumulate estimates along the
+    path need their noise to average out.
     """
 
     make: Callable[[Task, Tilt, int], Method]
@@ -46,6 +46,7 @@ class Recipe:
     estimates: bool = True
     shares: bool = True
     planned: bool = False
+    guides: bool = False
 
 
 def _twisted(task: Task, tilt: Tilt) -> Tilt:
@@ -81,9 +82,12 @@ def learned(task: Task) -> Trained:
 
 
 def _guided(task: Task) -> Method:
-    if task.conditional is None:
-        raise ValueError(f"{task.name} has no model that is told the goal: cfg and smc-cfg need one, as dna has")
-    return methods.cfg(task.conditional(), task.model, GUIDANCE)
+    if task.guided is None:
+        raise ValueError(
+            f"the target of {task.name} is no product of models: cfg and smc-cfg need one, as dna has in a model that "
+            "is told the goal"
+        )
+    return Method(Steering(task.guided(), None, Guided()))
 
 
 def _uniform(task: Task) -> Diffusion:
@@ -128,8 +132,8 @@ METHODS: dict[str, Recipe] = {
     # The gradient proposal without its weights: classifier guidance.
     "prop-grad": Recipe(lambda task, tilt, n: methods.prop_grad(task.model, tilt, _clip(tilt)), unweighted),
     # Classifier-free guidance without its weights, and with the weights that make it exact.
-    "cfg": Recipe(lambda task, tilt, n: replace(_guided(task), when=never), unweighted),
-    "smc-cfg": Recipe(lambda task, tilt, n: _guided(task)),
+    "cfg": Recipe(lambda task, tilt, n: replace(_guided(task), when=never), unweighted, guides=True),
+    "smc-cfg": Recipe(lambda task, tilt, n: _guided(task), guides=True),
     # The model tuned by the gradient of the reward, and the same with a KL penalty that keeps it near the model.
     "drakes": _drakes("drakes"),
     "drakes-kl": _drakes("drakes-kl"),
@@ -165,7 +169,7 @@ def usual(task: Task, tilt: Tilt) -> list[str]:
     left_out = {"auto", "particle-gibbs", "svdd-argmax", *_hindered(task, tilt)}
     if tilt.drawn:
         left_out.add("smc-enumerated")
-    if task.conditional is None:
+    if task.guided is None:
         left_out |= {"cfg", "smc-cfg"}
     if task.uniform is None:
         left_out.add("sgdd")

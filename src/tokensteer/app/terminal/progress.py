@@ -17,8 +17,7 @@ from tokensteer.app.terminal.tables import plain_console, summary
 from tokensteer.core.particles.path import Record
 from tokensteer.core.particles.resampling import ess
 
-PAUSE = 0.1
-"""Seconds between two readings of the weights: on a GPU each makes the host wait."""
+PAUSE = 0.1  # seconds between two readings of the weights: on a GPU each makes the host wait
 
 
 @contextmanager

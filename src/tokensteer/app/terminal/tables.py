@@ -92,7 +92,7 @@ def _metrics(rows: Sequence[Row], key: str) -> list[Column]:
 
 
 def _denoiser(row: Row) -> str:
-    """Denoiser rows computed, and those asked for if some of them were saved."""
+    """Denoiser rows computed, and those needed if some of them were saved."""
     rows, saved = row["rows"].get("denoiser", 0), row["saved"].get("denoiser", 0)
     return f"{_count(rows)}/{_count(rows + saved)}" if saved else _count(rows)
 
@@ -103,7 +103,7 @@ def _count(rows: int) -> str:
 
 LOG_Z: Column = ("log Z", lambda row: spread([row["log_z"], row["log_z_error"]]))
 COST: list[Column] = [
-    ("denoiser rows\ncomputed/asked", _denoiser),
+    ("denoiser rows\ncomputed/needed", _denoiser),
     ("reward rows\ncomputed", lambda row: _count(row["rows"].get("reward", 0))),
     ("s", lambda row: f"{row['seconds']:.1f}"),
 ]

@@ -9,7 +9,7 @@ import tokensteer
 
 NEEDED = ("torch", "numpy", "safetensors", "rich", "tyro")
 EXTRAS = (
-    ("POT", "eval", "the distance of mog"),
+    ("POT", "eval", "the distances of mog and product"),
     ("scipy", "eval", "metrics"),
     ("matplotlib", "plot", "figures"),
     ("transformers", "hf", "models and rewards from elsewhere"),

@@ -8,8 +8,7 @@ HIGHER = frozenset(
     {"accuracy", "reward accuracy", "best", "reward", "activity", "3-mer correlation", "motif correlation"}
 )
 """Metrics of which more is better. ESS and diversity have no better direction: the unsteered model has most of both."""
-LOWER = frozenset({"emd", "nll", "perplexity", "error"})
-"""Metrics of which less is better."""
+LOWER = frozenset({"emd", "tv", "nll", "perplexity", "error"})  # metrics of which less is better
 ELSEWHERE = frozenset({"log_z", "exact log_z"})
 """Metrics without a column of their own: the column log Z and the text beside the table show them."""
 OF_MANY = frozenset({"ess", "diversity", "distinct-1", "distinct-2", "distinct-3", "self-BLEU"})
@@ -17,7 +16,8 @@ OF_MANY = frozenset({"ess", "diversity", "distinct-1", "distinct-2", "distinct-3
 
 
 def title(metric: str) -> str:
-    return {"emd": "EMD", "ess": "ESS/N", "nll": "NLL"}.get(metric, metric)
+    named = {"emd": "EMD", "emd floor": "EMD floor", "tv": "TV", "tv floor": "TV floor", "ess": "ESS/N", "nll": "NLL"}
+    return named.get(metric, metric)
 
 
 def columns(measured: Iterable[Iterable[str]], of_best: bool = False) -> list[str]:

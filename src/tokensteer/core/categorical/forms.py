@@ -133,7 +133,7 @@ class LogProbs(_Values):
         return LogitRows(self.values, index, None).draw(u)
 
 
-class _Softmax(CategoricalStore):
+class Softmax(CategoricalStore):
     """A softmax in float32 or wider, in which the mask has no mass."""
 
     normalised: ClassVar[bool] = True
@@ -154,7 +154,7 @@ class _Softmax(CategoricalStore):
 
 
 @dataclass(frozen=True)
-class Logits(_Softmax, _Values):
+class Logits(Softmax, _Values):
     """A network's logits (K, V), in its own precision."""
 
     mask_id: int
@@ -167,7 +167,7 @@ class Logits(_Softmax, _Values):
 
 
 @dataclass(frozen=True)
-class HiddenLogits(_Softmax):
+class HiddenLogits(Softmax):
     """A network's last hidden states (K, H) and its linear head, which is applied only at the sites that are read."""
 
     states: Tensor
@@ -211,17 +211,17 @@ class DrawnByRows(Categorical):
 
 @dataclass(frozen=True)
 class Derived(DrawnByRows):
-    """A distribution that is computed from another one, `law`, when it is read."""
+    """Numbers on the vocabulary that are computed from others, the `base`, when they are read."""
 
-    law: Categorical
+    base: Categorical
 
     @property
     def vocab_size(self) -> int:
-        return self.law.vocab_size
+        return self.base.vocab_size
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.law.dtype
+        return self.base.dtype
 
 
 def masked_log_softmax(logits: Tensor, mask_id: int) -> Tensor:

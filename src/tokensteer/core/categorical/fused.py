@@ -91,7 +91,9 @@ class LogitRows:
             )
         if rows.ndim != 1 or len(rows) != lines or (lines and not len(x)):
             shape = tuple(rows.shape)
-            raise ValueError(f"rows (k,) must choose one of {len(x)} laws for each of {lines} lines, got {shape}")
+            raise ValueError(
+                f"rows (k,) must choose one of {len(x)} distributions for each of {lines} lines, got {shape}"
+            )
         if V < 1 or (self.forbidden is not None and not (0 <= self.forbidden < V and V > 1)):
             raise ValueError(f"forbidden must be one of the {V} words and leave another, or None; got {self.forbidden}")
 

@@ -14,15 +14,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from tokensteer.core.categorical.forms import (
-    Categorical,
-    CategoricalStore,
-    Derived,
-    DrawnByRows,
-    HiddenLogits,
-    Logits,
-    score_by_parts,
-)
+from tokensteer.core.categorical.forms import CategoricalStore, Derived, DrawnByRows, Softmax, score_by_parts
 from tokensteer.core.categorical.fused import HALF, FusedTilt, TileSums, fuses, sum_tiles
 from tokensteer.core.categorical.sites import SiteDistributions, line_index
 from tokensteer.core.categorical.triton_kernels import kernels, programs
@@ -99,11 +91,10 @@ class LowRankGradient(DrawnByRows, CategoricalStore):
 
 
 @dataclass(frozen=True)
-class GradientTilt(DrawnByRows):
-    """h = scale · (g - here), clipped to ± clip, for K sites. g is line `site` (K,) of `slopes`; scale and `here`, the
+class GradientTilt(Derived):
+    """h = scale · (g - here), clipped to ± clip, for K sites. g is line `site` (K,) of `base`; scale and `here`, the
     gradient at the current token, are (K,). `masked_only`: h is not defined at open sites."""
 
-    slopes: Categorical
     site: Tensor
     scale: Tensor
     here: Tensor
@@ -111,25 +102,17 @@ class GradientTilt(DrawnByRows):
     masked_only: bool = False
     normalised: ClassVar[bool] = False
 
-    @property
-    def vocab_size(self) -> int:
-        return self.slopes.vocab_size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.slopes.dtype
-
     def rows(self, index: Tensor) -> Tensor:
         scale, here = self.scale[index].unsqueeze(-1), self.here[index].unsqueeze(-1)
-        return self.slopes.rows(self.site[index]).sub_(here).mul_(scale).clamp_(-self.clip, self.clip)
+        return self.base.rows(self.site[index]).sub_(here).mul_(scale).clamp_(-self.clip, self.clip)
 
     def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
-        g = self.slopes.entries(self.site[index], tokens)
+        g = self.base.entries(self.site[index], tokens)
         return (g - self.here[index]).mul_(self.scale[index]).clamp_(-self.clip, self.clip)
 
     def fused(self, index: Tensor) -> FusedTilt | None:
         """The arguments of the fused kernels for the lines `index` (k,), arbitrary at -1; None if they cannot run."""
-        g = self.slopes
+        g = self.base
         if not isinstance(g, LowRankGradient) or not fuses(*g.factors):
             return None
         lines = index.clamp(min=0)
@@ -138,10 +121,10 @@ class GradientTilt(DrawnByRows):
 
 @dataclass(frozen=True)
 class GradientTilted(Derived):
-    """Distributions ∝ mu · exp(h) for K sites: mu is line `site` (K,) of `law`, h line `line` (K,) of `gradient_tilt`,
+    """Distributions ∝ mu · exp(h) for K sites: mu is line `site` (K,) of `base`, h line `line` (K,) of `gradient_tilt`,
     -1 for none. On a GPU `sums` holds their sums over blocks of the vocabulary, which all methods use."""
 
-    law: Logits | HiddenLogits
+    base: Softmax
     site: Tensor
     gradient_tilt: GradientTilt
     line: Tensor
@@ -149,21 +132,21 @@ class GradientTilted(Derived):
     normalised: ClassVar[bool] = True
 
     @classmethod
-    def make(cls, law: Logits | HiddenLogits, site: Tensor, h: GradientTilt, line: Tensor) -> GradientTilted:
+    def make(cls, base: Softmax, site: Tensor, h: GradientTilt, line: Tensor) -> GradientTilted:
         """With the sums, if the fused kernels can run."""
-        tilt = h.fused(line) if law.lines()[0].dtype in HALF else None
-        sums = None if tilt is None else sum_tiles(law.at(torch.where(line < 0, -1, site)), tilt)
-        return cls(law, site, h, line, sums)
+        tilt = h.fused(line) if base.lines()[0].dtype in HALF else None
+        sums = None if tilt is None else sum_tiles(base.at(torch.where(line < 0, -1, site)), tilt)
+        return cls(base, site, h, line, sums)
 
     def rows(self, index: Tensor) -> Tensor:
         return self.masses(index).log_softmax(-1)
 
     @torch.no_grad()
     def masses(self, index: Tensor) -> Tensor:
-        return self.law.rows(self.site[index]).add_(self.gradient_tilt.rows(self.line[index]))
+        return self.base.rows(self.site[index]).add_(self.gradient_tilt.rows(self.line[index]))
 
     def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
-        return self.law.entries(self.site[index], tokens) + self.log_ratio(index, tokens)
+        return self.base.entries(self.site[index], tokens) + self.log_ratio(index, tokens)
 
     def draw(self, index: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         return super().draw(index, u) if self.sums is None else self.sums.draw(index, u)
@@ -230,7 +213,7 @@ def tilt_by_gradient(
     """The distributions ∝ mu · exp(h) at the sites `where`, and the log-mass of mu · exp(h) there, 0 elsewhere, (P, L).
 
     None unless mu is a softmax and h a `GradientTilt`: other forms may have no mass at all."""
-    if not isinstance(laws.store, Logits | HiddenLogits) or not isinstance(h.store, GradientTilt):
+    if not isinstance(laws.store, Softmax) or not isinstance(h.store, GradientTilt):
         return None
     line = torch.where(where, h.index, -1).flatten()
     law = GradientTilted.make(laws.store, laws.index.flatten(), h.store, line)
@@ -241,5 +224,5 @@ def tilt_by_gradient(
 def log_gradient_ratio(q: SiteDistributions, p: SiteDistributions, y: Tensor, where: Tensor) -> Tensor | None:
     """log q(y) - log p(y) of the tokens y (P, L) at the sites `where`, 0 elsewhere, without reading p; None unless q is
     p tilted by a gradient."""
-    tilted = q.store if isinstance(q.store, GradientTilted) and q.store.law is p.store else None
+    tilted = q.store if isinstance(q.store, GradientTilted) and q.store.base is p.store else None
     return None if tilted is None else q.score(tilted.log_ratio, y, where)

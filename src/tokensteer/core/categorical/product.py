@@ -68,14 +68,14 @@ class Normalised(Derived):
         return self.masses(index).log_softmax(-1)
 
     def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
-        mass = score_by_parts(lambda part: self.law.rows(part).logsumexp(-1), self.vocab_size, index)
+        mass = score_by_parts(lambda part: self.base.rows(part).logsumexp(-1), self.vocab_size, index)
         empty = mass == NEVER
         uniform = torch.full_like(mass, -math.log(max(1, self.vocab_size - 1)))
         uniform = uniform.masked_fill(tokens == self.mask_id, NEVER)
-        return torch.where(empty, uniform, self.law.entries(index, tokens) - mass.masked_fill(empty, 0.0))
+        return torch.where(empty, uniform, self.base.entries(index, tokens) - mass.masked_fill(empty, 0.0))
 
     def masses(self, index: Tensor) -> Tensor:
-        log_p = self.law.rows(index)
+        log_p = self.base.rows(index)
         tokens = torch.arange(self.vocab_size, device=log_p.device)
         uniform = torch.zeros_like(tokens, dtype=log_p.dtype).masked_fill(tokens == self.mask_id, NEVER)
         return torch.where(log_p.amax(-1, keepdim=True) == NEVER, uniform, log_p)
@@ -83,7 +83,7 @@ class Normalised(Derived):
 
 @dataclass(frozen=True)
 class Tilted(Derived):
-    """mu · exp(h), unnormalised, for K sites: mu is line `site` (K,) of `law`, h line `line` (K,) of another store."""
+    """mu · exp(h), unnormalised, for K sites: mu is line `site` (K,) of `base`, h line `line` (K,) of another store."""
 
     site: Tensor
     h: Categorical
@@ -92,13 +92,13 @@ class Tilted(Derived):
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.promote_types(self.law.dtype, self.h.dtype)
+        return torch.promote_types(self.base.dtype, self.h.dtype)
 
     def rows(self, index: Tensor) -> Tensor:
-        return self.law.rows(self.site[index]) + self.h.rows(self.line[index])
+        return self.base.rows(self.site[index]) + self.h.rows(self.line[index])
 
     def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
-        return self.law.entries(self.site[index], tokens) + self.h.entries(self.line[index], tokens)
+        return self.base.entries(self.site[index], tokens) + self.h.entries(self.line[index], tokens)
 
 
 def tilted(laws: SiteDistributions, h: SiteDistributions) -> SiteDistributions:

@@ -125,6 +125,11 @@ class SiteDistributions:
         """A score of many distributions, a few at a time."""
         return torch.cat([score(self.store.rows(part)) for part in torch.split(index, rows_at_once(self.vocab_size))])
 
+    def groups(self, where: Tensor) -> Iterator[Tensor]:
+        """The sites `where` (P, L) in groups, as masks (P, L), whose distributions are computed at once."""
+        for sites in torch.split(where.flatten().nonzero().squeeze(-1), rows_at_once(self.vocab_size)):
+            yield torch.zeros_like(where).flatten().index_fill(0, sites, True).view_as(where)
+
     def dense(self) -> Tensor:
         """All distributions, (P, L, V), 0 where there is none: for small vocabularies and processes without a mask."""
         known = self.index >= 0
@@ -139,12 +144,6 @@ class SiteDistributions:
         known = self.index >= 0
         rank = known.flatten().cumsum(0).view_as(known) - 1
         return SiteDistributions(LogProbs(change(self.at(known))), torch.where(known, rank, -1))
-
-
-def site_groups(where: Tensor, vocab_size: int) -> Iterator[Tensor]:
-    """The sites `where` (P, L) in groups, as masks (P, L), whose distributions are computed at once."""
-    for sites in torch.split(where.flatten().nonzero().squeeze(-1), rows_at_once(vocab_size)):
-        yield torch.zeros_like(where).flatten().index_fill(0, sites, True).view_as(where)
 
 
 def _put(where: Tensor, sites: tuple[Tensor, ...] | None, values: Tensor) -> Tensor:

@@ -100,8 +100,7 @@ class TimedFirstHitting(FirstHitting):
     """`FirstHitting`, exact for any denoiser: particles have clocks, and the denoiser is evaluated when a site opens.
 
     It also takes `event_steps`: the same number of calls, each with a tensor (P,) of times. Ramps get the time of the
-    step, the share masked. The clock is a memory of the particle, so x_t is not the whole state: no enumeration, no
-    particle Gibbs.
+    step, the share masked. The clock is a memory, so x_t is not the whole state: no enumeration, no particle Gibbs.
     """
 
     schedule: Schedule = field(default_factory=Linear)

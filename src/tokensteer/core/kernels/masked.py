@@ -5,8 +5,7 @@ is masked again. With alpha_t the share of open sites at time t,
 
     masked:  open (alpha_s - (1 - sigma)·alpha_t) / (1 - alpha_t)      open:  stay 1 - sigma, mask sigma
 
-keeps the marginals of the forward process for every sigma <= min(1, (1 - alpha_s)/alpha_t). The last step opens all
-remaining sites.
+keeps the forward process's marginals for every sigma <= min(1, (1 - alpha_s)/alpha_t). The last step opens all sites.
 """
 
 from __future__ import annotations
@@ -33,26 +32,22 @@ def no_remasking(step: Step, bound: float) -> float:
 
 
 @dataclass(frozen=True)
-class Cap:
-    """ReMDM-cap: sigma = min(eta, bound)."""
-
+class _Eta:
     eta: float
 
     def __post_init__(self) -> None:
-        check_number("Cap: eta", self.eta, "[0, 1]")
+        check_number(f"{type(self).__name__}: eta", self.eta, "[0, 1]")
+
+
+class Cap(_Eta):
+    """ReMDM-cap: sigma = min(eta, bound)."""
 
     def __call__(self, step: Step, bound: float) -> float:
         return min(self.eta, bound)
 
 
-@dataclass(frozen=True)
-class Rescale:
+class Rescale(_Eta):
     """ReMDM-rescale: sigma = eta · bound."""
-
-    eta: float
-
-    def __post_init__(self) -> None:
-        check_number("Rescale: eta", self.eta, "[0, 1]")
 
     def __call__(self, step: Step, bound: float) -> float:
         return self.eta * bound

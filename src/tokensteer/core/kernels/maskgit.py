@@ -22,18 +22,16 @@ from tokensteer.core.categorical.product import normalise_each, tilted
 from tokensteer.core.categorical.sites import Categoricals, SiteDistributions, by_site, row_groups
 from tokensteer.core.kernels.choices import Ranking
 from tokensteer.core.kernels.kernel import Count, MaskedKernel, Memory
-from tokensteer.core.kernels.measure import SiteMeasure, Table
+from tokensteer.core.kernels.measure import SiteMeasure, Table, Tilting
 from tokensteer.core.kernels.ranked import best_sites, cosine_count
 from tokensteer.core.numerics.domains import check_number
 from tokensteer.core.numerics.draws import NEVER, uniforms
-from tokensteer.core.numerics.rows import support
 from tokensteer.core.particles.path import Sites, Step
 
 
 @dataclass(frozen=True)
-class RankedReveal:
-    """Draw a token at every candidate site of the ranking, keep the `count` (P,) that rank best; ties go to the lowest
-    index.
+class RankedReveal(Tilting):
+    """Draw a token at every candidate of the ranking `sites`, keep the `count` (P,) best; ties go to the lowest index.
 
     The mass of an unnormalised log_x0 counts at the sites kept, so that a product counts each site once, when it opens.
     Whole distributions and scores are computed a few rows at a time.
@@ -41,19 +39,15 @@ class RankedReveal:
 
     x: Tensor
     log_x0: SiteDistributions
-    ranking: Ranking
+    sites: Ranking
     count: Tensor
     mask_id: int
     log_mass: None = None
     factorises: ClassVar[bool] = False
 
     @property
-    def sites(self) -> Ranking:
-        return self.ranking
-
-    @property
     def candidates(self) -> Tensor:
-        return self.ranking.candidates
+        return self.sites.candidates
 
     def draw(self, generator: Generator | None) -> Tensor:
         """A token at every candidate site, x elsewhere."""
@@ -61,7 +55,7 @@ class RankedReveal:
 
     def keep(self, tokens: Tensor) -> Tensor:
         """x_s from tokens at all candidate sites."""
-        scores = torch.cat([_entry(self.ranking[few].scores(), tokens[few]) for few in row_groups(self.log_x0)])
+        scores = torch.cat([_entry(self.sites[few].scores(), tokens[few]) for few in row_groups(self.log_x0)])
         return torch.where(best_sites(scores, self.candidates, self.count), tokens, self.x)
 
     def sample(self, generator: Generator | None) -> Tensor:
@@ -69,13 +63,13 @@ class RankedReveal:
 
     def log_prob(self, y: Tensor) -> Tensor:
         # The same groups of rows as in `keep`, and so the same numbers to the last bit: ties depend on that.
-        own = self.ranking.uses(self.log_x0)
+        own = self.sites.uses(self.log_x0)
         return torch.cat([self.take(few)._log_prob(y[few], own) for few in row_groups(self.log_x0)])
 
     def _log_prob(self, y: Tensor, own: bool) -> Tensor:
         """`log_prob` of a few rows; `own` if the ranking uses log_x0."""
         candidates, log_x0 = self.candidates, self.log_x0.dense()
-        scores = self.ranking.scores(log_x0 if own else None)
+        scores = self.sites.scores(log_x0 if own else None)
         kept = candidates & (y != self.mask_id)
         log_p = torch.where(kept, _entry(log_x0, y), 0.0)
         worst, last = _worst(_entry(scores, y), kept)
@@ -85,7 +79,7 @@ class RankedReveal:
         return log_p.sum(-1).masked_fill(~right, NEVER)
 
     def take(self, rows: Tensor) -> RankedReveal:
-        return RankedReveal(self.x[rows], self.log_x0.take(rows), self.ranking[rows], self.count[rows], self.mask_id)
+        return RankedReveal(self.x[rows], self.log_x0.take(rows), self.sites[rows], self.count[rows], self.mask_id)
 
     def normalise(self) -> RankedReveal:
         """The measure of normalised token distributions: a proposal for an unnormalised measure, not its multiple."""
@@ -103,21 +97,15 @@ class RankedReveal:
         """Tilt the token distributions; the ranking, which p and q share, stays."""
         return replace(self, log_x0=tilted(self.log_x0, by_site(h))).normalise()
 
-    def tilt_tokens(self, h: Categoricals) -> RankedReveal:
-        return self.tilt(h)
-
     def pin(self, fixed: Tensor) -> RankedReveal:
-        return replace(self, ranking=self.ranking.pin(fixed))
+        return replace(self, sites=self.sites.pin(fixed))
 
     def covers(self, other: SiteMeasure) -> bool:
         return all(self.take(few).dense().covers(other.take(few)) for few in row_groups(self.log_x0))
 
     def dense(self) -> Table:
         log_p = self.log_x0.dense().masked_fill(~self.candidates.unsqueeze(-1), NEVER)
-        return Table(log_p.scatter(-1, self.x.unsqueeze(-1), 0.0), self.ranking, x=self.x)
-
-    def support(self, limit: int) -> tuple[Tensor, Tensor]:
-        return support(self.dense().log_p, limit)
+        return Table(log_p.scatter(-1, self.x.unsqueeze(-1), 0.0), self.sites, x=self.x)
 
 
 def _entry(table: Tensor, y: Tensor) -> Tensor:

@@ -19,14 +19,7 @@ from torch import Generator, Tensor
 
 from tokensteer.core.categorical.gradient_tilt import log_gradient_ratio, tilt_by_gradient, tilts_of_outcomes
 from tokensteer.core.categorical.product import normalise_each, tilted
-from tokensteer.core.categorical.sites import (
-    Categoricals,
-    SiteDistributions,
-    by_site,
-    map_rows,
-    site_groups,
-    table_rows,
-)
+from tokensteer.core.categorical.sites import Categoricals, SiteDistributions, by_site, map_rows, table_rows
 from tokensteer.core.numerics.draws import NEVER, categorical, uniforms
 from tokensteer.core.numerics.rows import same_rows, support
 from tokensteer.core.particles.path import Measure, Sites
@@ -34,8 +27,25 @@ from tokensteer.core.particles.path import Measure, Sites
 Indexed = TypeVar("Indexed", bound=Sites)
 
 
+class Tilting(Protocol):
+    """What a measure that is defined site by site has by its `tilt` and its `dense` table."""
+
+    def tilt(self, h: Categoricals) -> SiteMeasure:
+        """q ∝ m · exp(h), with h (P, L, V) over all tokens, the mask included."""
+        ...
+
+    def tilt_tokens(self, h: Categoricals) -> SiteMeasure:
+        """Tilt the token given that a site opens, and not which sites open, if the measure tells these apart."""
+        return self.tilt(h)
+
+    def dense(self) -> Table: ...
+    def support(self, limit: int) -> tuple[Tensor, Tensor]:
+        """Every sequence that each particle can reach, listed as by `rows.support`; some may have no mass."""
+        return support(self.dense().log_p, limit)
+
+
 @runtime_checkable
-class SiteMeasure(Measure, Protocol):
+class SiteMeasure(Tilting, Measure, Protocol):
     """A measure that is defined site by site, possibly unnormalised."""
 
     factorises: ClassVar[bool]
@@ -52,21 +62,8 @@ class SiteMeasure(Measure, Protocol):
 
     def normalise(self) -> SiteMeasure: ...
     def with_mass(self, log_mass: Tensor | None) -> SiteMeasure: ...
-    def tilt(self, h: Categoricals) -> SiteMeasure:
-        """q ∝ m · exp(h), with h (P, L, V) over all tokens, the mask included."""
-        ...
-
-    def tilt_tokens(self, h: Categoricals) -> SiteMeasure:
-        """Tilt the token given that a site opens, and not which sites open, if the measure tells these apart."""
-        ...
-
     def pin(self, fixed: Tensor) -> SiteMeasure:
         """The measure in which the sites `fixed` (P, L) do not move."""
-        ...
-
-    def dense(self) -> Table: ...
-    def support(self, limit: int) -> tuple[Tensor, Tensor]:
-        """Every sequence that each particle can reach, listed as by `rows.support`; some may have no mass."""
         ...
 
 
@@ -83,7 +80,7 @@ def _take(value: Indexed | None, rows: Tensor) -> Indexed | None:
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Tilting):
     """A measure that factorises, as a table of log-masses (P, L, V). x (P, L) is the state before the step."""
 
     log_p: Tensor
@@ -115,9 +112,6 @@ class Table:
         log_p = map_rows(lambda rows, log_p: _log_normalised(log_p + table_rows(h, rows)), self.log_p)
         return replace(self, log_p=log_p)
 
-    def tilt_tokens(self, h: Categoricals) -> Table:
-        return self.tilt(h)
-
     def pin(self, fixed: Tensor) -> Table:
         if self.x is None:
             raise ValueError("a table without the state it leads on from cannot hold sites fixed: give it x")
@@ -130,9 +124,6 @@ class Table:
     def dense(self) -> Table:
         return self
 
-    def support(self, limit: int) -> tuple[Tensor, Tensor]:
-        return support(self.log_p, limit)
-
 
 def _log_normalised(log_p: Tensor) -> Tensor:
     empty = log_p.amax(-1, keepdim=True) == NEVER  # any distribution will do: p gives no mass to its draws
@@ -140,7 +131,7 @@ def _log_normalised(log_p: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Reveal:
+class Reveal(Tilting):
     """One step of a masked process: every site stays with mass exp(log_stay) or moves with mass exp(log_move).
 
     A masked site that moves opens, with token v at mass exp(log_x0[v]); an open site that moves is masked again.
@@ -257,7 +248,7 @@ class Reveal:
         opens = self.masked & (other.log_move > NEVER)
         return bool(stay.all() and move.all()) and all(
             bool(((self.log_x0.at(few) > NEVER) | (other.log_x0.at(few) == NEVER)).all())
-            for few in site_groups(opens, self.log_x0.vocab_size)
+            for few in self.log_x0.groups(opens)
         )
 
     def dense(self) -> Table:
@@ -266,9 +257,6 @@ class Reveal:
         remask[..., self.mask_id] = self.log_move
         log_p = torch.where(masked, log_x0 + self.log_move.unsqueeze(-1), remask)
         return Table(log_p.scatter(-1, self.x.unsqueeze(-1), self.log_stay.unsqueeze(-1)), self.sites)
-
-    def support(self, limit: int) -> tuple[Tensor, Tensor]:
-        return support(self.dense().log_p, limit)
 
 
 @dataclass(frozen=True)

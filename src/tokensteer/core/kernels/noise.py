@@ -58,7 +58,9 @@ class Interpolating(PlainKernel):
             check_number(f"Interpolating: prior[{k}]", mass, "[0, inf)")
         if abs(sum(self.prior) - 1.0) > 1e-6:
             total = sum(self.prior)
-            raise ValueError(f"Interpolating: the prior must be a law over the vocabulary, and sums to {total}")
+            raise ValueError(
+                f"Interpolating: the prior must be a distribution over the vocabulary, and sums to {total}"
+            )
 
     def law(self, like: Tensor) -> Tensor:
         """v as a tensor, (V,), cached: it is used several times a step, and copying it to a GPU is slow."""
@@ -92,8 +94,7 @@ class Interpolating(PlainKernel):
         return survival * here + (1.0 - survival) * v[x].unsqueeze(-1)
 
     def log_pace(self, x: Tensor, step: Step, like: Tensor) -> Tensor:
-        """The log of q(z | w) · f_s(w) / f_t(z), the part of p(x_s = w | x_t = z) that the schedule alone determines,
-        (P, L, V).
+        """log of q(z | w) · f_s(w) / f_t(z), (P, L, V): what the schedule alone determines of p(x_s = w | x_t = z).
 
         f_t(z) = alpha_t + (1 - alpha_t) · v(z), without the first term if v(z) = 1, as for a mask. f cancels from step
         to step except at the start, where it is v, and the end, where it is 1, so the product along a path is the

@@ -29,6 +29,10 @@ class Timeless(Protocol):
     def ignores_time(self) -> bool: ...
 
 
+def ignores_time(network: object) -> bool:
+    return isinstance(network, Timeless) and network.ignores_time
+
+
 @runtime_checkable
 class Structured(Protocol):
     """A denoiser that can return its P·L distributions in the form the network gave them, not as (P, L, V) logs."""

@@ -14,7 +14,7 @@ from tokensteer.core.categorical.sites import Categoricals, SiteDistributions
 from tokensteer.core.kernels.kernel import NO_MASK, Clocked, Kernel
 from tokensteer.core.kernels.measure import SiteMeasure
 from tokensteer.core.kernels.noise import Interpolating, noise_of
-from tokensteer.core.models.denoiser import Denoiser, Structured, Time, Timeless
+from tokensteer.core.models.denoiser import Denoiser, Structured, Time, ignores_time
 from tokensteer.core.models.prediction import NewRows, Prediction, all_distinct, changed, updated
 from tokensteer.core.models.validation import check_denoiser
 from tokensteer.core.numerics.batching import Chunks, Meter
@@ -23,17 +23,43 @@ from tokensteer.core.numerics.rows import distinct
 from tokensteer.core.particles.path import Sites, Step
 
 
-class Model(Protocol):
+class Predicting(Protocol):
+    """What a `Diffusion` and a `Product` do alike."""
+
+    @property
+    def networks(self) -> Sequence[Diffusion]:
+        """The models whose denoisers are called."""
+        ...
+
+    @property
+    def ignores_time(self) -> bool:
+        """Whether a prediction holds at any time, so that it is reused."""
+        return all(model.ignores_time for model in self.networks)
+
+    def predict(self, x: Tensor, t: Time, before: Prediction | None = None) -> Prediction:
+        """The predictions of all networks at x (P, L) and t; `before` are those of the particles' parents."""
+        return predict_all(self.networks, x, t, before if self.ignores_time else None)
+
+    def clean(self, prediction: Prediction) -> SiteDistributions:
+        """log p(x_0 | x_t): clean samples are drawn from it, and low-confidence kernels order sites by it."""
+        return prediction.laws()
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the log-twist before the end has a term of the model's, `log_lookahead`."""
+        return False
+
+    def log_lookahead(self, prediction: Prediction) -> Tensor:
+        """The log of the mass that the model has yet to count, as far as the prediction tells, (P,)."""
+        return torch.zeros_like(prediction.x[:, 0], dtype=torch.float64)
+
+
+class Model(Predicting, Protocol):
     """A `Diffusion` or a `Product`. The members with a body are those of a product, taken from its first model."""
 
     @property
     def base(self) -> Diffusion:
         """The model itself, or the first of a product."""
-        ...
-
-    @property
-    def networks(self) -> Sequence[Diffusion]:
-        """The models whose denoisers are called."""
         ...
 
     @property
@@ -61,11 +87,6 @@ class Model(Protocol):
         """The number of templates; populations come in multiples of it."""
         return self.base.populations
 
-    @property
-    def ignores_time(self) -> bool:
-        """Whether a prediction holds at any time, so that it is reused."""
-        return all(model.ignores_time for model in self.networks)
-
     def start(self, rows: int, generator: Generator | None) -> Tensor:
         return self.base.start(rows, generator)
 
@@ -73,30 +94,13 @@ class Model(Protocol):
         """The log-probability of starting at x, (P,), for a single template."""
         return self.base.log_start(x)
 
-    def predict(self, x: Tensor, t: Time, before: Prediction | None = None) -> Prediction:
-        """The predictions of all networks at x (P, L) and t; `before` are those of the particles' parents."""
-        return predict_all(self.networks, x, t, before if self.ignores_time else None)
-
     def relaxed(self, x: Tensor, t: Time) -> Tensor:
         """log p(x_0 | x_t), (P, L, V), from one-hots x (P, L, V), differentiable in them."""
         return self.base.relaxed(x, t)
 
-    def clean(self, prediction: Prediction) -> SiteDistributions:
-        """log p(x_0 | x_t): clean samples are drawn from it, and low-confidence kernels order sites by it."""
-        return prediction.laws()
-
     def combined(self, prediction: Prediction) -> SiteDistributions:
         """The token distribution of the target at masked sites, perhaps unnormalised."""
         ...
-
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether the log-twist before the end has a term of the model's, `log_lookahead`."""
-        return False
-
-    def log_lookahead(self, prediction: Prediction) -> Tensor:
-        """The log of the mass that the model has yet to count, as far as the prediction tells, (P,)."""
-        return torch.zeros_like(prediction.x[:, 0], dtype=torch.float64)
 
     def step_with(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None) -> SiteMeasure:
         """The kernel with any token distribution, the template's sites pinned."""
@@ -118,7 +122,7 @@ def clock(model: Model, memory: Tensor | None, t: float) -> Time:
 
 
 @dataclass(frozen=True)
-class Diffusion:
+class Diffusion(Predicting):
     """A pretrained model as a sampler: p(x_s | x_t) = kernel(x_t, denoiser(x_t, t)) along `steps`.
 
     `template` is (L,), or (B, L) with one row for each population: mask where free, a token where fixed. Construction
@@ -204,14 +208,11 @@ class Diffusion:
 
     @property
     def ignores_time(self) -> bool:
-        return self.shares and isinstance(self.denoiser, Timeless) and self.denoiser.ignores_time
+        return self.shares and ignores_time(self.denoiser)
 
     @property
     def shares(self) -> bool:
         return self.device.type == "cpu" if self.sharing is None else self.sharing
-
-    def predict(self, x: Tensor, t: Time, before: Prediction | None = None) -> Prediction:
-        return predict_all((self,), x, t, before if self.ignores_time else None)
 
     def run_denoiser(self, x: Tensor, t: Time, before: CategoricalStore | None = None) -> CategoricalStore:
         """The D·L distributions at rows x (D, L), in a form that can be joined with `before`."""
@@ -241,18 +242,8 @@ class Diffusion:
         known = torch.full_like(log_x0, NEVER).scatter(-1, ids.unsqueeze(-1), 0.0)
         return torch.where(self._prompt, known, log_x0)
 
-    def clean(self, prediction: Prediction) -> SiteDistributions:
-        return prediction.laws()
-
     def combined(self, prediction: Prediction) -> SiteDistributions:
         return prediction.laws()
-
-    @property
-    def looks_ahead(self) -> bool:
-        return False
-
-    def log_lookahead(self, prediction: Prediction) -> Tensor:
-        return torch.zeros_like(prediction.x[:, 0], dtype=torch.float64)
 
     def step_with(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None) -> SiteMeasure:
         return self.pin(self.kernel(x, log_x0, step, sites), len(x))

@@ -34,8 +34,7 @@ from tokensteer.core.particles.path import Sites, Step
 
 Convention = Callable[[Reveal, float, float], Reveal]
 
-BOUND = 30.0
-"""The largest |log c^l| that a twist counts: a site without mass now may have some when others have opened."""
+BOUND = 30.0  # the largest |log c^l| that a twist counts: a site without mass now may have some when others have opened
 
 
 def denoiser_powers(measure: Reveal, total: float, survival: float) -> Reveal:
@@ -74,8 +73,7 @@ class Product(Model):
     site is masked and reopened. `correct_remasking` undoes that: newly opened sites are evaluated given the sites open
     in both x_t and x_s, and each remasked site is divided by its c^l there. It costs one more denoiser call for
     remasked particles and needs denoisers of full support (any softmax): a token that is impossible given x_t may be
-    possible given fewer sites, and a proposal made at x_t cannot reach it. Without it the target is the path measure of
-    Ou et al., 2026.
+    possible given fewer sites, and no proposal at x_t reaches it. Without it the target is that of Ou et al., 2026.
 
     A site counts its c^l when it opens. With `lookahead` the log-twist has the sum of log c^l over the sites still
     masked, so that a particle is not resampled for how many sites it has opened. It changes no target.

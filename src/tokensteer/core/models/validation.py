@@ -12,7 +12,7 @@ from tokensteer.core.categorical.forms import Categorical
 from tokensteer.core.categorical.sites import by_site
 from tokensteer.core.kernels.kernel import NO_MASK, Clocked, Kernel
 from tokensteer.core.kernels.noise import MaskNoise, noise_of
-from tokensteer.core.models.denoiser import Denoiser, FromHidden, FromLogits, Structured, Timeless
+from tokensteer.core.models.denoiser import Denoiser, FromHidden, FromLogits, Structured, ignores_time
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.particles.path import Step
 
@@ -155,7 +155,7 @@ def _check_memory(denoiser: Denoiser, kernel: Kernel, x: Tensor, other: Tensor, 
 @torch.no_grad()
 def _check_timeless(denoiser: Denoiser, x: Tensor, steps: Sequence[Step]) -> None:
     """A denoiser with ignores_time = True does ignore the time; `from_logits` and `from_hidden` ensure it."""
-    if isinstance(denoiser, FromLogits | FromHidden) or not _declared_timeless(denoiser):
+    if isinstance(denoiser, FromLogits | FromHidden) or not ignores_time(denoiser):
         return
     times = steps[0].t, steps[len(steps) // 2].t
     early, late = (denoiser(x, t).exp() for t in times)
@@ -164,10 +164,6 @@ def _check_timeless(denoiser: Denoiser, x: Tensor, steps: Sequence[Step]) -> Non
             f"the denoiser declares that it ignores the time, and its outputs at t = {times[0]:.3g} and "
             f"t = {times[1]:.3g} differ: let ignores_time be False"
         )
-
-
-def _declared_timeless(denoiser: object) -> bool:
-    return isinstance(denoiser, Timeless) and denoiser.ignores_time
 
 
 @torch.no_grad()

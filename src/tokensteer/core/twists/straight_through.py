@@ -51,8 +51,7 @@ def straight_through(
     generator: Generator | None,
     noise: Tensor | None = None,
 ) -> tuple[CategoricalStore, Tensor, LowRankGradient]:
-    """The prediction at x (P, L), the estimate (P,) and its gradient at the sites `where` (P, L); `noise` as in
-    `NoisyState`."""
+    """The prediction at x (P, L), the estimate (P,), its gradient at sites `where` (P, L); `noise` as in NoisyState."""
     parts = _parts(model, tilt)
     assert parts is not None, "see takes_embeddings"
     denoiser, network, reward, estimator = parts

@@ -75,8 +75,10 @@ class Tilt:
     def __post_init__(self) -> None:
         if not callable(self.reward):
             raise TypeError(f"Tilt.reward must be a function of clean sequences (P, L), got {self.reward!r}")
-        if not isinstance(self.ramp, Adaptive):
-            _check_ramp(self.ramp)
+        if not isinstance(self.ramp, Adaptive) and not callable(self.ramp):
+            raise ValueError(f"Tilt.ramp must be a function of t, got {self.ramp!r}; try ramps.linear")
+        if not isinstance(self.ramp, Adaptive) and not abs((end := self.ramp(0.0)) - 1.0) <= 1e-9:
+            raise ValueError(f"Tilt.ramp(0) must be 1, got {end:.6g}: the final target would not be exp(r/kl)")
         check_number("Tilt.kl", self.kl, "(0, inf)", "it divides the reward")
         check_whole("Tilt.draws", self.draws)
         check_number("Tilt.floor", self.floor, hint="a log-twist of -inf would lose what can still recover")
@@ -150,8 +152,7 @@ class Tilt:
         return nothing and (self.potential.memoryless or self.potential.factors)
 
     def rests(self, t: float, parent: Evaluation | None, weighed: bool) -> bool:
-        """Whether no estimate is made at time t: the tilt is idle, or no weight is read there and the potential is
-        memoryless."""
+        """Whether no estimate is made at time t: the tilt is idle, or memoryless where no weight is read."""
         return (not weighed and parent is not None and self.potential.memoryless) or self.idle(t, parent)
 
     def weigh(self, known: Evaluation, t: float, parent: Evaluation | None, weighed: bool) -> Evaluation:
@@ -205,13 +206,6 @@ class Tilt:
     def floored(self, r: Tensor) -> Tensor:
         """Estimates with -inf replaced by the floor."""
         return replace_neg_inf(r, self.floor * self.kl)
-
-
-def _check_ramp(ramp: Ramp) -> None:
-    if not callable(ramp):
-        raise ValueError(f"Tilt.ramp must be a function of t, got {ramp!r}; try ramps.linear")
-    if not abs(ramp(0.0) - 1.0) <= 1e-9:
-        raise ValueError(f"Tilt.ramp(0) must be 1, got {ramp(0.0):.6g}: the final target would not be exp(r/kl)")
 
 
 def _one_for_each(rows: int, values: Tensor, name: str, mend: str = "") -> Tensor:

@@ -25,7 +25,7 @@ from torch import Generator, Tensor
 from tokensteer.core.categorical.sites import SiteDistributions
 from tokensteer.core.kernels.kernel import NO_MASK
 from tokensteer.core.kernels.measure import Reveal, SiteMeasure
-from tokensteer.core.models.denoiser import Timeless
+from tokensteer.core.models.denoiser import ignores_time
 from tokensteer.core.models.diffusion import Model
 from tokensteer.core.numerics.batching import Meter
 from tokensteer.core.numerics.domains import check_number
@@ -167,8 +167,7 @@ class SoftEstimate:
 
     @property
     def ignores_time(self) -> bool:
-        inner = None if self.soft is None else self.soft.estimator
-        return inner is None or (isinstance(inner, Timeless) and inner.ignores_time)
+        return self.soft is None or ignores_time(self.soft.estimator)
 
     @property
     def drawn(self) -> bool:
@@ -233,8 +232,7 @@ class Conditioned:
         return self.base.x.masked_fill(u < (log_move - log_stay).sigmoid(), self.base.mask_id)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        log_base = self.base.log_prob(y)
-        gain = self.final.log_v(y) - self.log_v
+        log_base, gain = self.base.log_prob(y), self.final.log_v(y) - self.log_v
         log_q = torch.where(self.log_v == NEVER, log_base, log_base + gain.to(log_base.dtype))
         if self.defence > 0:
             log_q = torch.logaddexp(log_q + math.log1p(-self.defence), log_base + math.log(self.defence))
@@ -250,8 +248,7 @@ class Constrained:
     """The base proposal conditioned on acceptance; optimal for a denoiser that factorises.
 
     `kept` is kept(model). q has no mass where the base's token distribution rules out acceptance, which is right if it
-    has full support, as a softmax has. For a truncated one, `defence` > 0 draws a share of moves from the base, so that
-    q covers p.
+    has full support, as a softmax has. For a truncated one, a share `defence` of moves is the base's, and q covers p.
     """
 
     automaton: Automaton

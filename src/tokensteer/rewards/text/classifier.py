@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from tokensteer.hub import special_tokens
 from tokensteer.rewards.text.embedding import check_length, embed, is_text, padding_last, reorder, resized, table_of
 from tokensteer.rewards.text.hub import Tokenizer, decoder, loaded, longest_input, no_text, same_words
 from tokensteer.rewards.text.strings import OfText
@@ -129,21 +130,13 @@ def classifier(
     reads = ClassifiesText(network, _label(network, label), own, longest_input(network, own))
     if same_words(tokenizer, own):
         table = table_of(network)
-        around = [torch.tensor(ids, dtype=torch.long, device=table.device) for ids in _around(own)]
+        around = [torch.tensor(ids, dtype=torch.long, device=table.device) for ids in special_tokens(own)]
         before, after = (table[ids] for ids in around)
         table = resized(table, len(tokenizer) if vocab_size is None else vocab_size)
         direct = Classifier(network, reads.label, table, before, after, no_text(tokenizer), reads.longest)
         if _agrees(direct, around, set(tokenizer.all_special_ids)):
             return direct
     return OfText(reads, decoder(tokenizer))
-
-
-def _around(own: Tokenizer) -> tuple[list[int], list[int]]:
-    """The special tokens before and after a text."""
-    whole: list[int] = own("a").input_ids
-    bare: list[int] = own("a", add_special_tokens=False).input_ids
-    start = next(k for k in range(len(whole)) if whole[k : k + len(bare)] == bare)
-    return whole[:start], whole[start + len(bare) :]
 
 
 @torch.no_grad()

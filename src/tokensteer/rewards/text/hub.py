@@ -15,18 +15,13 @@ from tokensteer.rewards.text.words import Spells
 class Tokenizer(Spells, Protocol):
     """The members of a `transformers` tokenizer that are used."""
 
-    @property
-    def pad_token_id(self) -> int | None: ...
-    @property
-    def bos_token_id(self) -> int | None: ...
-    @property
-    def eos_token_id(self) -> int | None: ...
-    @property
-    def cls_token_id(self) -> int | None: ...
-    @property
-    def sep_token_id(self) -> int | None: ...
-    @property
-    def model_max_length(self) -> int: ...
+    pad_token_id: int | None
+    bos_token_id: int | None
+    eos_token_id: int | None
+    cls_token_id: int | None
+    sep_token_id: int | None
+    model_max_length: int
+
     def get_vocab(self) -> dict[str, int]: ...
     def __call__(
         self,

@@ -7,7 +7,7 @@ tokenizer has a token for the beginning of a text, it is put first and the first
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,13 @@ class LikelihoodOfText:
         return self.likelihood.mean(x, torch.arange(x.shape[1], device=device) < length.unsqueeze(-1))
 
 
+def of_texts(network: Any, own: Tokenizer, longest: int) -> LikelihoodOfText:
+    """The mean log-likelihood of texts under a causal language model, with its `own` tokenizer."""
+    table, begin = table_of(network), own.bos_token_id
+    start = table[:0] if begin is None else table[begin : begin + 1]
+    return LikelihoodOfText(Likelihood(network, table, start, (), longest), own)
+
+
 def likelihood(
     source: str | Path | Any,
     tokenizer: Tokenizer,
@@ -96,9 +103,8 @@ def likelihood(
     """The mean log-likelihood per token under a causal language model: a folder, a hub name, or the network with its
     `own` tokenizer. `tokenizer` is that of the canvas, of `vocab_size` tokens."""
     network, own = loaded("AutoModelForCausalLM", source, own, device, allow_pickle, trust_remote_code)
-    table, begin, longest = table_of(network), own.bos_token_id, longest_input(network, own)
-    start = table[:0] if begin is None else table[begin : begin + 1]
+    reads = of_texts(network, own, longest_input(network, own))
     if same_words(tokenizer, own):
-        table = resized(table, len(tokenizer) if vocab_size is None else vocab_size)
-        return Likelihood(network, table, start, no_text(tokenizer), longest)
-    return OfText(LikelihoodOfText(Likelihood(network, table, start, (), longest), own), decoder(tokenizer))
+        table = resized(reads.likelihood.table, len(tokenizer) if vocab_size is None else vocab_size)
+        return replace(reads.likelihood, table=table, silent=no_text(tokenizer))
+    return OfText(reads, decoder(tokenizer))

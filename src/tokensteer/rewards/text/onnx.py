@@ -21,14 +21,10 @@ from tokensteer.hub import transformers
 class Node(Protocol):
     """The members of an ONNX node that are read."""
 
-    @property
-    def op_type(self) -> str: ...
-    @property
-    def input(self) -> Sequence[str]: ...
-    @property
-    def output(self) -> Sequence[str]: ...
-    @property
-    def attribute(self) -> Sequence[Any]: ...
+    op_type: str
+    input: Sequence[str]
+    output: Sequence[str]
+    attribute: Sequence[Any]
 
 
 _BETWEEN = ("Mul", "Cast")  # nodes between an integer product and its bias

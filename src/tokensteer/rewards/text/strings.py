@@ -24,7 +24,8 @@ SHOWN = 80  # characters of a text in an error
 
 @dataclass(frozen=True, eq=False)
 class OfText:
-    """The reward function(decode(x0)) of ids x0 (P, L), called with distinct texts only."""
+    """The reward function(decode(x0)) of ids x0 (P, L). The function takes a list of texts, and is called with distinct
+    ones only; `decode` takes ids, as tokenizer.batch_decode does."""
 
     function: TextFunction
     decode: Decode
@@ -56,9 +57,7 @@ class OfText:
         return r
 
 
-def of_text(function: TextFunction, decode: Decode) -> OfText:
-    """A reward on ids (P, L) from a function of a list of texts; `decode` takes ids, as tokenizer.batch_decode does."""
-    return OfText(function, decode)
+of_text = OfText  # the public name
 
 
 # ---- functions of texts. Words match whole, in any case, and with any spaces around their punctuation.

@@ -110,3 +110,24 @@ def hamming(ids: Tensor) -> Tensor:
         here = (ids == token).double()
         agree += here @ here.sum(0)
     return 1.0 - (agree - ids.shape[1]) / ((len(ids) - 1) * ids.shape[1])
+
+
+def tv(p: Tensor, q: Tensor) -> float:
+    """The total variation distance of two pmfs of the same shape."""
+    return float((p - q).abs().sum() / 2)
+
+
+def tv_floor(pmf: Tensor, count: float) -> float:
+    """The expected TV of `count` exact draws, by de Moivre's mean deviation of a binomial; linear between whole
+    numbers."""
+    low = max(1, math.floor(count))
+    part = min(1.0, max(0.0, count - low))
+    return (1.0 - part) * _tv_floor(pmf, low) + part * _tv_floor(pmf, low + 1)
+
+
+def _tv_floor(pmf: Tensor, count: int) -> float:
+    k = (count * pmf).floor()
+    n = torch.tensor(float(count), dtype=pmf.dtype)
+    log_ways = torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma((n - k).clamp(min=1))  # (k + 1)·C(n, k + 1)
+    log_deviation = log_ways + (k + 1) * pmf.log() + (n - k) * torch.log1p(-pmf)
+    return float(torch.where(k < n, log_deviation.exp(), 0.0).sum() / n)

@@ -18,18 +18,19 @@ from tokensteer.core.steering.methods import Method, prop_amot, smc_amot, smc_ba
 from tokensteer.core.steering.steering import Steering
 from tokensteer.files import write_json
 from tokensteer.tasks.common.learned import bring, complete, find, fingerprint, goal_option, with_twist
+from tokensteer.tasks.common.objectives import NONE, OBJECTIVES, STATE, check_pair, make_baseline
 from tokensteer.tasks.common.task import Setup, Task, Trained, weights_file
 from tokensteer.tasks.common.training import Training, measure_methods, say
-from tokensteer.tasks.nets import ValueConfig, ValueNet, load, save
+from tokensteer.tasks.nets import ValueConfig, load, save
 from tokensteer.train import (
     Balance,
     DrakesPlan,
     Learned,
     Objective,
-    Progress,
+    PathVariance,
     ProposalPlan,
+    Report,
     Returns,
-    Tuning,
     fit_proposal,
     shown,
 )
@@ -70,7 +71,7 @@ class ProposalConfig:
     no network reads the time. `value` is the network of the baseline, which `Balance` makes a learned twist. With other
     objectives the plan `twist` trains one afterwards, on paths of the finished proposal: in place of the tilt's own
     estimates, or added to them if `value.beside`. Parameters called `frozen` keep the denoiser's values and are stored
-    with the denoiser only."""
+    with the denoiser only. `baseline` names another one than `value`, and `options` are the words that chose it."""
 
     plan: ProposalPlan
     objective: Objective
@@ -79,12 +80,29 @@ class ProposalConfig:
     num_steps: int = 50
     twist: ProposalPlan | None = None
     frozen: tuple[str, ...] = ()
+    baseline: str = STATE
+    options: str = ""
 
     def __post_init__(self) -> None:
         check_numbers("ProposalConfig", "(0, inf)", kl=self.kl)
         check_wholes("ProposalConfig", 1, num_steps=self.num_steps)
         if self.value.beside and isinstance(self.objective, Balance):
             raise ValueError("ProposalConfig: Balance learns a whole twist, so value.beside must be False")
+
+    def chosen(self, objective: str | None, baseline: str | None) -> ProposalConfig:
+        """The same with an objective and a baseline by name, the task's own for None."""
+        own = isinstance(self.objective, Balance) and objective == "balance"
+        aim = self.objective if objective is None or own else OBJECTIVES[objective]
+        check_pair(aim, baseline)
+        named = (("objective", objective), ("baseline", baseline))
+        return replace(
+            self,
+            objective=aim,
+            baseline=NONE if isinstance(aim, PathVariance) else baseline or self.baseline,
+            plan=replace(self.plan, times=None, last=None) if aim.whole else self.plan,
+            value=replace(self.value, beside=False) if isinstance(aim, Balance) else self.value,
+            options="".join(f" --{name} {value}" for name, value in named if value is not None),
+        )
 
 
 @dataclass(frozen=True)
@@ -112,7 +130,7 @@ class ProposalTraining:
             if config.twist is None:
                 raise ValueError(f"the twist of {task.name} is learned with its proposal: give --proposal instead")
             plan, net = training.rounds(config.twist), self._finished(task.name, training)
-            config = replace(config, objective=Returns(twists=config.value.beside))
+            config = replace(config, objective=Returns(twists=config.value.beside), baseline=STATE)
         else:
             plan, net = training.rounds(config.plan), self._trainee(task.name, training)
             complete(training, self.weights, task.name)
@@ -172,7 +190,7 @@ class ProposalTraining:
                 self.as_denoiser,
                 plan=plan,
                 generator=training.generator(),
-                baseline=ValueNet(config.value).to(training.device),
+                baseline=make_baseline(config.baseline, config.value, task.model.steps).to(training.device),
                 objective=config.objective,
                 checkpoint=self._file(training.checkpoints, task.name, part),
                 watch=watch,
@@ -185,12 +203,15 @@ class ProposalTraining:
         what = f"learned proposal of the task {name}, and its baseline: a twist, if it was learned by Balance"
         if twist:
             what = f"learned twist of the task {name}, for its learned proposal"
-        command = f"tokensteer train {name} --{'twist' if twist else 'proposal'}{goal_option(self.goal)}"
+        command = (
+            f"tokensteer train {name} --{'twist' if twist else 'proposal'}{goal_option(self.goal)}{config.options}"
+        )
         sizes = (("proposal", learned.net), ("value", learned.baseline))
         return {
             **taught_card(training, what, command, self.goal, config.num_steps, plan, learned.history, learned.rows),
             "kl": config.kl,
             "objective": repr(config.objective),
+            "baseline": config.baseline,
             "parameters": {part: sum(p.numel() for p in net.parameters()) for part, net in sizes},
             "quality of": WEIGHTED,
         }
@@ -221,7 +242,7 @@ def taught_card(
     goal: int | None,
     num_steps: int,
     plan: ProposalPlan | DrakesPlan,
-    history: Sequence[Progress] | Sequence[Tuning],
+    history: Sequence[Report],
     rows: int,
 ) -> dict[str, Any]:
     """The card of a network that was trained on its own paths."""
@@ -238,6 +259,6 @@ def taught_card(
     }
 
 
-def _rounded(report: Progress | Tuning) -> dict[str, float | None]:
+def _rounded(report: Report) -> dict[str, float | None]:
     """For JSON, which has no NaN."""
     return {name: round(value, 5) if math.isfinite(value) else None for name, value in asdict(report).items()}

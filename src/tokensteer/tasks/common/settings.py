@@ -44,6 +44,12 @@ class Settings:
     """For text: a function of your own, from a list of texts to a number for each; MODULE may be a file."""
     remask: float = 0.0
     """The cap of ReMDM, a probability that open sites are masked again; 0 for none."""
+    resample: Annotated[str | None, left("the method's", "STR")] = None
+    """How to resample: systematic, stratified, residual, multinomial or ssp, all exact. Systematic varies least; with
+    multinomial every child draws its parent on its own."""
+    guidance: Annotated[float | None, left("1.5", "FLOAT")] = None
+    """For cfg and smc-cfg on dna: the scale s of p(x | goal)^s · p(x)^(1 - s). 1 is the model given the goal, more
+    steers harder."""
 
     def check(self) -> None:
         """Raise if a number is out of its domain. Not called on creation: tyro would print such errors at length."""
@@ -51,12 +57,16 @@ class Settings:
             check_count(name, getattr(self, name), MOST, example)
         if self.kl is not None and not 0 < self.kl < math.inf:
             raise ValueError(f"--kl must be positive and finite, got {self.kl:g}: it divides the reward")
+        if self.guidance is not None and not 0 < self.guidance < math.inf:
+            raise ValueError(
+                f"--guidance must be positive and finite, got {self.guidance:g}: 1 is the model given the goal"
+            )
         if not 0 <= self.remask <= 1:
             raise ValueError(f"--remask must lie in [0, 1], got {self.remask:g}: it is a probability, 0 for none")
 
     def of_task(self) -> Settings:
         """The settings that a task reads: jobs in which these agree share a task."""
-        return replace(self, draws=None, noise=None, ramp=None, trigger=None)
+        return replace(self, draws=None, noise=None, ramp=None, trigger=None, resample=None)
 
 
 def check_count(name: str, count: int | None, most: int, example: int) -> None:

@@ -16,6 +16,7 @@ from tokensteer.core.kernels.masked import Ancestral, Cap
 from tokensteer.core.kernels.schedule import uniform_steps
 from tokensteer.core.models.denoiser import Denoiser
 from tokensteer.core.models.diffusion import Diffusion
+from tokensteer.core.models.product import Product
 from tokensteer.core.numerics.domains import check_wholes
 from tokensteer.core.particles.result import Result
 from tokensteer.core.twists.tilt import Tilt
@@ -147,8 +148,8 @@ class Task:
 
     `judge` marks ids (P, L) from 0 to 1, (P,), with a network that the reward does not use. `picture` writes at most
     `pictured` of ids (P, L) as a PNG file, and `written` other files of a result by suffix. `learned` loads the
-    proposal for the task's goal. Some methods need `conditional`, the model given the goal, `uniform`, a model of the
-    same data under uniform noise, or tuned(name), a denoiser tuned for the goal.
+    proposal for the task's goal. Some methods need `guided`, the target as a product of models, `uniform`, a model of
+    the same data under uniform noise, or tuned(name), a denoiser tuned for the goal.
     """
 
     name: str
@@ -162,6 +163,6 @@ class Task:
     learned: Callable[[], Trained] | None = None
     written: Mapping[str, Callable[[Result, Path], None]] = field(default_factory=dict[str, Any])
     prompted: Prompted | None = None
-    conditional: Callable[[], Diffusion] | None = None
+    guided: Callable[[], Product] | None = None
     uniform: Callable[[], Diffusion] | None = None
     tuned: Callable[[str], Trained] | None = None

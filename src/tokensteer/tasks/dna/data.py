@@ -23,8 +23,7 @@ LETTERS = "ACGT"
 LENGTH = 200
 MASK = 4
 VOCAB_SIZE = 5
-CELLS = ("HepG2", "K562", "GM12878", "hESCT0")
-"""The cell types in the order of their goals and labels."""
+CELLS = ("HepG2", "K562", "GM12878", "hESCT0")  # the cell types in the order of their goals and labels
 
 COMPLEMENT = torch.tensor([3, 2, 1, 0, MASK])
 

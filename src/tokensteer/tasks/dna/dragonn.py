@@ -84,10 +84,7 @@ def from_keras(arrays: Mapping[str, Any]) -> DragoNN:
     def tensor(name: str) -> Tensor:
         return torch.as_tensor(arrays[name]).float()
 
-    tensors: dict[str, Tensor] = {
-        "dense.weight": tensor("dense_1/kernel:0").T,
-        "dense.bias": tensor("dense_1/bias:0"),
-    }
+    tensors: dict[str, Tensor] = {"dense.weight": tensor("dense_1/kernel:0").T, "dense.bias": tensor("dense_1/bias:0")}
     names = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
     for k in range(LAYERS):
         tensors[f"convs.{k}.weight"] = tensor(f"conv1d_{k + 1}/kernel:0").permute(2, 1, 0)

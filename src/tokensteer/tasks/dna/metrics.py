@@ -32,16 +32,8 @@ from torch.nn.functional import one_hot
 
 from tokensteer.core.models.denoiser import Denoiser
 from tokensteer.core.particles.result import Result
-from tokensteer.tasks.common.metrics import (
-    Classifier,
-    Measured,
-    ess_share,
-    hamming,
-    in_parts,
-    masked_bounds,
-    measured,
-    weighted,
-)
+from tokensteer.tasks.common import metrics as common
+from tokensteer.tasks.common.metrics import Classifier, Measured, in_parts, measured, weighted
 from tokensteer.tasks.common.task import data_folder
 from tokensteer.tasks.dna import dragonn
 from tokensteer.tasks.dna import reference as dna_reference
@@ -75,10 +67,10 @@ class Metrics:
             "activity": median(activity, weights),
             **self._like_real(ids, weights),
             "log-likelihood": median(self.log_likelihood(draws).unsqueeze(-1), torch.ones(len(draws), 1)),
-            "diversity": measured(hamming(draws)),
+            "diversity": measured(common.hamming(draws)),
             "distinct 6-mers": Measured(distinct_kmers(draws, 6), math.nan),
             **self._from_elsewhere(draws),
-            "ess": ess_share(result),
+            "ess": common.ess_share(result),
         }
         if result.reward is not None:
             found["reward"] = weighted(result, result.reward)
@@ -101,7 +93,7 @@ class Metrics:
     def log_likelihood(self, ids: Tensor) -> Tensor:
         """A bound on log p(x) in nats, (P,), with fixed noise."""
         generator = Generator(ids.device).manual_seed(0)
-        return -masked_bounds(self.denoiser, ids, MASK, draws=8, generator=generator)
+        return -common.masked_bounds(self.denoiser, ids, MASK, draws=8, generator=generator)
 
     def _from_elsewhere(self, draws: Tensor) -> dict[str, Measured]:
         found: dict[str, Measured] = {}

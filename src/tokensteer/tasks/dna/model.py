@@ -68,11 +68,6 @@ def uniform_model(setup: Setup) -> Diffusion:
     return Diffusion(from_logits(net, NO_MASK), kernel, uniform_steps(setup.num_steps), canvas)
 
 
-def classifier(role: str, setup: Setup) -> Classifier:
-    """Log-probabilities of the cell types, (P, 4), of ids (P, L); `role` is reward or judge."""
-    return setup.load(NAME, role)
-
-
 def cell_of(goal: int | None) -> int:
     """The cell type of a goal, HepG2 unless given."""
     cell = 0 if goal is None else goal

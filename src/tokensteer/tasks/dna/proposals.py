@@ -23,8 +23,7 @@ from tokensteer.tasks.nets import Dilated, DilatedConfig, ValueConfig, load, sav
 from tokensteer.train import DrakesPlan, StepVariance, fit_drakes, shown
 
 Make = Callable[[Setup], Task]
-MEASURED = {1: 200, 4: 60, 16: 30}
-"""Populations for each number of particles."""
+MEASURED = {1: 200, 4: 60, 16: 30}  # populations for each number of particles
 PROPOSAL = ProposalConfig(
     replace(STEPWISE, rounds=120, anneal=0.3),
     StepVariance(),

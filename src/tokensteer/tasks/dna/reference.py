@@ -22,11 +22,10 @@ from tokensteer.tasks.common.metrics import hamming, in_parts
 from tokensteer.tasks.common.task import Setup, weights_file
 from tokensteer.tasks.dna.data import CELLS, Data
 from tokensteer.tasks.dna.kmers import distinct_kmers, kmer_shares
-from tokensteer.tasks.dna.model import NAME, classifier
+from tokensteer.tasks.dna.model import NAME
 
 SHARE = 0.05
-CHANCE = 1e-4
-"""The probability that random letters contain a counted motif at a site."""
+CHANCE = 1e-4  # the probability that random letters contain a counted motif at a site
 ROLE = "reference"
 
 
@@ -80,7 +79,7 @@ def best_sites(sites: Examples, scores: Tensor, cell: int, share: float = SHARE)
 def build(setup: Setup, data: Data) -> Reference:
     """The reference of the data and the stored reward network."""
     sites = Examples.joined((data.train, data.validation, data.test))
-    reward = classifier("reward", setup)
+    reward = setup.load(NAME, "reward")
     log_p = in_parts(lambda x: reward(x.to(setup.device).long()), sites.ids).cpu()
     best = [best_sites(sites, log_p[:, cell], cell) for cell in range(len(CELLS))]
     counting = motif_scanner()

@@ -10,26 +10,30 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from tokensteer.core.models.diffusion import Diffusion
+from tokensteer.core.models.product import Product, guided
 from tokensteer.tasks.common import learned
 from tokensteer.tasks.common.task import Setup, Task
 from tokensteer.tasks.dna import proposals, reference
 from tokensteer.tasks.dna import train as dna_train
 from tokensteer.tasks.dna.data import CELLS, LENGTH
 from tokensteer.tasks.dna.metrics import Metrics
-from tokensteer.tasks.dna.model import KL, NAME, as_denoiser, cell_of, classifier, model, of_cell, tilt, uniform_model
+from tokensteer.tasks.dna.model import KL, NAME, as_denoiser, cell_of, model, of_cell, tilt, uniform_model
 from tokensteer.tasks.dna.output import picture, write_fasta
+
+GUIDANCE = 1.5
+"""The scale of classifier-free guidance."""
 
 
 def task(setup: Setup | None = None) -> Task:
     """Towards the cell type `setup.goal`, HepG2 unless given."""
     setup = Setup() if setup is None else setup
     cell = cell_of(setup.goal)
-    prior, reward, judge = model(setup), classifier("reward", setup), classifier("judge", setup)
+    prior, reward, judge = model(setup), setup.load(NAME, "reward"), setup.load(NAME, "judge")
     metrics = Metrics(cell, prior.denoiser, reward, judge, reference.load(setup.weights))
 
-    def conditional() -> Diffusion:
-        return replace(prior, denoiser=of_cell(setup.load(NAME, "denoiser"), cell))
+    def of_goal() -> Product:
+        conditional = replace(prior, denoiser=of_cell(setup.load(NAME, "denoiser"), cell))
+        return guided(conditional, prior, GUIDANCE if setup.guidance is None else setup.guidance)
 
     return Task(
         NAME,
@@ -41,7 +45,7 @@ def task(setup: Setup | None = None) -> Task:
         metrics.marks,
         learned=lambda: learned.find(setup.weights, NAME, cell, as_denoiser, setup.device),
         written={".fasta": write_fasta},
-        conditional=conditional,
+        guided=of_goal,
         uniform=lambda: uniform_model(setup),
         tuned=lambda name: proposals.find_tuned(setup.weights, name, cell, setup.device),
     )

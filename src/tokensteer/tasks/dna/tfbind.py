@@ -21,47 +21,29 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Generator, Tensor
-from torch.nn.functional import pad
 
 from tokensteer.core.kernels.jumps import FirstHitting, event_steps
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.models.template import template
 from tokensteer.core.particles.result import Result
-from tokensteer.core.twists.estimators import Value
-from tokensteer.core.twists.ramps import constant as constant_ramp
-from tokensteer.core.twists.tilt import Tilt
-from tokensteer.tasks.common.metrics import Measured, ess_share, measured, weighted
+from tokensteer.tasks.common.metrics import Measured, ess_share, measured, tv, tv_floor, weighted
+from tokensteer.tasks.common.tables import Multilinear, TableDenoiser, tilt, with_masks
 from tokensteer.tasks.common.task import Setup, Task, data_folder
 from tokensteer.tasks.dna.data import LETTERS, MASK, read_letters, reverse_complement
 from tokensteer.tasks.dna.output import picture
-from tokensteer.tasks.dna.tables import Multilinear, TableDenoiser, with_masks
 
 NAME, FITTED = "tfbind", "tfbind-fitted"
 LENGTH = 8
 KL = 0.1
 FACTOR = "SIX6"
-BOUND = 0.4
-"""The least E-score of a bound word, for the fitted prior."""
-SUFFIX = "_REF_R1_8mers.txt"
-"""Of the files that are read: the first replicate of each factor without mutations."""
+BOUND = 0.4  # the least E-score of a bound word, for the fitted prior
+SUFFIX = "_REF_R1_8mers.txt"  # of the files that are read: the first replicate of each factor without mutations
 
 
 def diffusion(prior: Tensor) -> Diffusion:
     """The masked model of a distribution, a table with an axis for each site."""
     canvas, exact = template(prior.dim(), MASK), TableDenoiser(Multilinear(with_masks(prior)))
     return Diffusion(exact, FirstHitting(MASK), event_steps(canvas, MASK), canvas)
-
-
-def soft_value(prior: Tensor, score: Tensor, kl: float) -> Value:
-    """kl · log E[exp(score/kl) | x_t] for all x_t, exactly."""
-    value = Multilinear(kl * (with_masks(prior * (score / kl).exp()).log() - with_masks(prior).log()))
-    return Value(lambda x, t: value(x), ignores_time=True)
-
-
-def tilt(prior: Tensor, score: Tensor, kl: float = KL) -> Tilt:
-    """Towards high scores. The soft value is exact, so the ramp is constant."""
-    reward = Multilinear(pad(score, (0, 1) * score.dim()))  # for one-hots, which have a mask too
-    return Tilt(reward, kl, constant_ramp, estimator=soft_value(prior, score, kl), differentiable=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +67,7 @@ class Target:
 
     def tv(self, pmf: Tensor) -> float:
         """The total variation distance."""
-        return float((pmf - self.pmf).abs().sum() / 2)
+        return tv(pmf, self.pmf)
 
     def divergence(self, pmf: Tensor) -> float:
         """KL(pmf | target) in nats."""
@@ -93,18 +75,8 @@ class Target:
         return float((pmf[seen] * (pmf[seen] / self.pmf[seen]).log()).sum())
 
     def tv_floor(self, count: float) -> float:
-        """The expected TV of `count` exact draws, by de Moivre's mean deviation of a binomial; linear between whole
-        numbers."""
-        low = max(1, math.floor(count))
-        part = min(1.0, max(0.0, count - low))
-        return (1.0 - part) * self._tv_floor(low) + part * self._tv_floor(low + 1)
-
-    def _tv_floor(self, count: int) -> float:
-        k = (count * self.pmf).floor()
-        n = torch.tensor(float(count), dtype=self.pmf.dtype)
-        log_ways = torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma((n - k).clamp(min=1))  # (k + 1)·C(n, k + 1)
-        log_deviation = log_ways + (k + 1) * self.pmf.log() + (n - k) * torch.log1p(-self.pmf)
-        return float(torch.where(k < n, log_deviation.exp(), 0.0).sum() / n)
+        """The expected TV of `count` exact draws."""
+        return tv_floor(self.pmf, count)
 
     def divergence_floor(self, count: int, repeats: int = 10) -> float:
         """The mean divergence of `count` exact draws, estimated."""

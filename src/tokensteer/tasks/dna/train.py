@@ -14,21 +14,13 @@ from torch import Generator, Tensor, nn
 from tokensteer.core.models.denoiser import Denoiser
 from tokensteer.core.steering.methods import Method, pretrained, smc_base, smc_grad
 from tokensteer.tasks.common.arrays import Examples
-from tokensteer.tasks.common.metrics import (
-    Measured,
-    accuracy,
-    hamming,
-    in_parts,
-    measured,
-    nll_bound,
-    stratified_bounds,
-)
+from tokensteer.tasks.common.metrics import Measured, hamming, in_parts, measured, nll_bound, stratified_bounds
 from tokensteer.tasks.common.task import Setup, Task
 from tokensteer.tasks.common.training import Network, Training, Trial, measure_methods, train_networks
 from tokensteer.tasks.dna import reference as dna_reference
 from tokensteer.tasks.dna.data import CELLS, FILE, LETTERS, MASK, Augment, Data, data, either_strand, halves, harder
 from tokensteer.tasks.dna.kmers import auc, kmer_shares, markov_bits, pearson
-from tokensteer.tasks.dna.model import DENOISER, JUDGE, NAME, REWARD, UNIFORM, classifier, model, of_cell, uniform_model
+from tokensteer.tasks.dna.model import DENOISER, JUDGE, NAME, REWARD, UNIFORM, model, of_cell, uniform_model
 from tokensteer.tasks.nets.store import Config
 from tokensteer.train import Loss, Plan, classifier_loss, masked_loss, uniform_bound, uniform_loss
 
@@ -120,7 +112,7 @@ def _measure(setup: Setup, sites: Data, training: Training, trial: Trial) -> dic
     began = time.perf_counter()
     samples = pretrained(prior)(1, trial.samples, generator=generator).samples[:, 0]
     seconds = time.perf_counter() - began
-    judge = classifier("judge", setup)
+    judge = setup.load(NAME, "judge")
     found: dict[str, Any] = {
         "denoiser": {
             "bits per base": {name: value.numbers() for name, value in bits.items()},
@@ -144,7 +136,7 @@ def _measure(setup: Setup, sites: Data, training: Training, trial: Trial) -> dic
         },
     }
     for role in ("reward", "judge"):
-        found[role] = {name: _classifies(classifier(role, setup), ids[name], some[name].labels) for name in parts}
+        found[role] = {name: _classifies(setup.load(NAME, role), ids[name], some[name].labels) for name in parts}
     return found
 
 
@@ -163,7 +155,7 @@ def _classifies(net: Callable[[Tensor], Tensor], ids: Tensor, labels: Tensor) ->
     right = -log_p.gather(1, labels.unsqueeze(1)).squeeze(1)
     return {
         "AUC": {cell: auc(log_p[:, k], labels == k).numbers() for k, cell in enumerate(CELLS)},
-        "accuracy": accuracy(net, ids, labels).numbers(),
+        "accuracy": measured((log_p.argmax(-1) == labels).double()).numbers(),
         "nats": measured(right).numbers(),
         "sites": len(ids),
     }

@@ -36,8 +36,7 @@ from tokensteer.train import Plan
 MASK = 2
 VOCAB_SIZE = 3
 CLASSES = 10
-DIGIT = 4
-"""The goal unless another is given."""
+DIGIT = 4  # the goal unless another is given
 RAMP = exponential_ramp(100)
 """The paper's, min(1.05^i - 1, 1) at the i-th of a hundred steps: 1 after a seventh of the time, for any number."""
 

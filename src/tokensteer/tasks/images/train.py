@@ -13,28 +13,16 @@ import torch
 from torch import Tensor
 
 from tokensteer.core.steering.methods import pretrained, smc_base, smc_grad
+from tokensteer.tasks.common.arrays import Examples
 from tokensteer.tasks.common.metrics import accuracy, hamming, label_histogram, nll_bound
 from tokensteer.tasks.common.proposals import ProposalTraining
 from tokensteer.tasks.common.task import SHIPPED, Setup
 from tokensteer.tasks.common.training import Network, Training, Trial, measure_methods, train_networks
-from tokensteer.tasks.images.recipe import (
-    CLASSES,
-    DIGIT,
-    MASK,
-    Data,
-    Recipe,
-    as_denoiser,
-    augment,
-    model,
-    picture,
-    task,
-)
+from tokensteer.tasks.images.recipe import CLASSES, DIGIT, MASK, Recipe, as_denoiser, augment, model, picture, task
 from tokensteer.train import classifier_loss, masked_loss
 
-MEASURED = {1: 200, 4: 60, 16: 30}
-"""Populations for each number of particles."""
-SHARES = (0.75, 0.1, 0.15)
-"""Of the time, for denoiser, reward and judge."""
+MEASURED = {1: 200, 4: 60, 16: 30}  # populations for each number of particles
+SHARES = (0.75, 0.1, 0.15)  # of the time, for denoiser, reward and judge
 
 
 def train(recipe: Recipe, training: Training, trial: Trial | None = None) -> dict[str, Any]:
@@ -52,7 +40,7 @@ def train(recipe: Recipe, training: Training, trial: Trial | None = None) -> dic
     }
 
     def measure() -> dict[str, Any]:
-        found, samples = _measure(recipe, setup, data, training, trial)
+        found, samples = _measure(recipe, setup, data.test, training, trial)
         found["steering"], drawn = _steer(recipe, setup, training, trial)
         picture(torch.cat([samples[:128], *drawn]), recipe.side, training.out / f"{recipe.name}-samples.png")
         return found
@@ -69,11 +57,11 @@ def proposal(
 
 
 def _measure(
-    recipe: Recipe, setup: Setup, data: Data, training: Training, trial: Trial
+    recipe: Recipe, setup: Setup, test: Examples, training: Training, trial: Trial
 ) -> tuple[dict[str, Any], Tensor]:
     """The quality of each network, and unconditional samples (P, L)."""
     generator = training.generator(100)
-    ids, labels = data.test.ids[: trial.examples].to(setup.device).long(), data.test.labels[: trial.examples]
+    ids, labels = test.ids[: trial.examples].to(setup.device).long(), test.labels[: trial.examples]
     prior, judge = model(recipe, setup), setup.load(recipe.name, "judge")
     bits = nll_bound(prior.denoiser, ids, MASK, generator=generator)
     began = time.perf_counter()

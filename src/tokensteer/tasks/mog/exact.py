@@ -12,33 +12,22 @@ independently: its distribution is (1 - 1/T)·p + p_X·p_Y/T.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from tokensteer.core.kernels.masked import Ancestral
 from tokensteer.core.kernels.schedule import uniform_steps
 from tokensteer.core.models.diffusion import Denoiser, Diffusion
 from tokensteer.core.models.template import template
-from tokensteer.core.steering.steering import Steering
 from tokensteer.core.twists.estimators import Sampled, Value
 from tokensteer.core.twists.ramps import Ramp
-from tokensteer.core.twists.ramps import end as end_ramp
 from tokensteer.core.twists.ramps import linear as linear_ramp
 from tokensteer.core.twists.tilt import Estimator, Tilt
-from tokensteer.testing.exact import enumerate_steering
+from tokensteer.tasks.common.grid import MASK, STATES, coordinates
 
-STATES = 64
-MASK = STATES
 CENTRES = (-4.0, 0.0, 4.0)
 VARIANCE = 0.3
-
-
-def coordinates() -> Tensor:
-    """The coordinate of each state in the reward, (64,)."""
-    return 12.0 * (torch.arange(STATES, dtype=torch.float64) / (STATES - 1) - 0.5)
 
 
 def pmf(weights: Tensor | None = None) -> Tensor:
@@ -121,75 +110,3 @@ def soft_value(model: Diffusion, kl: float = 1.0) -> Value:
 def tilt(kl: float = 1.0, draws: int = 10, ramp: Ramp = linear_ramp, estimator: Estimator | None = None) -> Tilt:
     """The paper's tilt; `estimator` is 10 draws unless given, for example `soft_value(model)`."""
     return Tilt(reward, kl, ramp, draws, estimator=Sampled() if estimator is None else estimator, differentiable=True)
-
-
-@dataclass(frozen=True)
-class Target:
-    """The exact target of a steering: its pmf (64, 64) and log-normaliser."""
-
-    pmf: Tensor
-    log_z: float
-
-    def sample(self, count: int, generator: Generator | None = None) -> Tensor:
-        """Independent draws, (count, 2)."""
-        index = torch.multinomial(self.pmf.flatten(), count, replacement=True, generator=generator)
-        return torch.stack([index // STATES, index % STATES], -1)
-
-
-def target(steering: Steering) -> Target:
-    """The target of the steering's own model, not of the data, by enumeration of all 65² states. It does not depend on
-    estimates at t > 0 or on the proposal, so these are left out."""
-    twist = steering.twist
-    if twist is not None:
-        nothing = Value(lambda x, t: torch.zeros(len(x), dtype=torch.float64))
-        twist = replace(twist, ramp=end_ramp, estimator=nothing)
-    enumeration = enumerate_steering(Steering(steering.model, twist))
-    return Target(enumeration.target.view(STATES, STATES), enumeration.log_z)
-
-
-def histogram(samples: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The pmf (64, 64) of samples (..., 2) with weights (...), equal if not given."""
-    index = (samples[..., 0] * STATES + samples[..., 1]).flatten()
-    mass = torch.ones(len(index), dtype=torch.float64) if weights is None else weights.flatten().double()
-    counts = torch.zeros(STATES * STATES, dtype=torch.float64).index_add(0, index, mass)
-    return (counts / counts.sum()).view(STATES, STATES)
-
-
-def emd(p: Tensor, q: Tensor, smallest: float = 1e-10) -> float:
-    """Earth mover's distance W1 between two pmfs (64, 64), in cells of the grid.
-
-    It depends on p - q alone, which halves the problem. States that differ by less than `smallest` are left out: that
-    changes the distance by less than 1e-6 here.
-    """
-    surplus, deficit = (p - q).clamp(min=0).flatten(), (q - p).clamp(min=0).flatten()
-    moved = float(surplus.sum())
-    origin, goal = (surplus > smallest).nonzero().squeeze(-1), (deficit > smallest).nonzero().squeeze(-1)
-    if not len(origin) or not len(goal):
-        return 0.0
-    distance = torch.cdist(_cells(origin), _cells(goal))
-    return moved * _transport(surplus[origin] / surplus[origin].sum(), deficit[goal] / deficit[goal].sum(), distance)
-
-
-def _cells(index: Tensor) -> Tensor:
-    return torch.stack([index // STATES, index % STATES], -1).double()
-
-
-def _transport(origin: Tensor, goal: Tensor, cost: Tensor) -> float:
-    """The optimal transport cost between two pmfs."""
-    try:
-        import ot  # pyright: ignore[reportMissingTypeStubs]
-    except ImportError as error:
-        raise ImportError("the earth mover's distance needs POT: pip install 'tokensteer[eval]'") from error
-    answer = cast(
-        "tuple[float, dict[str, object]]",
-        ot.emd2(origin.numpy(), goal.numpy(), cost.numpy(), numItermax=10_000_000, log=True),  # pyright: ignore[reportUnknownMemberType]
-    )
-    if answer[1]["warning"] is not None:
-        raise RuntimeError(f"the optimal transport did not converge: {answer[1]['warning']}")
-    return float(answer[0])
-
-
-def floor(target: Target, count: int, repeats: int, generator: Generator | None = None) -> Tensor:
-    """The EMD of `count` exact draws, `repeats` times: the least that a sampler of that size has on average."""
-    draws = (target.sample(count, generator) for _ in range(repeats))
-    return torch.tensor([emd(histogram(x), target.pmf) for x in draws], dtype=torch.float64)

@@ -23,9 +23,8 @@ from tokensteer.core.models.template import template
 from tokensteer.core.particles.result import Result
 from tokensteer.core.steering.steering import Steering
 from tokensteer.core.twists.ramps import constant as constant_ramp
-from tokensteer.tasks.common import learned
+from tokensteer.tasks.common import grid, learned
 from tokensteer.tasks.common.metrics import Measured, ess_share, in_parts, measured, nll_bound, weighted
-from tokensteer.tasks.common.png import write_png
 from tokensteer.tasks.common.proposals import ProposalConfig, ProposalTraining
 from tokensteer.tasks.common.task import SHIPPED, Setup, Task
 from tokensteer.tasks.common.training import Network, Training, train_networks
@@ -34,7 +33,7 @@ from tokensteer.tasks.nets import TransformerConfig, ValueConfig
 from tokensteer.testing.exact import all_sequences
 from tokensteer.train import Balance, Plan, ProposalPlan, masked_loss
 
-CONFIG = TransformerConfig(mog.STATES + 1, 2, width=64, depth=2, heads=2)
+CONFIG = TransformerConfig(grid.STATES + 1, 2, width=64, depth=2, heads=2)
 PLAN = Plan(3000, batch_size=512, rate=3e-3, average=0.998, report_every=50)
 PROPOSAL = ProposalConfig(
     ProposalPlan(1000, paths=256, on_policy=0.5, replay=4, updates=2, rate=1e-3, baseline_rate=3.0, average=0.99),
@@ -43,8 +42,6 @@ PROPOSAL = ProposalConfig(
     num_steps=25,
 )
 DRAWS = 100_000
-SAMPLES = 2000
-"""Samples of a set whose distance to the target is measured."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class TabulatedDenoiser:
     ignores_time: bool = True
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
-        return self.network(x, t) if x.is_floating_point() else self.table[x[:, 0] * (mog.STATES + 1) + x[:, 1]]
+        return self.network(x, t) if x.is_floating_point() else self.table[x[:, 0] * (grid.STATES + 1) + x[:, 1]]
 
 
 def as_denoiser(net: nn.Module) -> Denoiser:
@@ -65,22 +62,22 @@ def as_denoiser(net: nn.Module) -> Denoiser:
     def logits(x: Tensor) -> Tensor:
         return net(x).double()
 
-    return from_logits(logits, mog.MASK, ignores_time=True)
+    return from_logits(logits, grid.MASK, ignores_time=True)
 
 
 def tabulated(net: nn.Module) -> Denoiser:
     """The same; the predictions for all 65² states are computed once."""
     network = as_denoiser(net)
-    return TabulatedDenoiser(network, in_parts(lambda x: network(x, 0.5), all_sequences(mog.STATES + 1, 2)))
+    return TabulatedDenoiser(network, in_parts(lambda x: network(x, 0.5), all_sequences(grid.STATES + 1, 2)))
 
 
 def model(setup: Setup) -> Diffusion:
-    return setup.diffusion(tabulated(setup.load("mog", "denoiser")), mog.MASK, template(2, mog.MASK))
+    return setup.diffusion(tabulated(setup.load("mog", "denoiser")), grid.MASK, template(2, grid.MASK))
 
 
 def exact_pmf(setup: Setup) -> Tensor:
     """The target of a run with this setup, (64, 64), by enumeration."""
-    return mog.target(Steering(model(setup), mog.tilt(1.0 if setup.kl is None else setup.kl))).pmf
+    return grid.target(Steering(model(setup), mog.tilt(1.0 if setup.kl is None else setup.kl))).pmf
 
 
 def task(setup: Setup | None = None) -> Task:
@@ -90,12 +87,10 @@ def task(setup: Setup | None = None) -> Task:
         raise ValueError(f"mog runs on the CPU only, got the device {setup.device}: leave it out")
     prior, kl = model(setup), 1.0 if setup.kl is None else setup.kl
     tilt = mog.tilt(kl, ramp=constant_ramp, estimator=mog.soft_value(prior, kl))
-    target = mog.target(Steering(prior, tilt))
+    target = grid.target(Steering(prior, tilt))
 
     def metrics(result: Result) -> Mapping[str, Measured]:
-        weights = result.weights.double()
-        parts = (part.tensor_split(sets(*weights.shape)) for part in (result.samples, weights))
-        distances = [mog.emd(mog.histogram(x, w), target.pmf) for x, w in zip(*parts, strict=True)]
+        distances = [grid.emd(pmf, target.pmf) for pmf in grid.in_sets(result)]
         return {
             "emd": measured(torch.tensor(distances)),
             "reward": weighted(result, mog.reward(result.samples.flatten(0, 1))),
@@ -109,36 +104,22 @@ def task(setup: Setup | None = None) -> Task:
         prior,
         tilt,
         metrics,
-        picture,
+        grid.picture,
         pictured=20_000,
         learned=lambda: learned.find(setup.weights, "mog", None, tabulated, "cpu"),
     )
 
 
-def sets(populations: int, particles: int) -> int:
-    """The number of sets that populations are joined to before their distance is measured, which is large for few
-    samples: sets of 2,000 as in the paper, if there are as many; else each population, or all if they are of one."""
-    full = populations * particles // SAMPLES
-    return min(populations, full) if full else populations if particles > 1 else 1
-
-
-def picture(ids: Tensor, file: Path, zoom: int = 6) -> None:
-    """Samples (P, 2) as a heat map, y upwards."""
-    share = mog.histogram(ids).T.flip(0)
-    ink = (share / share.max()).sqrt()  # the square root shows small shares
-    write_png(file, 1.0 - ink.repeat_interleave(zoom, 0).repeat_interleave(zoom, 1))
-
-
 def train(training: Training) -> None:
     """Train, store and measure the denoiser."""
-    ids = mog.Target(mog.pmf(), 0.0).sample(DRAWS, Generator().manual_seed(training.seed))
-    networks = {"denoiser": Network(CONFIG, masked_loss(mog.MASK), training.plan(PLAN), ids)}
+    ids = grid.Target(mog.pmf(), 0.0).sample(DRAWS, Generator().manual_seed(training.seed))
+    networks = {"denoiser": Network(CONFIG, masked_loss(grid.MASK), training.plan(PLAN), ids)}
     source = f"{DRAWS} draws from the mixture, tokensteer.tasks.mog.exact.pmf"
     train_networks(training, "mog", source, networks, lambda: {"denoiser": _quality(training)})
 
 
 def proposal(
-    goal: int | None = None, weights: Path = SHIPPED, config: ProposalConfig = PROPOSAL, particles: int = SAMPLES
+    goal: int | None = None, weights: Path = SHIPPED, config: ProposalConfig = PROPOSAL, particles: int = grid.SAMPLES
 ) -> ProposalTraining:
     """Training of a proposal, and with it a twist."""
     if goal is not None:
@@ -149,12 +130,12 @@ def proposal(
 def _quality(training: Training) -> dict[str, Any]:
     """The distribution of the model, by enumeration, compared with the data."""
     prior = model(Setup(weights=training.out))
-    pmf, data = mog.target(Steering(prior)).pmf, mog.pmf()
+    pmf, data = grid.target(Steering(prior)).pmf, mog.pmf()
     generator = Generator().manual_seed(training.seed + 1)
-    fresh = mog.Target(data, 0.0).sample(20_000, generator)
-    bits = nll_bound(prior.denoiser, fresh, mog.MASK, draws=2, generator=generator)
+    fresh = grid.Target(data, 0.0).sample(20_000, generator)
+    bits = nll_bound(prior.denoiser, fresh, grid.MASK, draws=2, generator=generator)
     try:
-        distance = mog.emd(pmf, data)
+        distance = grid.emd(pmf, data)
     except ImportError:  # POT is optional
         distance = None
     return {

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 
 from tokensteer.core.numerics.domains import check_numbers, check_wholes
 
-NO_LABEL = -1
-"""The label of a row without one; training drops labels at random to learn both."""
+NO_LABEL = -1  # the label of a row without one; training drops labels at random to learn both
 
 
 def check_config(config: object, may_be_zero: tuple[str, ...] = ()) -> None:

@@ -16,7 +16,7 @@ from tokensteer.tasks.nets.parts import check_config, embed
 from tokensteer.tasks.nets.transformer import Block
 
 
-class _Reader(nn.Module, ABC):
+class Reader(nn.Module, ABC):
     """A classifier that also takes embeddings."""
 
     def __init__(self, vocab_size: int, features: int) -> None:
@@ -53,7 +53,7 @@ class AttentiveConfig:
             raise ValueError(f"AttentiveConfig: width {self.width} is no multiple of {self.heads} heads")
 
 
-class AttentiveReader(_Reader):
+class AttentiveReader(Reader):
     """Log-probabilities of the classes, (P, K), from the mean over sites after full attention."""
 
     def __init__(self, config: AttentiveConfig) -> None:
@@ -86,7 +86,7 @@ class NgramConfig:
         check_config(self)
 
 
-class NgramReader(_Reader):
+class NgramReader(Reader):
     """Log-probabilities of the classes, (P, K), from the maximum and the mean over sites of detectors of n-grams,
     without attention or positions."""
 

@@ -11,34 +11,29 @@ import torch
 from torch import Tensor, nn
 
 from tokensteer import tensorfile as stored
+from tokensteer.tasks.nets import dilated
 from tokensteer.tasks.nets.classifiers import ConvClassifier, ConvConfig, PatchClassifier, PatchConfig
-from tokensteer.tasks.nets.dilated import (
-    Dilated,
-    DilatedConfig,
-    MotifClassifier,
-    MotifConfig,
-    WordsClassifier,
-    WordsConfig,
-)
 from tokensteer.tasks.nets.readers import AttentiveConfig, AttentiveReader, NgramConfig, NgramReader
 from tokensteer.tasks.nets.transformer import Transformer, TransformerConfig
 from tokensteer.tasks.nets.unet import UNet, UNetConfig
 from tokensteer.tasks.nets.value import Body, ValueConfig, ValueNet
+from tokensteer.train.frozen import state
 
 VERSION = 1
 
-Config = Body | ConvConfig | PatchConfig | AttentiveConfig | NgramConfig | MotifConfig | WordsConfig | ValueConfig
+Classifiers = ConvConfig | PatchConfig | AttentiveConfig | NgramConfig | dilated.MotifConfig | dilated.WordsConfig
+Config = Body | Classifiers | ValueConfig
 
 _NETWORKS: dict[type[Config], Callable[[Any], nn.Module]] = {
     TransformerConfig: Transformer,
     UNetConfig: UNet,
-    DilatedConfig: Dilated,
+    dilated.DilatedConfig: dilated.Dilated,
     ConvConfig: ConvClassifier,
     PatchConfig: PatchClassifier,
     AttentiveConfig: AttentiveReader,
     NgramConfig: NgramReader,
-    MotifConfig: MotifClassifier,
-    WordsConfig: WordsClassifier,
+    dilated.MotifConfig: dilated.MotifClassifier,
+    dilated.WordsConfig: dilated.WordsClassifier,
     ValueConfig: ValueNet,
 }
 
@@ -49,20 +44,11 @@ def build(config: Config) -> nn.Module:
 
 
 def save(net: nn.Module, file: str | Path, dtype: torch.dtype = torch.float32, without: Sequence[str] = ()) -> None:
-    """Write weights and configuration; bfloat16 halves the file. Tensors called `without` are in another file and left
-    out."""
+    """Write weights and configuration; bfloat16 halves the file. Tensors `without`, stored elsewhere, are left out."""
     config = cast("Config", net.config)
     header = {"version": VERSION, "config": type(config).__name__, "values": asdict(config)}
-    kept = {name: value.to(dtype) for name, value in _tensors(net).items() if name not in without}
+    kept = {name: value.detach().to(dtype) for name, value in state(net).items() if name not in without}
     stored.write(Path(file), kept, header)
-
-
-def _tensors(net: nn.Module) -> dict[str, Tensor]:
-    """The state of a network, with tied tensors under the first of their names."""
-    held: dict[int, tuple[str, Tensor]] = {}
-    for name, value in net.state_dict(keep_vars=True).items():
-        held.setdefault(id(value), (name, value.detach()))
-    return dict(held.values())
 
 
 def load(file: str | Path, device: torch.device | str = "cpu", rest: Path | None = None) -> nn.Module:
@@ -82,7 +68,7 @@ def load(file: str | Path, device: torch.device | str = "cpu", rest: Path | None
     try:
         config = _config(kinds[header["config"]], header["values"], tensors)
         with torch.device("meta"):  # shapes only: a wrong configuration allocates no memory
-            expected = {name: value.shape for name, value in _tensors(build(config)).items()}
+            expected = {name: value.shape for name, value in state(build(config)).items()}
         missing = set(expected) - set(tensors)
         if missing and rest is not None:
             tensors = {name: value for name, value in stored.read(rest)[0].items() if name in missing} | tensors

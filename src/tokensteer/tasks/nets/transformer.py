@@ -58,8 +58,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Logits (P, L, V) of ids (P, L) or one-hots (P, L, V): head(hidden(x)), so that a caller can compute the head at
-    some sites only."""
+    """Logits (P, L, V) of ids (P, L) or one-hots (P, L, V): head(hidden(x)); a caller may apply it at some sites."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()

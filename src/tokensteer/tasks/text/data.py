@@ -37,12 +37,9 @@ LENGTH = 64
 SIZE = 8000
 PARTS = ("test", "reward", "judge")
 SHARES = (0.08, 0.46, 0.46)
-BLOCK = 50
-"""Neighbouring reviews that are in the same part."""
-COMMON = 0.2
-"""The least share of a review's words among the hundred most frequent: other languages have fewer."""
-BREAK = 2**16 - 1
-"""Stands for a word that cannot be spelt, and between reviews: no window contains it."""
+BLOCK = 50  # neighbouring reviews that are in the same part
+COMMON = 0.2  # the least share of a review's words among the hundred most frequent: other languages have fewer
+BREAK = 2**16 - 1  # stands for a word that cannot be spelt, and between reviews: no window contains it
 
 _SENTENCE = re.compile(r"(?<!\bMr|\bMs|\bDr|\bSt|\bJr|\bvs)(?<!\bMrs)(?<!\b[A-Z])[.!?][\"')\]]*\s+(?=[\"'(]?[A-Z0-9])")
 

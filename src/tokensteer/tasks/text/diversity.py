@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from tokensteer.tasks.text.wordpiece import words
 
 LONGEST = 4
-UNSEEN = 0.1
-"""The count of shared n-grams in place of 0, so that texts without shared 4-grams still differ in BLEU."""
+UNSEEN = 0.1  # the count of shared n-grams in place of 0, so that texts without shared 4-grams still differ in BLEU
 
 
 def ngrams(text: Sequence[str], n: int) -> list[tuple[str, ...]]:

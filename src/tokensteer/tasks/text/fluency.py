@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from tokensteer.hub import transformers
-from tokensteer.rewards.text.embedding import table_of
-from tokensteer.rewards.text.likelihood import Likelihood, LikelihoodOfText
+from tokensteer.rewards.text.likelihood import LikelihoodOfText, of_texts
 from tokensteer.tasks.common.metrics import Measured, measured
 from tokensteer.tasks.common.task import data_folder
 
@@ -31,8 +30,7 @@ class Fluency:
 
     @classmethod
     def found(cls) -> Fluency | None:
-        """SmolLM2 from the data folder or two levels below, loaded at the first use; None if it or a library to read it
-        is missing."""
+        """SmolLM2 from the data folder or two levels below, loaded at first use; None if it or a library is missing."""
         if not all(find_spec(name) for name in NEEDED):
             return None
         files = (file for depth in ("", "*/", "*/*/") for file in sorted(data_folder().glob(depth + PATTERN)))
@@ -55,7 +53,4 @@ def _smollm(file: Path) -> LikelihoodOfText:
 
 def reader(network: Any, own: Any) -> LikelihoodOfText:
     """The log-likelihood of texts under a causal language model, with its `own` tokenizer."""
-    network = network.eval().requires_grad_(False)
-    table, begin = table_of(network), own.bos_token_id
-    start = table[:0] if begin is None else table[begin : begin + 1]
-    return LikelihoodOfText(Likelihood(network, table, start, (), network.config.max_position_embeddings), own)
+    return of_texts(network.eval().requires_grad_(False), own, network.config.max_position_embeddings)

@@ -31,15 +31,7 @@ from tokensteer.tasks.common.arrays import to_lists
 from tokensteer.tasks.common.metrics import Measured, ess_share, in_parts, measured, weighted
 from tokensteer.tasks.common.proposals import ProposalConfig
 from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task
-from tokensteer.tasks.nets import (
-    AttentiveConfig,
-    AttentiveReader,
-    NgramConfig,
-    NgramReader,
-    Transformer,
-    TransformerConfig,
-    Trunk,
-)
+from tokensteer.tasks.nets import AttentiveConfig, NgramConfig, Reader, Transformer, TransformerConfig, Trunk
 from tokensteer.tasks.text import prompts
 from tokensteer.tasks.text.data import Reviews
 from tokensteer.tasks.text.diversity import distinct, self_bleu
@@ -49,8 +41,7 @@ from tokensteer.train import Plan
 
 CLASSES = ("blame", "praise")
 BLANK = re.compile(r"_{3,}(\d*)")
-HANDFUL = 5
-"""Sites of a blank without a number."""
+HANDFUL = 5  # sites of a blank without a number
 KL, DRAWS, NUM_STEPS = 0.025, 4, 64
 
 
@@ -77,18 +68,16 @@ class Recipe:
     def length(self) -> int:
         return self.denoiser.length
 
-
-def vocabulary_file(recipe: Recipe, folder: Path) -> Path:
-    return folder / f"{recipe.name}-vocab.txt"
+    def vocabulary_file(self, folder: Path) -> Path:
+        return folder / f"{self.name}-vocab.txt"
 
 
 def canvas(prompt: str, vocabulary: WordPiece, length: int) -> Tensor:
     """The tokens of a prompt, with masks at its blanks and after its end, (length,)."""
     tokens: list[int] = []
     sites: list[int] = []
-    site, blanks = 0, [*BLANK.finditer(prompt), None]
-    start = 0
-    for blank in blanks:
+    site = start = 0
+    for blank in (*BLANK.finditer(prompt), None):
         ids = vocabulary.encode(prompt[start : len(prompt) if blank is None else blank.start()])
         tokens += ids
         sites += range(site, site + len(ids))
@@ -117,16 +106,16 @@ def model(setup: Setup, net: nn.Module, canvases: Sequence[Tensor], mask_id: int
     return setup.diffusion(as_denoiser(mask_id)(net), mask_id, canvas)
 
 
-def reader(recipe: Recipe, role: str, setup: Setup) -> AttentiveReader | NgramReader:
+def reader(recipe: Recipe, role: str, setup: Setup) -> Reader:
     """Log-probabilities of blame and praise, (P, 2), of texts (P, L); `role` is reward or judge."""
-    return cast("AttentiveReader | NgramReader", setup.load(recipe.name, role))
+    return cast("Reader", setup.load(recipe.name, role))
 
 
 @dataclass(frozen=True, eq=False)
 class Opinion:
     """log p(goal | x), (P,), of ids (P, L), one-hots (P, L, V), or embeddings of the reader's own table."""
 
-    reader: AttentiveReader | NgramReader
+    reader: Reader
     goal: int
 
     def __post_init__(self) -> None:
@@ -155,7 +144,7 @@ def task(recipe: Recipe, setup: Setup | None = None) -> Task:
     setup = Setup(NUM_STEPS) if setup is None else setup
     denoiser = cast("Transformer", setup.load(recipe.name, "denoiser"))
     length = denoiser.config.length
-    vocabulary = WordPiece.read(vocabulary_file(recipe, setup.weights))
+    vocabulary = WordPiece.read(recipe.vocabulary_file(setup.weights))
     goal = 1 if setup.goal is None else setup.goal
     opinion, judge = (Opinion(reader(recipe, role, setup), goal) for role in ("reward", "judge"))
     fluency = Fluency.found()

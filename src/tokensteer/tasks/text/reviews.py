@@ -18,7 +18,7 @@ from tokensteer.tasks.text.data import LENGTH, SIZE
 from tokensteer.tasks.text.recipe import CLASSES, KL, NUM_STEPS, Recipe
 from tokensteer.train import Plan, StepVariance
 
-__all__ = ["NUM_STEPS", "RECIPE", "task"]
+__all__ = ["KL", "NUM_STEPS", "RECIPE", "task"]
 
 RECIPE = Recipe(
     name="text",

@@ -20,26 +20,13 @@ from tokensteer.tasks.common.proposals import ProposalTraining
 from tokensteer.tasks.common.task import SHIPPED, Setup
 from tokensteer.tasks.common.training import Network, Training, Trial, train_networks
 from tokensteer.tasks.text.data import Reviews
-from tokensteer.tasks.text.recipe import (
-    NUM_STEPS,
-    Recipe,
-    as_denoiser,
-    augment,
-    canvas,
-    model,
-    reader,
-    task,
-    vocabulary_file,
-)
+from tokensteer.tasks.text.recipe import NUM_STEPS, Recipe, as_denoiser, augment, canvas, model, reader, task
 from tokensteer.tasks.text.wordpiece import WordPiece
 from tokensteer.train import classifier_loss, headed_loss
 
-SHARES = (0.9, 0.05, 0.05)
-"""Of the time, for denoiser, reward and judge."""
-MEASURED = {1: 75, 8: 75}
-"""Populations for each number of particles, multiples of the number of prompts."""
-ROWS = 20
-"""Sequences whose (L, V) tables are in memory together, each several times."""
+SHARES = (0.9, 0.05, 0.05)  # of the time, for denoiser, reward and judge
+MEASURED = {1: 75, 8: 75}  # populations for each number of particles, multiples of the number of prompts
+ROWS = 20  # sequences whose (L, V) tables are in memory together, each several times
 TRIAL = Trial(examples=4000, num_steps=NUM_STEPS)
 
 
@@ -51,7 +38,7 @@ def train(
     pieces, known = len(reviews.vocabulary.pieces), recipe.denoiser.vocab_size
     if pieces != known:
         raise ValueError(f"the data has {pieces} pieces and the networks {known}: make the data with --size {known}")
-    reviews.vocabulary.write(vocabulary_file(recipe, training.out))
+    reviews.vocabulary.write(recipe.vocabulary_file(training.out))
     mask_id = reviews.vocabulary.mask_id
     classify = classifier_loss(augment(mask_id, recipe.dropped, recipe.swapped))
     whole = training.plan(recipe.plans[0], SHARES[0])
@@ -72,7 +59,7 @@ def proposal(
     """Training of a proposal for the goal, praise unless given, on the default prompts. `populations` are those of all
     prompts together."""
     goal = 1 if goal is None else goal
-    wrap = as_denoiser(WordPiece.read(vocabulary_file(recipe, weights)).mask_id)
+    wrap = as_denoiser(WordPiece.read(recipe.vocabulary_file(weights)).mask_id)
     return ProposalTraining(partial(task, recipe), goal, weights, recipe.proposal, wrap, populations)
 
 

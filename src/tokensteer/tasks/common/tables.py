@@ -1,4 +1,4 @@
-"""Functions of short words as differentiable tables, and the exact denoiser of a distribution given as a table."""
+"""Functions of short words as differentiable tables; the exact denoiser and tilt of distributions given as tables."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import one_hot, pad
 
 from tokensteer.core.numerics.draws import NEVER
+from tokensteer.core.twists.estimators import Value
+from tokensteer.core.twists.ramps import constant as constant_ramp
+from tokensteer.core.twists.tilt import Tilt
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,3 +109,15 @@ class TableDenoiser:
         masses = self.masses.each(x)[..., :-1]
         log_p = masses.log() - masses.sum(-1, keepdim=True).log()
         return torch.cat([log_p, torch.full_like(log_p[..., :1], NEVER)], -1)
+
+
+def soft_value(prior: Tensor, score: Tensor, kl: float) -> Value:
+    """kl · log E[exp(score/kl) | x_t] for all x_t, exactly."""
+    value = Multilinear(kl * (with_masks(prior * (score / kl).exp()).log() - with_masks(prior).log()))
+    return Value(lambda x, t: value(x), ignores_time=True)
+
+
+def tilt(prior: Tensor, score: Tensor, kl: float) -> Tilt:
+    """Towards high scores. The soft value is exact, so the ramp is constant."""
+    reward = Multilinear(pad(score, (0, 1) * score.dim()))  # for one-hots, which have a mask too
+    return Tilt(reward, kl, constant_ramp, estimator=soft_value(prior, score, kl), differentiable=True)

@@ -1,0 +1,45 @@
+"""Objectives and baselines of a proposal's training by their names on the command line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import nn
+
+from tokensteer.core.particles.path import Step
+from tokensteer.tasks.nets import ValueConfig, ValueNet
+from tokensteer.train import Balance, Objective, OfTime, PathVariance, PerStep, StepVariance
+
+OBJECTIVES: Mapping[str, Objective] = {
+    "step-variance": StepVariance(),
+    "balance": Balance(0.9, ends=0.5),
+    "detailed-balance": Balance(0.0),
+    "trajectory-balance": Balance(math.inf),
+    "path-variance": PathVariance(),
+}
+STATE, NONE = "state", "none"
+BASELINES: Mapping[str, Callable[[ValueConfig, Sequence[Step]], nn.Module]] = {
+    # F(x_t, t), the task's own network of the state
+    STATE: lambda value, steps: ValueNet(value),
+    # F(t), a network of the time, as in the paper
+    "time": lambda value, steps: OfTime(),
+    # F(t), a number for each step
+    "per-step": lambda value, steps: PerStep(steps),
+}
+
+
+def check_pair(objective: Objective, baseline: str | None) -> None:
+    """Raise if an objective cannot use the baseline that was chosen for it."""
+    if isinstance(objective, Balance) and baseline not in (None, STATE):
+        raise ValueError(
+            f"balance learns F(x_t, t) as the log-twist, and the baseline {baseline} does not read x_t: leave out "
+            "--baseline, or give --objective step-variance"
+        )
+    if isinstance(objective, PathVariance) and baseline is not None:
+        raise ValueError(f"path-variance has no baseline: leave out --baseline {baseline}")
+
+
+def make_baseline(name: str, value: ValueConfig, steps: Sequence[Step]) -> nn.Module:
+    """The baseline by name; for objectives without one, a module that they ignore."""
+    return BASELINES["per-step" if name == NONE else name](value, steps)

@@ -1,0 +1,1 @@
+"""A product of two densities on a grid, with its exact answers."""
