@@ -556,6 +556,8 @@ RUN = ["run", "digits", *TINY, "--out", "OUT"]
         ([*RUN, "--guidance", "0"], "--guidance must be positive and finite, got 0"),
         (["run", "dna", "--steps", "2", "--guidance", "2"], "--guidance is the scale of cfg and smc-cfg, and smc-grad"),
         ([*RUN, "--trigger", "ess:2"], "ess_below: fraction must lie in (0, 1]"),
+        ([*RUN, "--trigger", "ess:0.5:1"], "takes a number of looks from 2, got '1'"),
+        ([*RUN, "--trigger", "ess:0.5:x"], "takes a number of looks from 2, got 'x'"),
         ([*RUN, "--trigger", "every:0"], "every: k must be at least 1"),
         ([*RUN, "--method", "smc-enumerated"], "enumeration needs"),
         ([*RUN, "--method", "particle-gibbs", "--particles", "1"], "at least two particles"),

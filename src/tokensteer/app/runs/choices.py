@@ -50,15 +50,21 @@ def ramp(text: str) -> Ramp | Adaptive:
 
 
 def trigger(text: str) -> Trigger:
-    """always, never, observe (never, but compute the weights), ess:share or every:k."""
+    """always, never, observe (never, but compute the weights), ess:share, ess:share:looks or every:k."""
+    looks = None
+    if text.startswith("ess:") and text.count(":") == 2:
+        text, _, last = text.rpartition(":")
+        if not last.isdecimal() or int(last) < 2:
+            raise ValueError(f"--trigger ess:share:looks takes a number of looks from 2, got {last!r}; try ess:0.5:10")
+        looks = int(last)
     name, number = _parts(text, "trigger", ("ess", "every"))
     if number is None:
         if text not in TRIGGERS:
-            raise ValueError(unknown(text, ["ess:0.5", "every:20", *TRIGGERS], "trigger"))
+            raise ValueError(unknown(text, ["ess:0.5", "ess:0.5:10", "every:20", *TRIGGERS], "trigger"))
         return TRIGGERS[text]
     if name == "every" and number != int(number):
         raise ValueError(f"--trigger every:k takes a whole number of steps, got {number:g}; try every:20")
-    return every(int(number)) if name == "every" else ess_below(number)
+    return every(int(number)) if name == "every" else ess_below(number, looks)
 
 
 def resampler(text: str) -> Resampler:

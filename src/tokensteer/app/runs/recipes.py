@@ -63,9 +63,9 @@ def _twisted(task: Task, tilt: Tilt) -> Tilt:
     return twisted
 
 
-def _clip(tilt: Tilt) -> float | None:
+def _clip(tilt: Tilt, most: float) -> float | None:
     """Gradients of estimates from a few draws are steep and clipped; those in closed form are not."""
-    return 3.0 if tilt.drawn else None
+    return most if tilt.drawn else None
 
 
 class NeverTrainedError(ValueError):
@@ -130,7 +130,7 @@ METHODS: dict[str, Recipe] = {
     "fk-max": Recipe(_fk(maximum), shares=False),
     "fk-sum": Recipe(_fk(total), shares=False),
     # The gradient proposal without its weights: classifier guidance.
-    "prop-grad": Recipe(lambda task, tilt, n: methods.prop_grad(task.model, tilt, _clip(tilt)), unweighted),
+    "prop-grad": Recipe(lambda task, tilt, n: methods.prop_grad(task.model, tilt, _clip(tilt, 3.0)), unweighted),
     # Classifier-free guidance without its weights, and with the weights that make it exact.
     "cfg": Recipe(lambda task, tilt, n: replace(_guided(task), when=never), unweighted, guides=True),
     "smc-cfg": Recipe(lambda task, tilt, n: _guided(task), guides=True),
@@ -143,7 +143,7 @@ METHODS: dict[str, Recipe] = {
     ),
     # SMC with the model as proposal, the gradient proposal, and the locally optimal one by enumeration (few states).
     "smc-base": Recipe(lambda task, tilt, n: methods.smc_base(task.model, tilt)),
-    "smc-grad": Recipe(lambda task, tilt, n: methods.smc_grad(task.model, tilt, _clip(tilt))),
+    "smc-grad": Recipe(lambda task, tilt, n: methods.smc_grad(task.model, tilt, _clip(tilt, 1.0))),
     "smc-enumerated": Recipe(lambda task, tilt, n: Method(Steering(task.model, tilt, Enumerated()))),
     # The learned proposal without its weights, with them, and with the learned twist too.
     "prop-amot": Recipe(

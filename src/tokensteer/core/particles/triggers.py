@@ -64,8 +64,11 @@ def ess_below(fraction: float, looks: int | None = None) -> Trigger:
     if looks is None:
         return below
     check_whole("ess_below: looks", looks, 2, "None looks at every step")
-    # The step that contains a multiple of 1/looks, whatever the rounding of times.
-    return Scheduled(below, lambda step: step.index > 0 and math.floor(step.t * looks) > math.floor(step.s * looks))
+
+    def passed(t: float) -> int:
+        return math.floor(t * looks + 1e-6)  # times are rounded: 0.3 may be a little less
+
+    return Scheduled(below, lambda step: step.index > 0 and passed(step.t) > passed(step.s))
 
 
 def all_of(*triggers: Trigger) -> Trigger:

@@ -22,14 +22,13 @@ from tokensteer.core.particles.result import Result
 from tokensteer.core.particles.triggers import Trigger, ess_below, every
 from tokensteer.core.proposals.gradient import Gradient
 from tokensteer.core.proposals.proposal import FromModel, Guided, Proposal
-from tokensteer.core.steering.methods import Method
+from tokensteer.core.steering.methods import LOOKS, Method
 from tokensteer.core.steering.pilots import Budget, Change, Pilot, Search, Setting
 from tokensteer.core.steering.steering import Steering
 from tokensteer.core.twists.ramps import Adaptive, Ramp
 from tokensteer.core.twists.ramps import constant as constant_ramp
 from tokensteer.core.twists.ramps import linear as linear_ramp
 
-LOOKS = 10  # times at which the first default trigger checks the ESS
 STAGES = 5  # resampling steps of the default trigger `every`
 
 
@@ -195,7 +194,7 @@ def _options(
     tilt = steering.twist
     if triggers is None:
         rarely = max(1, len(steering.steps) // STAGES)
-        few = {f"ess:0.5, {LOOKS} looks": ess_below(0.5, LOOKS)} if len(steering.steps) > LOOKS else {}
+        few = {f"ess:0.5:{LOOKS}": ess_below(0.5, LOOKS)} if len(steering.steps) > LOOKS else {}
         triggers = few | {"ess:0.5": ess_below(0.5), f"every:{rarely}": every(rarely)}
     proposals = usual_proposals(steering) if proposals is None else proposals
     options: dict[str, dict[str, Change]] = {"trigger": {name: _trigger(when) for name, when in triggers.items()}}

@@ -39,7 +39,8 @@ class Settings:
     ramp: Annotated[str | None, left("the task's", "STR")] = None
     """How much of the reward counts on the way: linear, constant, end, exponential, clipped:3, adaptive:0.9."""
     trigger: Annotated[str | None, left("the method's", "STR")] = None
-    """When to resample: ess:0.5, every:20, always, never, observe (never, but look at the weights)."""
+    """When to resample: ess:0.5, ess:0.5:10 (looking ten times in a run), every:20, always, never, observe (never, but
+    look at the weights)."""
     reward: Annotated[str | None, left("the task's", "MODULE:FUNCTION")] = None
     """For text: a function of your own, from a list of texts to a number for each; MODULE may be a file."""
     remask: float = 0.0
