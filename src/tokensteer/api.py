@@ -71,6 +71,7 @@ from tokensteer.core.particles.path import Moved as Moved
 from tokensteer.core.particles.path import Record as Record
 from tokensteer.core.particles.path import Resources as Resources
 from tokensteer.core.particles.path import Step as Step
+from tokensteer.core.particles.rejuvenation import Rejuvenated as Rejuvenated
 from tokensteer.core.particles.result import Result as Result
 from tokensteer.core.proposals.amortised import Amortised as Amortised
 from tokensteer.core.proposals.amortised import OtherHead as OtherHead
