@@ -35,6 +35,14 @@ segments not permuted: core/particles/rejuvenation.py
 - x=self.x[rows], evaluation=self.evaluation.take(rows), log_ratio=self.log_ratio[rows]
 + x=self.x, evaluation=self.evaluation, log_ratio=self.log_ratio
 ? tests/particles/test_rejuvenation.py::test_unbiased
+every new path of a repair taken: core/models/forward.py
+- log_odds = torch.where(now == -math.inf, math.inf, log_other.sum(0) - now)
++ log_odds = torch.full_like(now, math.inf)
+? tests/steering/test_repair.py::test_paths_keep_their_law_under_new_noise
+a repair resumed one step beside: core/particles/resumed.py
+- return self.path.steps[self.first + step.index]
++ return self.path.steps[step.index]
+? tests/steering/test_repair.py::test_a_sweep_from_the_middle_keeps_exact_paths
 fk one step beside its resampling: core/steering/methods.py
 - if step.index and step.index % interval == 0
 + if step.index and (step.index - 1) % interval == 0
