@@ -63,7 +63,7 @@ class Rejuvenated:
 
     path: FeynmanKac
     back: int
-    tries: int = 4
+    tries: int = 1
     every: int | None = None
 
     def __post_init__(self) -> None:
