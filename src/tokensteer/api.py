@@ -71,6 +71,7 @@ from tokensteer.core.particles.path import Moved as Moved
 from tokensteer.core.particles.path import Record as Record
 from tokensteer.core.particles.path import Resources as Resources
 from tokensteer.core.particles.path import Step as Step
+from tokensteer.core.particles.rejuvenation import Rejuvenated as Rejuvenated
 from tokensteer.core.particles.result import Result as Result
 from tokensteer.core.proposals.amortised import Amortised as Amortised
 from tokensteer.core.proposals.amortised import OtherHead as OtherHead
@@ -100,6 +101,8 @@ from tokensteer.core.steering.methods import svdd as svdd
 from tokensteer.core.steering.planner import Plan as Plan
 from tokensteer.core.steering.planner import adapted_ramp as adapted_ramp
 from tokensteer.core.steering.planner import plan as plan
+from tokensteer.core.steering.repair import Repaired as Repaired
+from tokensteer.core.steering.repair import repair as repair
 from tokensteer.core.steering.split_gibbs import SplitGibbs as SplitGibbs
 from tokensteer.core.steering.steering import Steering as Steering
 from tokensteer.core.twists import estimators as estimators

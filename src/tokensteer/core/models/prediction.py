@@ -35,6 +35,15 @@ class Prediction:
     def take(self, rows: Tensor) -> Prediction:
         return Prediction(self.x[rows], self.index[rows], self.stores)
 
+    def join(self, other: Prediction) -> Prediction:
+        """These particles followed by the others. Rows of the stores that neither refers to are dropped."""
+        (kept, row), (more, place) = (_rows_used(prediction) for prediction in (self, other))
+        length = self.x.shape[1]
+        first, second = (_entries(rows, length).flatten() for rows in (kept, more))
+        stores = tuple(a.select(first).join(b.select(second)) for a, b in zip(self.stores, other.stores, strict=True))
+        index = _entries(torch.cat([row, len(kept) + place]), length)
+        return Prediction(torch.cat([self.x, other.x]), index, stores)
+
     def laws(self, model: int = 0) -> SiteDistributions:
         return SiteDistributions(self.stores[model], self.index)
 
@@ -84,11 +93,16 @@ def updated(x: Tensor, news: NewRows, stores: tuple[CategoricalStore, ...], befo
         return Prediction(x, before.index, before.stores)
     old = torch.ones_like(x[:, 0], dtype=torch.bool).index_fill(0, new, False).nonzero().squeeze(-1)
     length, rows = x.shape[1], torch.empty_like(x[:, 0])
-    kept, row = unique(before.index[old, 0] // length)
+    kept, row = _rows_used(before.take(old))
     entries = _entries(kept, length).flatten()
     rows = rows.index_copy(0, old, row).index_copy(0, new, len(kept) + which)
     joined = tuple(a.select(entries).join(b) for a, b in zip(before.stores, stores, strict=True))
     return Prediction(x, _entries(rows, length), joined)
+
+
+def _rows_used(prediction: Prediction) -> tuple[Tensor, Tensor]:
+    """The rows of the stores that particles refer to, and the place among them of each particle's."""
+    return unique(prediction.index[:, 0] // prediction.x.shape[1])
 
 
 def _entries(rows: Tensor, length: int) -> Tensor:

@@ -100,7 +100,7 @@ class Pinned:
         return (log_p - evaluation.log_twist).double().view_as(log_w)
 
 
-def _check_pinnable(path: Proposing, generator: Generator | None) -> None:
+def check_pinnable(path: Proposing, generator: Generator | None) -> None:
     """Try a first step, one row for each template, so that a path that cannot be pinned raises before the run."""
     trial = None if generator is None else torch.Generator(generator.device).manual_seed(0)
     x = path.start(path.resources.templates, trial)
@@ -149,7 +149,7 @@ def particle_gibbs(
         )
     check_whole("particle_gibbs: sweeps", sweeps)
     check_whole("particle_gibbs: num_particles", num_particles, 2, "one of them is pinned")
-    _check_pinnable(path, generator)
+    check_pinnable(path, generator)
     before = path.resources.spent()
     records: Sequence[Record] = []
     if reference is None:

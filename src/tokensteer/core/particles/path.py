@@ -10,8 +10,9 @@ from collections.abc import Generator as Context
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
+import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.numerics.batching import Chunks, Meter, parse_memory
@@ -61,6 +62,13 @@ class Rows(Protocol):
     def take(self, rows: Tensor) -> Rows: ...
 
 
+@runtime_checkable
+class JoinableRows(Rows, Protocol):
+    """Rows that can be followed by others of the same kind."""
+
+    def join(self, other: Self) -> Self: ...
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """Everything computed at (x_t, t). It is permuted with the particles and never computed again.
@@ -84,6 +92,22 @@ class Evaluation:
     def take(self, index: Tensor) -> Evaluation:
         kept = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{name: _take(value, index) for name, value in kept.items() if value is not None})
+
+    def join(self, other: Evaluation) -> Evaluation:
+        """These particles followed by the others, which were evaluated by the same path at the same time."""
+        kept = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
+        return replace(self, **{name: _join(name, *both) for name, both in kept.items()})
+
+
+def _join(name: str, first: Tensor | Rows | None, second: Tensor | Rows | None) -> Tensor | Rows | None:
+    if first is None and second is None:
+        return None
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return torch.cat([first, second])
+    if isinstance(first, JoinableRows) and isinstance(second, JoinableRows) and type(first) is type(second):
+        return first.join(second)
+    kinds = " and ".join(type(value).__name__ for value in (first, second))
+    raise TypeError(f"evaluations cannot be joined: their {name} is of kind {kinds}")
 
 
 def _take(value: Tensor | Rows, index: Tensor) -> Tensor | Rows:
