@@ -24,7 +24,7 @@ NEEDED = {
 
 # Numbers of examples that are there for their figures: what they run is the same with smaller ones.
 SMALLER = {
-    "choosing": {"populations=100": "populations=10", "budget_rows=600_000": "budget_rows=100_000"},
+    "choosing": {"populations=100": "populations=10", "600_000": "100_000"},
     "continuous": {"2000": "500", "ts.uniform_steps(64)": "ts.uniform_steps(16)"},
     "dna-rewards": {
         "ts.uniform_steps(40)": "ts.uniform_steps(20)",
