@@ -519,7 +519,10 @@ RUN = ["run", "digits", *TINY, "--out", "OUT"]
         (["run", "digist", "--out", "OUT"], "no task called 'digist'. Did you mean digits? There are: mog, product"),
         (["compare", "chess", "--out", "OUT"], "no task called 'chess'"),
         (["train", "digist", "--out", "OUT"], "no task called 'digist'"),
-        ([*RUN, "--method", "smc_grad"], "no method called 'smc_grad'. Did you mean smc-grad? There are: pretrained"),
+        (
+            [*RUN, "--method", "smc_grad"],
+            "no method called 'smc_grad'. Did you mean smc-grad? There are: auto, pretrained",
+        ),
         (["compare", "digits", "--methods", "smc-base", "xyz", "--out", "OUT"], "no method called 'xyz'"),
         (["compare", "digits", "--recipe", "ramp", "--out", "OUT"], "no recipe called 'ramp'. Did you mean ramps?"),
         ([*RUN, "--particles", "0"], "--particles must be at least 1, got 0; try 16"),

@@ -375,7 +375,7 @@ def test_errors_say_what_to_do() -> None:
         draw_from_logits(logits[:, :1], rows, u, 0)
     with pytest.raises(ValueError, match="share H and dtype"):
         draw_from_head(logits, logits.double(), None, rows, u, None)
-    with pytest.raises(ValueError, match="one of 0 laws"):
+    with pytest.raises(ValueError, match="one of 0 distributions"):
         draw_from_logits(logits[:0], rows, u, None)
 
 

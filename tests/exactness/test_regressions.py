@@ -179,7 +179,7 @@ DOMAINS: list[tuple[str, Callable[..., object], tuple[object, ...]]] = [
     ("num_particles", lambda v: ts.particle_gibbs(ts.Steering(toy()), 1, v), (1, 4.0)),
     ("rounds", lambda v: ts.SplitGibbs(rounds=v), (0, 2.0)),
     ("first", lambda v: ts.SplitGibbs(first=v), (NAN, 1.1)),
-    ("budget_rows", lambda v: ts.plan(ts.Steering(toy()), v), (0, 1e4)),
+    ("budget", lambda v: ts.plan(ts.Steering(toy()), v), (0, 1e4)),
     ("share", lambda v: ts.plan(ts.Steering(toy()), 1000, share=v), (NAN, 0.0, 1.0)),
     ("length", lambda v: ts.template(v, 3), (0, 2.0)),
     ("count", lambda v: ts.smc(ts.Steering(toy()), 4).sample(v), (1.0, -1)),

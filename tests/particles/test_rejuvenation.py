@@ -28,15 +28,15 @@ def steering(sampler: str, twist: dict, proposal: ts.Proposal | None = None) -> 
     [
         ("mdm", {}, ts.FromModel(), 2, SOMETIMES),
         ("mdm", RANDOM, ts.FromModel(), 2, NEVER),
-        ("mdm", RANDOM, ts.FromModel(), 1, ALWAYS),
-        ("mdm", {}, ts.Gradient(), 1, ALWAYS),
+        pytest.param("mdm", RANDOM, ts.FromModel(), 1, ALWAYS, marks=pytest.mark.slow),
+        pytest.param("mdm", {}, ts.Gradient(), 1, ALWAYS, marks=pytest.mark.slow),
         ("mdm", LESS_RANDOM, ts.Gradient(clip=1.0), 2, SOMETIMES),
         ("mdm", MAXIMUM, ts.FromModel(), 2, ts.triggers.every(2)),
-        ("remdm", {}, ts.Gradient(), 2, SOMETIMES),
+        pytest.param("remdm", {}, ts.Gradient(), 2, SOMETIMES, marks=pytest.mark.slow),
         ("remdm", RANDOM, ts.FromModel(), 1, SOMETIMES),
-        ("remdm", MAXIMUM, ts.FromModel(), 1, ALWAYS),
+        pytest.param("remdm", MAXIMUM, ts.FromModel(), 1, ALWAYS, marks=pytest.mark.slow),
         ("lowconf", {}, ts.FromModel(), 1, ALWAYS),
-        ("lowconf", LESS_RANDOM, ts.Gradient(clip=1.0), 1, NEVER),
+        pytest.param("lowconf", LESS_RANDOM, ts.Gradient(clip=1.0), 1, NEVER, marks=pytest.mark.slow),
     ],
 )
 def test_unbiased(sampler, twist, proposal, back: int, when) -> None:

@@ -40,7 +40,7 @@ def steering(device: str, sampler: str, proposal: str, dtype: torch.dtype, *, pr
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("proposal", PROPOSALS)
-@pytest.mark.parametrize("sampler", ["mdm", "remdm", "lowconf"])
+@pytest.mark.parametrize("sampler", ["mdm", *(pytest.param(s, marks=pytest.mark.slow) for s in ("remdm", "lowconf"))])
 @pytest.mark.parametrize("device", DEVICES)
 def test_unbiased_and_reproducible(device: str, sampler: str, proposal: str, dtype: torch.dtype) -> None:
     path = steering(device, sampler, proposal, dtype)

@@ -154,12 +154,12 @@ def test_particles_can_take_the_rest():
 
 
 def test_seconds_are_kept():
-    """Within a factor of two: a machine that others use is no clock."""
+    """Within a wide margin: a machine that others use is no clock."""
     began = time.perf_counter()
     plan = ts.plan(steering(), "2s", particles=(8,), generator=torch.Generator().manual_seed(0), ramps=SAME)
     assert plan.budget == Budget(2.0, "s")
     plan.run(generator=torch.Generator().manual_seed(1))
-    assert 0.5 < time.perf_counter() - began < 4
+    assert 0.5 < time.perf_counter() - began < 10
     assert " s, after pilots of " in str(plan)
 
 

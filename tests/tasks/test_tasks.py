@@ -228,6 +228,7 @@ def test_trained_mog_is_near_the_data_and_steered_to_its_own_target():
     assert abs(float((z.mean() - 1) / (z.std() / math.sqrt(32)))) < 4
 
 
+@pytest.mark.slow
 def test_small_populations_of_mog_are_measured_together():
     sizes = [(10, 2000), (4, 1000), (4000, 5), (3, 1000), (8, 16), (300, 1), (5000, 1), (1, 9000)]
     assert [grid.sets(*size) for size in sizes] == [10, 2, 10, 1, 8, 1, 2, 1]

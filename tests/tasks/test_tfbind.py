@@ -119,7 +119,9 @@ def methods() -> dict[str, ts.Method]:
     }
 
 
-@pytest.mark.parametrize("name", methods())
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "grad from draws" else n for n in methods()]
+)
 def test_methods_reach_the_floor(name):
     """A small table, so that draws are many for each word and the floor is low: a wrong law would show."""
     metrics = tfbind.Metrics(tfbind.target(LAW, SCORE, KL), SCORE)
