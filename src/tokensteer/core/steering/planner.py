@@ -21,6 +21,7 @@ from tokensteer.core.particles.resampling import Resampler, systematic
 from tokensteer.core.particles.result import Result
 from tokensteer.core.particles.triggers import Trigger, ess_below, every
 from tokensteer.core.proposals.gradient import Gradient
+from tokensteer.core.proposals.mixture import Mixture
 from tokensteer.core.proposals.proposal import FromModel, Guided, Proposal
 from tokensteer.core.steering.methods import LOOKS, Method
 from tokensteer.core.steering.pilots import Budget, Change, Pilot, Search, Setting
@@ -156,7 +157,7 @@ def plan(
     with several templates has equally many populations of each. Rows are
     those of all networks, as in `Result.rows`; they and seconds are assumed proportional to particles. The first entry
     of each list is where the search begins. By default `proposals` are the steering's, the model and, for a
-    differentiable reward, its gradient at every and at every fourth step; `draws` are the tilt's, four times as many
+    differentiable reward, gradients (every fourth step, every step, steeper, and mixed with the model); `draws` are the tilt's, four times as many
     and a quarter; `ramps` the tilt's and another; `triggers` ESS below a half, at ten times and at every step, and five
     resamplings in a run.
     """
@@ -219,8 +220,10 @@ def usual_proposals(steering: Steering) -> dict[str, Proposal]:
     if isinstance(steering.model, Product):
         found["guided"] = Guided()
     if steering.twist is not None and steering.twist.differentiable:
-        found["gradient"] = Gradient(clip=1.0, tokens_only=True)
         found["gradient, every 4"] = Gradient(clip=1.0, tokens_only=True, every=4)
+        found["gradient"] = Gradient(clip=1.0, tokens_only=True)
+        found["gradient, clip 3"] = Gradient(clip=3.0, tokens_only=True)
+        found["half gradient"] = Mixture((FromModel(), Gradient(clip=3.0, tokens_only=True)))
     own = next((name for name, proposal in found.items() if proposal == steering.proposal), "the steering's")
     return {own: steering.proposal} | found
 
