@@ -154,12 +154,11 @@ def plan(
     """Pilot settings with a `share` of the budget, a number of rows or a time such as "30s", and plan the rest.
 
     The rest is spent on as many populations as it allows or, with `populations` given, on their particles; a model
-    with several templates has equally many populations of each. Rows are
-    those of all networks, as in `Result.rows`; they and seconds are assumed proportional to particles. The first entry
-    of each list is where the search begins. By default `proposals` are the steering's, the model and, for a
-    differentiable reward, gradients (every fourth step, every step, steeper, and mixed with the model); `draws` are the tilt's, four times as many
-    and a quarter; `ramps` the tilt's and another; `triggers` ESS below a half, at ten times and at every step, and five
-    resamplings in a run.
+    with several templates has equally many populations of each. Rows are those of all networks, as in `Result.rows`;
+    they and seconds are assumed proportional to particles. The first entry of each list is where the search begins. By
+    default `proposals` are the steering's, the model and, for a differentiable reward, gradients (every fourth step,
+    every step, steeper, and mixed with the model); `draws` are the tilt's, four times as many and a quarter; `ramps`
+    the tilt's and another; `triggers` ESS below a half, at ten times and at every step, and five resamplings in a run.
     """
     amount = Budget.of(budget)
     check_number("plan: share", share, "(0, 1)", "try 0.2")
