@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 from checks import answer
-from narrow import untyped
+from narrow import some, untyped
 from toys import Toy
 
 import tokensteer as ts
-from tokensteer.core.steering.pilots import Budget, Pilot
+from tokensteer.core.steering.pilots import Budget, Pilot, Setting
 
 torch.set_num_threads(1)
 
@@ -63,7 +63,7 @@ def test_budget_is_kept(planned):
 @pytest.mark.slow
 def test_choice_is_no_worse_than_the_median(planned):
     """By the true price of each setting that was piloted, from many populations."""
-    assert len(planned.pilots) + planned.too_dear == 1 + 1 + 1 + 1 + 1  # triggers, draws, ramps, particles
+    assert len(planned.pilots) + planned.too_dear == 1 + 2 + 1 + 1 + 1  # triggers, ramps, draws, particles
     prices = [spread(pilot, 500, 3) ** 2 * pilot.each for pilot in planned.pilots]
     taken = next(k for k, pilot in enumerate(planned.pilots) if pilot.setting is planned.winner.setting)
     assert prices[taken] <= sorted(prices)[len(prices) // 2]
@@ -74,7 +74,10 @@ def test_a_clear_choice_is_made():
     """A twist that is exact against one that misleads, and a reward that is dear to look at against rarely."""
     misled = {"none": ts.ramps.end, "full": ts.ramps.constant}
     path = replace(steering(), twist=TOY.tilt("mdm"))
-    plan = ts.plan(path, 150_000, particles=(16,), ramps=misled, generator=torch.Generator().manual_seed(0))
+    when = {"ess": ts.triggers.ess_below(0.5)}
+    plan = ts.plan(
+        path, 150_000, particles=(16,), ramps=misled, triggers=when, generator=torch.Generator().manual_seed(0)
+    )
     assert plan.winner.setting.names["ramp"] == "full"
     looks = {"always": ts.triggers.always, "never": ts.triggers.never}
     flat = ts.Steering(path.model, ts.Tilt(lambda x: 0.1 * (x == 0).sum(-1), 1.0, draws=16))
@@ -91,7 +94,7 @@ def test_same_seed_same_plan_and_it_prints(planned):
     assert f"{planned.populations} × {planned.num_particles} particles" in text
     assert f"± {planned.error:.4f}" in text
     table = text.splitlines()[-len(planned.pilots) :]
-    listed = [line for line in table if "every:1" in line or "ess:0.5" in line]
+    listed = [line for line in table if "every:1" in line or "ess:0.5" in line or "never" in line]
     assert len(listed) == len(planned.pilots)
     assert len([line for line in listed if "*" in line]) == 1
     assert all(len(line) <= 120 for line in text.splitlines())
@@ -163,6 +166,20 @@ def test_seconds_are_kept():
     assert " s, after pilots of " in str(plan)
 
 
+def test_independent_particles_are_judged_by_their_weights():
+    """A reward that one sample in sixteen meets: populations of four are mostly empty, and N var(w)/E(w)^2 is known."""
+    network = ts.from_logits(lambda x: torch.zeros(*x.shape, 3), 2, ignores_time=True)
+    model = ts.Diffusion(network, ts.Ancestral(2), ts.uniform_steps(4), ts.template(4, 2))
+    tilt = ts.Tilt(lambda x: torch.where((x == 0).all(-1), 0.0, -20.0), ramp=ts.ramps.end)
+    method = ts.Method(ts.Steering(model, tilt), when=ts.triggers.never)
+    pilot = Setting(4, method).run(4000, Budget(1, "rows"), torch.Generator().manual_seed(0))
+    assert pilot.scatter > 5
+    assert some(pilot.iid_spread) == pytest.approx(math.sqrt(15 / 4), rel=0.05)
+    assert pilot.price == pytest.approx(math.log(15 / 4 * pilot.each), abs=0.1)
+    resampled = replace(method, when=ts.triggers.always, resample=ts.resampling.multinomial)
+    assert Setting(4, resampled).run(8, Budget(1, "rows"), torch.Generator().manual_seed(0)).iid_spread is None
+
+
 @pytest.mark.parametrize(
     ("given", "budget"), [(7, (7, "rows")), ("30", (30, "rows")), ("1.5 min", (90.0, "s")), ("2H", (7200.0, "s"))]
 )
@@ -198,6 +215,6 @@ def test_templates_are_planned_together():
     assert plan.winner.log_z.shape[0] == 2
     result = plan.run(generator=torch.Generator().manual_seed(1))
     assert plan.winner.scatter == pytest.approx(float(result.log_z.view(2, -1).std(-1).mean()), rel=0.5)
-    apart = replace(plan.winner, log_z=torch.tensor([[0.0, 0.2], [5.0, 5.2]]))
+    apart = replace(plan.winner, log_z=torch.tensor([[0.0, 0.2], [5.0, 5.2]]), iid_spread=None)
     assert apart.scatter == pytest.approx(math.sqrt(0.02), rel=1e-4)
     assert apart.spread == pytest.approx(math.sqrt(math.expm1(0.02)), rel=1e-3)

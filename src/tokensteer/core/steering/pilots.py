@@ -23,6 +23,7 @@ from torch import Generator, Tensor
 
 from tokensteer.core.numerics.domains import check_whole
 from tokensteer.core.particles.resampling import log_mean_weight
+from tokensteer.core.particles.result import Result
 from tokensteer.core.proposals.proposal import Proposal
 from tokensteer.core.steering.methods import Method
 from tokensteer.core.twists.tilt import Tilt
@@ -89,13 +90,14 @@ class Setting:
         log_z = result.log_z.view(templates, -1).cpu()  # waits for the device
         cost = sum(result.rows.values()) if budget.unit == "rows" else time.perf_counter() - began
         share = result.ess.mean(-1) / self.num_particles
-        return Pilot(self, log_z, float(share[-1]), float(share.min()), cost / populations, cost)
+        return Pilot(self, log_z, float(share[-1]), float(share.min()), cost / populations, cost, _iid_spread(result))
 
 
 @dataclass(frozen=True)
 class Pilot:
     """A run of independent populations: log Z_hat of each by template (C, B/C), mean ESS/N at the end and at worst, the
-    cost of `each` population, and all that was `spent`."""
+    cost of `each` population, and all that was `spent`. If no population resampled, particles are independent, and
+    `iid_spread` is the spread by their weights: populations of a few particles, most without weight, do not show it."""
 
     setting: Setting
     log_z: Tensor
@@ -103,6 +105,7 @@ class Pilot:
     worst_ess: float
     each: float
     spent: float
+    iid_spread: float | None = None
 
     @property
     def populations(self) -> int:
@@ -118,6 +121,8 @@ class Pilot:
     def spread(self) -> float:
         """The standard deviation of Z_hat over its mean: the empirical one or, if larger, that of a lognormal with the
         scatter (at most 1) of the logs; infinite if all populations of a template died."""
+        if self.iid_spread is not None:
+            return self.iid_spread
         ratio = (self.log_z - log_mean_weight(self.log_z).unsqueeze(-1)).exp()
         own = float(ratio.var(-1).mean().sqrt())
         return max(own, math.sqrt(math.expm1(min(self.scatter, 1.0) ** 2))) if math.isfinite(own) else math.inf
@@ -125,7 +130,7 @@ class Pilot:
     @property
     def price(self) -> float:
         """log(variance · cost), least for the best setting; the lognormal variance if the logs scatter beyond 1."""
-        wide = 1.0 < self.scatter < math.inf
+        wide = 1.0 < self.scatter < math.inf and self.iid_spread is None
         log_variance = self.scatter**2 if wide else 2 * math.log(max(self.spread, 1e-300))
         return log_variance + math.log(self.each)
 
@@ -139,7 +144,19 @@ class Pilot:
         ess = self.ess + share * (more.ess - self.ess)
         worst = self.worst_ess + share * (more.worst_ess - self.worst_ess)
         log_z = torch.cat([self.log_z, more.log_z], -1)
-        return Pilot(self.setting, log_z, ess, worst, more.each, self.spent + more.spent)
+        iid = None if self.iid_spread is None or more.iid_spread is None else max(self.iid_spread, more.iid_spread)
+        return Pilot(self.setting, log_z, ess, worst, more.each, self.spent + more.spent, iid)
+
+
+def _iid_spread(result: Result) -> float | None:
+    """The standard deviation of Z_hat over its mean, from the weights of independent particles."""
+    here = torch.arange(result.log_w.shape[1], device=result.log_w.device)
+    if not bool((result.ancestors == here).all()):
+        return None
+    log_w = result.log_w.view(result.templates, -1)
+    ratio = (log_w - log_mean_weight(log_w).unsqueeze(-1)).exp()
+    spread = float((ratio.var(-1).mean() / len(here)).sqrt())
+    return spread if math.isfinite(spread) else math.inf
 
 
 Change = Callable[[Setting], Setting]

@@ -19,7 +19,7 @@ from tokensteer.core.numerics.domains import check_number, check_whole
 from tokensteer.core.particles.loop import smc
 from tokensteer.core.particles.resampling import Resampler, systematic
 from tokensteer.core.particles.result import Result
-from tokensteer.core.particles.triggers import Trigger, ess_below, every
+from tokensteer.core.particles.triggers import Trigger, ess_below, every, never
 from tokensteer.core.proposals.gradient import Gradient
 from tokensteer.core.proposals.mixture import Mixture
 from tokensteer.core.proposals.proposal import FromModel, Guided, Proposal
@@ -72,7 +72,7 @@ class Plan:
     @property
     def trusted(self) -> bool:
         """Whether the prediction is reliable: the log Z of populations scatter by no more than 1."""
-        return self.winner.scatter <= 1.0
+        return (self.winner.scatter if self.winner.iid_spread is None else self.winner.iid_spread) <= 1.0
 
     def run(self, *, generator: Generator | None = None, progress: bool = False) -> Result:
         return self.method(self.num_particles, self.populations, generator=generator, progress=progress)
@@ -158,7 +158,8 @@ def plan(
     they and seconds are assumed proportional to particles. The first entry of each list is where the search begins. By
     default `proposals` are the steering's, the model and, for a differentiable reward, gradients (every fourth step,
     every step, steeper, and mixed with the model); `draws` are the tilt's, four times as many and a quarter; `ramps`
-    the tilt's and another; `triggers` ESS below a half, at ten times and at every step, and five resamplings in a run.
+    the tilt's, linear and constant; `triggers` ESS below a half at ten times, never, five times in a run, and ESS below
+    a half at every step.
     """
     amount = Budget.of(budget)
     check_number("plan: share", share, "(0, 1)", "try 0.2")
@@ -194,18 +195,20 @@ def _options(
     tilt = steering.twist
     if triggers is None:
         rarely = max(1, len(steering.steps) // STAGES)
-        few = {f"ess:0.5:{LOOKS}": ess_below(0.5, LOOKS)} if len(steering.steps) > LOOKS else {}
-        triggers = few | {"ess:0.5": ess_below(0.5), f"every:{rarely}": every(rarely)}
+        always = {"ess:0.5": ess_below(0.5)}
+        few = {f"ess:0.5:{LOOKS}": ess_below(0.5, LOOKS)} if len(steering.steps) > LOOKS else always
+        triggers = few | {"never": never, f"every:{rarely}": every(rarely)} | always
     proposals = usual_proposals(steering) if proposals is None else proposals
     options: dict[str, dict[str, Change]] = {"trigger": {name: _trigger(when) for name, when in triggers.items()}}
+    if tilt is not None:
+        named = {"linear": linear_ramp, "constant": constant_ramp}
+        if ramps is None:
+            ramps = {"the tilt's": tilt.ramp} | {name: ramp for name, ramp in named.items() if ramp is not tilt.ramp}
+        options["ramp"] = {name: _ramp(ramp) for name, ramp in ramps.items()}
+    options["proposal"] = {name: _proposal(proposal) for name, proposal in proposals.items()}
     if tilt is not None and tilt.drawn:
         numbers = dict.fromkeys(draws or (tilt.draws, 4 * tilt.draws, max(1, tilt.draws // 4)))
         options["draws"] = {str(m): _draws(m) for m in numbers}
-    options["proposal"] = {name: _proposal(proposal) for name, proposal in proposals.items()}
-    if tilt is not None:
-        other = ("linear", linear_ramp) if tilt.ramp is constant_ramp else ("constant", constant_ramp)
-        ramps = dict([("the tilt's", tilt.ramp), other]) if ramps is None else ramps
-        options["ramp"] = {name: _ramp(ramp) for name, ramp in ramps.items()}
     options["particles"] = {str(n): _particles(n) for n in particles}
     for dimension, named in options.items():
         if not named:
