@@ -224,8 +224,10 @@ class Search:
             return min(self.pilots, key=lambda pilot: pilot.price)
         populations = int(amount / sum(pilot.each for pilot in finalists))
         second = [self._spend(pilot.setting, populations) for pilot in finalists]
-        both = [first.joined(again) for first, again in zip(finalists, second, strict=True)]
-        return second[min(range(len(both)), key=lambda k: both[k].price)]
+        both = {id(first): first.joined(again) for first, again in zip(finalists, second, strict=True)}
+        for known in (self.pilots, *self.compared.values()):
+            known[:] = [both.get(id(pilot), pilot) for pilot in known]
+        return min(zip(both.values(), second, strict=True), key=lambda pair: pair[0].price)[1]
 
 
 def _changed(setting: Setting, dimension: str, name: str, change: Change) -> Setting:

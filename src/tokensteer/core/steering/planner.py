@@ -134,7 +134,7 @@ class Plan:
 
 
 def _times(more: float) -> str:
-    return f"{math.exp(min(more, 50.0)):.2g} ×"
+    return f"{math.exp(more):.2g} ×" if more < math.log(100) else "over 100 ×"
 
 
 def plan(
