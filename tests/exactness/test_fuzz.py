@@ -25,7 +25,7 @@ from tokensteer.testing import TableDenoiser
 
 torch.set_num_threads(1)  # many small operations: more threads only get into one another's way
 
-CHUNKS, EACH, QUICK = 20, 50, 4  # the first few chunks always run, the others with the slow tests
+CHUNKS, EACH, QUICK = 20, 50, 2  # the first few chunks always run, the others with the slow tests
 LISTED = 100  # sequences at most, where all of them are listed
 # What may be refused. Anything else that is refused is a failure.
 REFUSALS = (

@@ -264,6 +264,7 @@ BUGS = {
 @pytest.mark.parametrize(
     ("name", "sampler"), [(name, sampler) for name, bug in BUGS.items() for sampler in bug.samplers]
 )
+@pytest.mark.slow
 def test_bugs_are_caught(name, sampler):
     bug = BUGS[name]
     scene = Scene(sampler, bug.target, bug.proposal)
@@ -274,6 +275,7 @@ def test_bugs_are_caught(name, sampler):
 
 
 @pytest.mark.parametrize("sampler", ["mdm", "remdm"])
+@pytest.mark.slow
 def test_wrong_sign_of_a_power(sampler):
     """p1^a p2^-b, with the schedule to the sum of the powers: another measure, and known as such."""
     scene = Scene(sampler, "product", "cfg")
@@ -285,6 +287,7 @@ def test_wrong_sign_of_a_power(sampler):
     assert abs(outcome.z_against(answer(model).log_z - truth(scene).log_z)) < 4
 
 
+@pytest.mark.slow
 def test_naive_weights_of_a_remasking_product():
     """Sound SMC for the path measure of the paper, which is not the product's."""
     naive, corrected = (B.product("remdm", *POWERS, correct_remasking=correct) for correct in (False, True))
@@ -295,6 +298,7 @@ def test_naive_weights_of_a_remasking_product():
 
 
 @pytest.mark.parametrize("potential", [ts.potentials.maximum, ts.potentials.total])
+@pytest.mark.slow
 def test_potentials_without_their_final_correction(potential):
     right = ts.Steering(A.model("mdm"), A.tilt("mdm", potential=potential, ramp=ts.ramps.constant))
     target = answer(right.model, right.twist)
@@ -377,6 +381,7 @@ def levelled(log_w, generator):
     return torch.where(low.unsqueeze(-1), ancestors, torch.arange(log_w.shape[-1])), even
 
 
+@pytest.mark.slow
 def test_weights_lost_when_resampling_is_skipped():
     scene = Scene("mdm", "tilt", "base")
     right = trial(scene.path, truth(scene), when=ts.triggers.ess_below(0.5))
@@ -388,6 +393,7 @@ def test_weights_lost_when_resampling_is_skipped():
     assert abs(level.z) > 4
 
 
+@pytest.mark.slow
 def test_sites_that_are_not_shared():
     """Where p and q open different sites all particles die; sharing q's sites is sound, for q's reference."""
     right = ts.Steering(B.model("lowconf"), B.tilt("lowconf"), B.amortised(own_order=True))

@@ -18,7 +18,7 @@ from tokensteer.core.steering.pilots import Budget, Pilot, Setting
 torch.set_num_threads(1)
 
 TOY = Toy("C")
-BUDGET = 100_000
+BUDGET = 60_000
 
 
 def steering(kl: float = 4 * TOY.kl, **options) -> ts.Steering:
@@ -76,7 +76,7 @@ def test_a_clear_choice_is_made():
     path = replace(steering(), twist=TOY.tilt("mdm"))
     when = {"ess": ts.triggers.ess_below(0.5)}
     plan = ts.plan(
-        path, 150_000, particles=(16,), ramps=misled, triggers=when, generator=torch.Generator().manual_seed(0)
+        path, 100_000, particles=(16,), ramps=misled, triggers=when, generator=torch.Generator().manual_seed(0)
     )
     assert plan.winner.setting.names["ramp"] == "full"
     looks = {"always": ts.triggers.always, "never": ts.triggers.never}

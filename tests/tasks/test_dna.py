@@ -655,6 +655,7 @@ def test_a_student_draws_with_what_it_is_weighed_by(weights: Path):
     assert all(parameter.requires_grad for parameter in net.parameters())
 
 
+@pytest.mark.slow
 def test_what_is_taught_is_found_again(weights: Path, tmp_path: Path, capsys):
     words = ["--particles", 2, "--populations", 2, "--steps", 3]
     for method in ("drakes", "smc-amot"):

@@ -474,6 +474,7 @@ def test_canvases_hold_what_is_said_and_masks_elsewhere():
             texts.canvas(prompt, FULL, 3)
 
 
+@pytest.mark.slow
 def test_steering_is_felt_by_the_judge(weights):
     """More praise than in plain samples, and more blame, by more than four standard errors."""
     for goal in (0, 1):

@@ -350,7 +350,7 @@ def test_a_baseline_of_the_time_does_not(kind: str) -> None:
 
 @pytest.mark.parametrize(
     "objective",
-    [pytest.param(Balance(0.0), marks=pytest.mark.slow), Balance(0.9, ends=0.5)],
+    [pytest.param(Balance(0.0), marks=pytest.mark.slow), pytest.param(Balance(0.9, ends=0.5), marks=pytest.mark.slow)],
     ids=["steps", "stretches"],
 )
 def test_a_learned_twist_and_proposal_have_equal_weights(objective: Balance) -> None:
