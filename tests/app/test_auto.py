@@ -73,6 +73,7 @@ def test_methods_get_equal_time(tmp_path: Path):
         (["run", "digits", "--budget", "0"], "budget must be at least 1"),
         (["run", "digits", "--budget", "30s", "--method", "svdd"], "--budget is for the method auto, and this is svdd"),
         (["run", "digits", "--budget", "10", *SMALL], "too small for a pilot"),
+        (["run", "digits", "--budget", "9s", "--particles", "4"], "leave out --particles"),
         (["compare", "digits", "--methods", "auto"], "auto needs a --budget, such as 30s"),
         (["compare", "digits", "--budget", "9s", "--particles", "4"], "leave out --particles"),
         (["compare", "digits", "--budget", "9000", "--methods", "svdd"], "--budget must be a time here"),

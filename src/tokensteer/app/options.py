@@ -113,7 +113,7 @@ class Run:
     """One of those above. auto chooses by pilots, within --budget."""
     budget: Annotated[str | None, left("30s for auto", "TIME")] = None
     """What auto may spend, pilots included: a time such as 30s or 5min, or a number of network rows."""
-    particles: int = 16
+    particles: Annotated[int | None, left("16, or what --budget pays for", "INT")] = None
     """Particles in each population."""
     populations: int = 8
     """Independent runs side by side, of each prompt if there are several; they give the standard errors."""

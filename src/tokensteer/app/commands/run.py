@@ -20,6 +20,7 @@ from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.common.task import SHIPPED
 
+PARTICLES = 16
 BUDGET = "30s"
 """What auto may spend unless it is said."""
 
@@ -28,7 +29,10 @@ def main(command: Run, words: str) -> int:
     place, settings = environment(command.where), with_steps(command)
     method = command.method or ("smc-grad" if command.budget is None else "auto")
     budget = budget_of(method, command.budget)
-    job = Job(command.task, method, command.particles, command.populations, command.seed, settings, budget=budget)
+    if budget is not None and command.particles is not None:
+        raise ValueError("auto chooses the particles within its --budget: leave out --particles")
+    particles = PARTICLES if command.particles is None else command.particles
+    job = Job(command.task, method, particles, command.populations, command.seed, settings, budget=budget)
     return run_command(command, method, [job], place, words)
 
 

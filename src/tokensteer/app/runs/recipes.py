@@ -143,7 +143,7 @@ METHODS: dict[str, Recipe] = {
     ),
     # SMC with the model as proposal, the gradient proposal, and the locally optimal one by enumeration (few states).
     "smc-base": Recipe(lambda task, tilt, n: methods.smc_base(task.model, tilt)),
-    "smc-grad": Recipe(lambda task, tilt, n: methods.smc_grad(task.model, tilt, _clip(tilt, 1.0))),
+    "smc-grad": Recipe(lambda task, tilt, n: methods.smc_grad(task.model, tilt, _clip(tilt, methods.CLIP))),
     "smc-enumerated": Recipe(lambda task, tilt, n: Method(Steering(task.model, tilt, Enumerated()))),
     # The learned proposal without its weights, with them, and with the learned twist too.
     "prop-amot": Recipe(

@@ -6,32 +6,20 @@ which depends on x_t alone. As the log-twist at x_t it is known to resampling on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 from torch import Generator, Tensor
 
-from tokensteer.core.particles.path import Evaluation, Measure, Moved, Proposing, Resources, Step
+from tokensteer.core.particles.path import Evaluation, Measure, Moved, Proposing, Step, Wrapper
 
 
 @dataclass(frozen=True)
-class Auxiliary:
+class Auxiliary(Wrapper[Proposing]):
     """A path with a locally optimal proposal (`Enumerated`, or `Optimal` for a product without a tilt), weighted before
     each move. The target and log Z do not change."""
 
     path: Proposing
-
-    @property
-    def steps(self) -> Sequence[Step]:
-        return self.path.steps
-
-    def start(self, rows: int, generator: Generator | None) -> Tensor:
-        return self.path.start(rows, generator)
-
-    @property
-    def resources(self) -> Resources:
-        return self.path.resources
 
     def evaluate(
         self, x: Tensor, t: float, generator: Generator | None, parent: Evaluation | None = None, weighed: bool = True

@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 from tokensteer.core.numerics.domains import check_whole
 from tokensteer.core.numerics.draws import inverse_cdf, uniforms
 from tokensteer.core.particles.loop import summarise, sweep
-from tokensteer.core.particles.path import Evaluation, Moved, Proposing, Record, Resources, Step
+from tokensteer.core.particles.path import Evaluation, Moved, Proposing, Record, Step, Wrapper
 from tokensteer.core.particles.resampling import Resampler, multinomial, weights
 from tokensteer.core.particles.result import Result, with_rows
 from tokensteer.core.particles.triggers import Trigger, always
@@ -41,7 +41,7 @@ def pick(records: Sequence[Record], generator: Generator | None) -> Tensor:
 
 
 @dataclass
-class Pinned:
+class Pinned(Wrapper[Proposing]):
     """A Feynman-Kac path whose first particle of each population follows `reference` (T + 1, B, L).
 
     With `ancestor_sampling` (Lindsten et al., 2014) each resampling draws the parent of the pinned particle among all
@@ -52,14 +52,6 @@ class Pinned:
     reference: Tensor
     ancestor_sampling: bool = False
     _latest: tuple[Tensor, Evaluation, int] | None = field(default=None, init=False, repr=False)
-
-    @property
-    def steps(self) -> Sequence[Step]:
-        return self.path.steps
-
-    @property
-    def resources(self) -> Resources:
-        return self.path.resources
 
     def _rows(self, rows: int) -> Tensor:
         """Indices of the pinned particles, (B,)."""

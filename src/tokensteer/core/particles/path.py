@@ -10,7 +10,7 @@ from collections.abc import Generator as Context
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
@@ -184,6 +184,26 @@ class Record:
     @property
     def log_z(self) -> Tensor:
         return log_mean_weight(self.log_w)
+
+
+PathT = TypeVar("PathT", bound=FeynmanKac)
+
+
+class Wrapper(Generic[PathT]):
+    """A path built on another one, `path`: what it does not change is that path's."""
+
+    path: PathT
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        return self.path.steps
+
+    @property
+    def resources(self) -> Resources:
+        return self.path.resources
+
+    def start(self, rows: int, generator: Generator | None) -> Tensor:
+        return self.path.start(rows, generator)
 
 
 class Proposing(FeynmanKac, Protocol):

@@ -14,7 +14,6 @@ them. Hence the move is exact for every kernel and twist whose log-twist depends
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -22,7 +21,7 @@ from torch import Generator, Tensor
 
 from tokensteer.core.numerics.domains import check_whole
 from tokensteer.core.numerics.draws import inverse_cdf, uniforms
-from tokensteer.core.particles.path import Evaluation, FeynmanKac, Moved, Resources, Step
+from tokensteer.core.particles.path import Evaluation, FeynmanKac, Moved, Step, Wrapper
 from tokensteer.core.particles.resampling import weights
 
 
@@ -53,7 +52,7 @@ def _traced(evaluation: Evaluation, segment: Segment | None) -> Traced:
 
 
 @dataclass(frozen=True)
-class Rejuvenated:
+class Rejuvenated(Wrapper[FeynmanKac]):
     """A path whose particles redraw their last `back` steps before every `every`-th step, by default every `back`-th.
 
     Each particle draws `tries` new segments, all in one batch, so a step costs 1 + tries · back / every times as many
@@ -78,17 +77,6 @@ class Rejuvenated:
                 f"Rejuvenated.back is {self.back} and the path has {len(self.path.steps)} steps: nothing would be "
                 "redrawn before the last of them. Use a smaller `back`"
             )
-
-    @property
-    def steps(self) -> Sequence[Step]:
-        return self.path.steps
-
-    @property
-    def resources(self) -> Resources:
-        return self.path.resources
-
-    def start(self, rows: int, generator: Generator | None) -> Tensor:
-        return self.path.start(rows, generator)
 
     def evaluate(
         self, x: Tensor, t: float, generator: Generator | None, parent: Evaluation | None = None, weighed: bool = True

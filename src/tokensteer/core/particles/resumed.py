@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from torch import Generator, Tensor
 
-from tokensteer.core.particles.path import Evaluation, Measure, Moved, Proposing, Resources, Step
+from tokensteer.core.particles.path import Evaluation, Measure, Moved, Proposing, Step, Wrapper
 
 
 @dataclass(frozen=True)
-class Resumed:
+class Resumed(Wrapper[Proposing]):
     """The steps of `path` from number `first` on, renumbered from 0. The particles of population b start at x[b]; x is
     (B, L). The target is p(x_s, ..., x_0 | x_t) · exp(psi_0(x_0))."""
 
@@ -22,10 +22,6 @@ class Resumed:
     @property
     def steps(self) -> Sequence[Step]:
         return [replace(step, index=k) for k, step in enumerate(self.path.steps[self.first :])]
-
-    @property
-    def resources(self) -> Resources:
-        return self.path.resources
 
     def _original(self, step: Step) -> Step:
         return self.path.steps[self.first + step.index]

@@ -25,6 +25,7 @@ from tokensteer.core.twists.ramps import Adaptive
 from tokensteer.core.twists.ramps import end as end_ramp
 from tokensteer.core.twists.tilt import Tilt
 
+CLIP = 1.0  # of the gradient proposal, chosen on digits and mnist (docs/results/proposals.md)
 LOOKS = 10  # in a run, where each takes draws
 LONG = 32  # sites; with two, ten looks gave nine times the scatter of log Z
 
@@ -108,7 +109,7 @@ def smc_base(model: Model, tilt: Tilt) -> Method:
     return Method(Steering(model, tilt), when=usual_trigger(model, tilt))
 
 
-def smc_grad(model: Model, tilt: Tilt, clip: float | None = 1.0) -> Method:
+def smc_grad(model: Model, tilt: Tilt, clip: float | None = CLIP) -> Method:
     """SMC with the gradient proposal for tokens, clipped: with few draws gradients are steep and weights heavy-tailed.
     Estimates come with gradients, so weights are looked at in every step."""
     return Method(Steering(model, tilt, Gradient(clip=clip, tokens_only=True)))

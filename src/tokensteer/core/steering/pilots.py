@@ -144,7 +144,9 @@ class Pilot:
         ess = self.ess + share * (more.ess - self.ess)
         worst = self.worst_ess + share * (more.worst_ess - self.worst_ess)
         log_z = torch.cat([self.log_z, more.log_z], -1)
-        iid = None if self.iid_spread is None or more.iid_spread is None else max(self.iid_spread, more.iid_spread)
+        iid = None
+        if self.iid_spread is not None and more.iid_spread is not None:
+            iid = math.sqrt((1 - share) * self.iid_spread**2 + share * more.iid_spread**2)
         return Pilot(self.setting, log_z, ess, worst, more.each, self.spent + more.spent, iid)
 
 

@@ -23,7 +23,7 @@ from tokensteer.core.particles.triggers import Trigger, ess_below, every, never
 from tokensteer.core.proposals.gradient import Gradient
 from tokensteer.core.proposals.mixture import Mixture
 from tokensteer.core.proposals.proposal import FromModel, Guided, Proposal
-from tokensteer.core.steering.methods import LOOKS, Method
+from tokensteer.core.steering.methods import CLIP, LOOKS, Method
 from tokensteer.core.steering.pilots import Budget, Change, Pilot, Search, Setting
 from tokensteer.core.steering.steering import Steering
 from tokensteer.core.twists.ramps import Adaptive, Ramp
@@ -222,10 +222,10 @@ def usual_proposals(steering: Steering) -> dict[str, Proposal]:
     if isinstance(steering.model, Product):
         found["guided"] = Guided()
     if steering.twist is not None and steering.twist.differentiable:
-        found["gradient, every 4"] = Gradient(clip=1.0, tokens_only=True, every=4)
-        found["gradient"] = Gradient(clip=1.0, tokens_only=True)
-        found["gradient, clip 3"] = Gradient(clip=3.0, tokens_only=True)
-        found["half gradient"] = Mixture((FromModel(), Gradient(clip=3.0, tokens_only=True)))
+        gentle = Gradient(clip=CLIP, tokens_only=True)
+        steep = replace(gentle, clip=3 * CLIP)
+        found |= {"gradient, every 4": replace(gentle, every=4), "gradient": gentle, "gradient, clip 3": steep}
+        found["half gradient"] = Mixture((FromModel(), steep))
     own = next((name for name, proposal in found.items() if proposal == steering.proposal), "the steering's")
     return {own: steering.proposal} | found
 
