@@ -428,7 +428,7 @@ class KilledError(Exception):
 
 @pytest.mark.parametrize("when", [1, 4])
 def test_killed_and_resumed_is_the_same_run(tmp_path, monkeypatch, when: int) -> None:
-    from tokensteer.train import proposal
+    from tokensteer.train import proposal_trainee
 
     whole = small()
     walked = 0
@@ -440,10 +440,10 @@ def test_killed_and_resumed_is_the_same_run(tmp_path, monkeypatch, when: int) ->
             raise KilledError
         return walk(*args, **kwargs)
 
-    monkeypatch.setattr(proposal, "walk", dies)
+    monkeypatch.setattr(proposal_trainee, "walk", dies)
     with pytest.raises(KilledError):
         small(tmp_path / "half.safetensors")
-    monkeypatch.setattr(proposal, "walk", walk)
+    monkeypatch.setattr(proposal_trainee, "walk", walk)
     resumed = small(tmp_path / "half.safetensors")
     for a, b in zip(whole.net.parameters(), resumed.net.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -458,7 +458,7 @@ def test_killed_and_resumed_is_the_same_run(tmp_path, monkeypatch, when: int) ->
 
 
 def test_which_steps_are_looked_at() -> None:
-    from tokensteer.train.proposal import ProposalTrainee
+    from tokensteer.train.proposal import PathTrainee
 
     steering = ts.Steering(B.model("mdm"), B.tilt("mdm"))
     net, generator = Table(4, B.length), seeded()
@@ -469,7 +469,7 @@ def test_which_steps_are_looked_at() -> None:
         "last": {"last": 4},
         "both": {"last": 5, "times": 2},
     }.items():
-        student = ProposalTrainee(
+        student = PathTrainee(
             steering, net, OfTime(), denoiser_of, ProposalPlan(1, **options), StepVariance(), generator
         )
         asked[name] = [student._steps(10) for _ in range(50)]

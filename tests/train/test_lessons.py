@@ -27,7 +27,7 @@ from tokensteer.train import (
 )
 from tokensteer.train.optim import Optimiser
 from tokensteer.train.paths import walk
-from tokensteer.train.proposal import ProposalTrainee
+from tokensteer.train.proposal import PathTrainee
 
 B = Toy("B")
 
@@ -70,13 +70,13 @@ class Notes:
         return torch.tensor(float(len(self.seen)))
 
 
-def student(objective: Any, **options: Any) -> ProposalTrainee:
+def student(objective: Any, **options: Any) -> PathTrainee:
     steering = ts.Steering(B.model("mdm"), ts.Tilt(B.reward, B.kl, draws=2))
     plan = ProposalPlan(4, paths=8, **options)
-    return ProposalTrainee(steering, Table(4, B.length), OfTime(), denoiser_of, plan, objective, seeded())
+    return PathTrainee(steering, Table(4, B.length), OfTime(), denoiser_of, plan, objective, seeded())
 
 
-def spent(learner: ProposalTrainee) -> int:
+def spent(learner: PathTrainee) -> int:
     return sum(learner.own.resources.spent()[name][0] for name in ("denoiser", "proposal"))
 
 
@@ -109,7 +109,7 @@ def test_a_round_by_hand() -> None:
 def test_a_report_is_that_of_the_newest_paths() -> None:
     learner = student(StepVariance())
     learner.round(0.0, lambda: None)
-    said, paths = learner.report(1, 0.25, 3.0), learner.newest
+    said, paths = learner.report(learner.net, 1, 0.25, 3.0), learner.newest
     assert paths is not None
     log_q = Transitions(learner.own.model, learner.denoiser, paths).log_q(list(range(paths.num_steps))).sum(0).detach()
     log_p, reward = paths.log_p.sum(0), paths.log_twist[-1]

@@ -147,7 +147,7 @@ def test_a_task_keeps_its_own_balance() -> None:
         (["--proposal", "--objective", "variance"], "no objective called 'variance'"),
         (["--proposal", "--baseline", "states"], "no baseline called 'states'. Did you mean state?"),
         (["--proposal", "--objective", "balance", "--baseline", "time"], "balance learns F(x_t, t) as the log-twist"),
-        (["--proposal", "--objective", "path-variance", "--baseline", "time"], "path-variance has no baseline"),
+        (["--proposal", "--objective", "path-variance", "--baseline", "time"], "PathVariance has no baseline"),
     ],
 )
 def test_objectives_are_checked_before_anything_is_trained(

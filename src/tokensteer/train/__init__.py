@@ -12,6 +12,9 @@ from tokensteer.train.fit import Plan as Plan
 from tokensteer.train.fit import Watch as Watch
 from tokensteer.train.fit import fit as fit
 from tokensteer.train.heads import NewHead as NewHead
+from tokensteer.train.held_out import HeldOut as HeldOut
+from tokensteer.train.held_out import choose_scale as choose_scale
+from tokensteer.train.likelihood import Likelihood as Likelihood
 from tokensteer.train.lora import load_adapter as load_adapter
 from tokensteer.train.lora import lora as lora
 from tokensteer.train.lora import save_adapter as save_adapter
@@ -35,7 +38,7 @@ from tokensteer.train.paths import Transitions as Transitions
 from tokensteer.train.paths import walk as walk
 from tokensteer.train.progress import shown as shown
 from tokensteer.train.proposal import Learned as Learned
-from tokensteer.train.proposal import Progress as Progress
-from tokensteer.train.proposal import ProposalPlan as ProposalPlan
 from tokensteer.train.proposal import fit_proposal as fit_proposal
+from tokensteer.train.proposal_trainee import Progress as Progress
+from tokensteer.train.proposal_trainee import ProposalPlan as ProposalPlan
 from tokensteer.train.rounds import Report as Report

@@ -227,11 +227,11 @@ class _Relaxed(Trainee[Tuning]):
         loss = loss.detach() + self.plan.kl * before.mean()
         return torch.stack([loss.double(), r.detach().mean().double(), apart.double()])
 
-    def report(self, step: int, done: float, seconds: float) -> Tuning:
+    def report(self, average: nn.Module, step: int, done: float, seconds: float) -> Tuning:
         loss, reward, divergence = (float(value) for value in torch.stack(self.losses).mean(0))
         return Tuning(step, done, loss, seconds, reward, divergence if self.plan.kl else math.nan)
 
     def conclude(self, average: nn.Module, step: int, done: float, seconds: float) -> Tuning:
         best = replace(self, net=average, generator=same_draws(self.generator))
         best.round(done, average.zero_grad)  # measured, not trained
-        return best.report(step, done, seconds)
+        return best.report(average, step, done, seconds)

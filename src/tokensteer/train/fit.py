@@ -95,7 +95,7 @@ class _FromData(Trainee[Report]):
         self.losses.append(loss.detach())
         update()
 
-    def report(self, step: int, done: float, seconds: float) -> Report:
+    def report(self, average: nn.Module, step: int, done: float, seconds: float) -> Report:
         return Report(step, done, float(sum(self.losses)) / len(self.losses), seconds)
 
     def conclude(self, average: nn.Module, step: int, done: float, seconds: float) -> Report:

@@ -49,20 +49,31 @@ def strata(rows: int, generator: Generator, device: torch.device | str = "cpu") 
     return (torch.arange(rows, device=device) + jitter) / rows
 
 
-def masked_bound(predict: Predict, x0: Tensor, mask_id: int, generator: Generator, u: Tensor | None = None) -> Tensor:
-    """Unbiased estimates of the bound, (P,); `u` (P,) in [0, 1) sets the share of masks, `strata` by default."""
-    x, hidden, time, weight = _hide(x0, mask_id, generator, u)
+def masked_bound(
+    predict: Predict,
+    x0: Tensor,
+    mask_id: int,
+    generator: Generator,
+    u: Tensor | None = None,
+    free: Tensor | None = None,
+) -> Tensor:
+    """Unbiased estimates of the bound, (P,); `u` (P,) in [0, 1) sets the share of masks, `strata` by default. With
+    `free` (P, L), at least one in each row, it is the bound given all other sites, which are never masked."""
+    x, hidden, time, weight = _hide(x0, mask_id, generator, u, free)
     nats = -predict(x, time).gather(-1, x0.unsqueeze(-1)).squeeze(-1)
     return torch.where(hidden, nats, 0.0).sum(-1) * weight
 
 
-def _hide(x0: Tensor, mask_id: int, generator: Generator, u: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The noisy x (P, L), which sites are masked (P, L), the times (P,) and L/k (P,)."""
-    rows, length = x0.shape
-    u = strata(rows, generator, x0.device) if u is None else u
-    count = (u * length).long().clamp(max=length - 1).unsqueeze(-1) + 1
-    time, order = torch.rand(x0.shape, generator=generator, device=x0.device).sort(-1)
-    first = torch.arange(length, device=x0.device) < count
+def _hide(
+    x0: Tensor, mask_id: int, generator: Generator, u: Tensor | None, free: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The noisy x (P, L), which sites are masked (P, L), the times (P,) and L/k (P,), L being the free sites."""
+    u = strata(len(x0), generator, x0.device) if u is None else u
+    places = torch.rand(x0.shape, generator=generator, device=x0.device)
+    length = torch.full_like(u, x0.shape[1]).long() if free is None else free.sum(-1)
+    time, order = (places if free is None else places.masked_fill(~free, 2.0)).sort(-1)  # fixed sites come last
+    count = torch.minimum((u * length).long(), length - 1).unsqueeze(-1) + 1
+    first = torch.arange(x0.shape[1], device=x0.device) < count
     hidden = torch.zeros_like(first).scatter(-1, order, first)
     at = time.gather(-1, count - 1).squeeze(-1)
     return torch.where(hidden, mask_id, x0), hidden, at, length / count.squeeze(-1)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from tokensteer.train.drakes import Tuning
-from tokensteer.train.proposal import Progress
+from tokensteer.train.proposal_trainee import Progress
 from tokensteer.train.rounds import Report
 
 PAUSE = 5.0  # seconds between two lines
@@ -33,6 +33,8 @@ def _words(report: Report) -> str:
     words = f"step {report.step}, loss {report.loss:.4f}"
     if isinstance(report, Progress):
         words += f", ESS/N {report.ess:.3f}, reward/kl {report.reward:.2f}, KL {report.divergence:.2f}"
+        if report.held_out is not None:
+            words += f", held out: ESS/N {report.held_out.ess:.3f}, log Z {report.held_out.log_z:.2f}"
     if isinstance(report, Tuning):
         words += f", reward {report.reward:.2f}, KL {report.divergence:.2f}"
     return words

@@ -51,12 +51,13 @@ class Trainee(ABC, Generic[Entry]):
         """Accumulate gradients and call `update`, once or more often. A share `done` of the run is over."""
 
     @abstractmethod
-    def report(self, step: int, done: float, seconds: float) -> Entry:
-        """The means since the last report."""
+    def report(self, average: nn.Module, step: int, done: float, seconds: float) -> Entry:
+        """The means since the last report; `average` are the averaged networks."""
 
     @abstractmethod
     def conclude(self, average: nn.Module, step: int, done: float, seconds: float) -> Entry:
-        """The last report, of the averaged networks. It leaves the generator as it was."""
+        """The last report, of the averaged networks, which it may replace by earlier ones. It leaves the generator as
+        it was."""
 
     def tensors(self) -> dict[str, Tensor]:
         return {"losses": torch.stack(self.losses)} if self.losses else {}
@@ -131,7 +132,7 @@ def run_rounds(
         done = plan.done(step, seconds)
         reports = step % plan.report_every == 0 and done < 1.0  # reading the loss makes a GPU wait: not at every step
         if reports:
-            add(trainee.report(step, done, seconds))
+            add(trainee.report(optimiser.average.module, step, done, seconds))
         if checkpoint is not None and (step % plan.save_every == 0 or done >= 1.0):
             if group is not None and checkpoint.is_file():
                 checkpoint.replace(_earlier(checkpoint))

@@ -7,7 +7,6 @@ from dataclasses import replace
 from torch import Generator
 
 from tokensteer.app.runs.prepare import Environment, PreparedJob
-from tokensteer.core.proposals.amortised import Amortised
 from tokensteer.core.proposals.proposal import Proposal
 from tokensteer.core.steering.planner import plan, usual_proposals
 from tokensteer.tasks.common.task import Task
@@ -45,6 +44,6 @@ def planned(ready: PreparedJob, place: Environment) -> PreparedJob:
 def _learned(task: Task) -> dict[str, Proposal]:
     """The proposal that was trained for the task and its goal, if there is one."""
     try:
-        return {} if task.learned is None else {LEARNED: Amortised(task.learned().denoiser)}
+        return {} if task.learned is None else {LEARNED: task.learned().proposal}
     except FileNotFoundError:
         return {}

@@ -147,13 +147,13 @@ METHODS: dict[str, Recipe] = {
     "smc-enumerated": Recipe(lambda task, tilt, n: Method(Steering(task.model, tilt, Enumerated()))),
     # The learned proposal without its weights, with them, and with the learned twist too.
     "prop-amot": Recipe(
-        lambda task, tilt, n: methods.prop_amot(task.model, tilt, learned(task).denoiser), unweighted, trained=learned
+        lambda task, tilt, n: methods.prop_amot(task.model, tilt, learned(task).proposal), unweighted, trained=learned
     ),
     "smc-amot": Recipe(
-        lambda task, tilt, n: methods.smc_amot(task.model, tilt, learned(task).denoiser), trained=learned
+        lambda task, tilt, n: methods.smc_amot(task.model, tilt, learned(task).proposal), trained=learned
     ),
     "smc-learned": Recipe(
-        lambda task, tilt, n: methods.smc_amot(task.model, _twisted(task, tilt), learned(task).denoiser),
+        lambda task, tilt, n: methods.smc_amot(task.model, _twisted(task, tilt), learned(task).proposal),
         trained=lambda task: learned(task).taught,
     ),
     # SMC refined by three sweeps of particle Gibbs.

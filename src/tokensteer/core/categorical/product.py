@@ -107,6 +107,27 @@ def tilted(laws: SiteDistributions, h: SiteDistributions) -> SiteDistributions:
     return SiteDistributions(Tilted(laws.store, laws.index.flatten(), h.store, h.index.flatten()), line_index(both))
 
 
+@dataclass(frozen=True)
+class Lines(Derived):
+    """Lines `line` (K,) of another store."""
+
+    line: Tensor
+    normalised: ClassVar[bool] = False  # nothing reads it: a product of these is normalised in any case
+
+    def rows(self, index: Tensor) -> Tensor:
+        return self.base.rows(self.line[index])
+
+    def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
+        return self.base.entries(self.line[index], tokens)
+
+
+def between(first: SiteDistributions, second: SiteDistributions, share: float) -> SiteDistributions:
+    """first^(1 - share) · second^share, unnormalised, at the sites that have both."""
+    both = (first.index >= 0) & (second.index >= 0)
+    laws = tuple(Lines(laws.store, laws.index.flatten()) for laws in (first, second))
+    return SiteDistributions(Powers(laws, (1.0 - share, share)), line_index(both))
+
+
 def normalise_each(laws: SiteDistributions, mask_id: int) -> SiteDistributions:
     """The distributions, each normalised."""
     if laws.normalised:

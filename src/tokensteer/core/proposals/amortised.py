@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor, nn
 
 from tokensteer.core.categorical.forms import HiddenLogits
-from tokensteer.core.categorical.sites import SiteDistributions
+from tokensteer.core.categorical.product import between, normalise_each
+from tokensteer.core.categorical.sites import SiteDistributions, by_site
 from tokensteer.core.kernels.measure import SiteMeasure
 from tokensteer.core.models.denoiser import Denoiser, check_head
 from tokensteer.core.models.diffusion import Model, clock
 from tokensteer.core.models.prediction import Prediction, stored_prediction
 from tokensteer.core.numerics.batching import Meter
+from tokensteer.core.numerics.domains import check_number
 from tokensteer.core.particles.path import Evaluation, Step
 from tokensteer.core.proposals.proposal import SiteProposal, chosen
 from tokensteer.core.twists.tilt import Tilt
@@ -25,11 +27,19 @@ class Amortised(SiteProposal):
 
     With `own_order` this network also chooses the sites that a low-confidence kernel opens, for p too. That changes the
     reference process, and with it the target.
+
+    `scale` is how much of what was learned counts: token distributions are p^(1 - scale) · q^scale, normalised. A
+    network errs a little at each site, and the errors of all sites add up in a weight; below 1 they shrink faster than
+    the steering does.
     """
 
     denoiser: Denoiser
     own_order: bool = False
+    scale: float = 1.0
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_number("Amortised.scale", self.scale, "(0, inf)")
 
     @property
     def meters(self) -> tuple[Meter, ...]:
@@ -41,6 +51,9 @@ class Amortised(SiteProposal):
         else:
             self.meter.count(len(x))
             log_x0 = self.denoiser(x, clock(model, evaluation.memory, step.t))
+        if self.scale != 1.0:
+            p = model.clean(stored_prediction(evaluation))
+            log_x0 = normalise_each(between(p, by_site(log_x0), self.scale), model.kernel.mask_id)
         order = log_x0 if self.own_order else model.clean(stored_prediction(evaluation))
         return model.step_with(x, log_x0, step, chosen(x, order, evaluation, step, model))
 

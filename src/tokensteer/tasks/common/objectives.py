@@ -9,15 +9,17 @@ from torch import nn
 
 from tokensteer.core.particles.path import Step
 from tokensteer.tasks.nets import ValueConfig, ValueNet
-from tokensteer.train import Balance, Objective, OfTime, PathVariance, PerStep, StepVariance
+from tokensteer.train import Balance, Likelihood, Objective, OfTime, PathVariance, PerStep, StepVariance
 
-OBJECTIVES: Mapping[str, Objective] = {
+OBJECTIVES: Mapping[str, Objective | Likelihood] = {
     "step-variance": StepVariance(),
     "balance": Balance(0.9, ends=0.5),
     "detailed-balance": Balance(0.0),
     "trajectory-balance": Balance(math.inf),
     "path-variance": PathVariance(),
+    "likelihood": Likelihood(),
 }
+NO_BASELINE = (PathVariance, Likelihood)
 STATE, NONE = "state", "none"
 BASELINES: Mapping[str, Callable[[ValueConfig, Sequence[Step]], nn.Module]] = {
     # F(x_t, t), the task's own network of the state
@@ -29,15 +31,15 @@ BASELINES: Mapping[str, Callable[[ValueConfig, Sequence[Step]], nn.Module]] = {
 }
 
 
-def check_pair(objective: Objective, baseline: str | None) -> None:
+def check_pair(objective: Objective | Likelihood, baseline: str | None) -> None:
     """Raise if an objective cannot use the baseline that was chosen for it."""
     if isinstance(objective, Balance) and baseline not in (None, STATE):
         raise ValueError(
             f"balance learns F(x_t, t) as the log-twist, and the baseline {baseline} does not read x_t: leave out "
             "--baseline, or give --objective step-variance"
         )
-    if isinstance(objective, PathVariance) and baseline is not None:
-        raise ValueError(f"path-variance has no baseline: leave out --baseline {baseline}")
+    if isinstance(objective, NO_BASELINE) and baseline is not None:
+        raise ValueError(f"{type(objective).__name__} has no baseline: leave out --baseline {baseline}")
 
 
 def make_baseline(name: str, value: ValueConfig, steps: Sequence[Step]) -> nn.Module:

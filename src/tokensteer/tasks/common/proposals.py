@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from tokensteer.core.steering.methods import Method, prop_amot, smc_amot, smc_ba
 from tokensteer.core.steering.steering import Steering
 from tokensteer.files import write_json
 from tokensteer.tasks.common.learned import bring, complete, find, fingerprint, goal_option, with_twist
-from tokensteer.tasks.common.objectives import NONE, OBJECTIVES, STATE, check_pair, make_baseline
+from tokensteer.tasks.common.objectives import NO_BASELINE, NONE, OBJECTIVES, STATE, check_pair, make_baseline
 from tokensteer.tasks.common.task import Setup, Task, Trained, weights_file
 from tokensteer.tasks.common.training import Training, measure_methods, say
 from tokensteer.tasks.nets import ValueConfig, load, save
@@ -26,11 +26,12 @@ from tokensteer.train import (
     Balance,
     DrakesPlan,
     Learned,
+    Likelihood,
     Objective,
-    PathVariance,
     ProposalPlan,
     Report,
     Returns,
+    choose_scale,
     fit_proposal,
     shown,
 )
@@ -74,7 +75,7 @@ class ProposalConfig:
     with the denoiser only. `baseline` names another one than `value`, and `options` are the words that chose it."""
 
     plan: ProposalPlan
-    objective: Objective
+    objective: Objective | Likelihood
     value: ValueConfig
     kl: float = 1.0
     num_steps: int = 50
@@ -98,7 +99,7 @@ class ProposalConfig:
         return replace(
             self,
             objective=aim,
-            baseline=NONE if isinstance(aim, PathVariance) else baseline or self.baseline,
+            baseline=NONE if isinstance(aim, NO_BASELINE) else baseline or self.baseline,
             plan=replace(self.plan, times=None, last=None) if aim.whole else self.plan,
             value=replace(self.value, beside=False) if isinstance(aim, Balance) else self.value,
             options="".join(f" --{name} {value}" for name, value in named if value is not None),
@@ -147,6 +148,9 @@ class ProposalTraining:
             without = config.frozen if part == "proposal" else ()
             save(trained, file, torch.bfloat16, without)
         card = self._card(task.name, training, plan, config, learned, twist)
+        if not twist:
+            say("choosing the scale")
+            card |= self.scale(task, learned.denoiser, plan, training)
         for file in files:  # without "quality": see `finished`
             write_json(file.with_suffix(".json"), card)
         say("measuring")
@@ -155,6 +159,13 @@ class ProposalTraining:
             write_json(file.with_suffix(".json"), card)
         training.tidy(self._file(training.out, task.name, "twist" if twist else "proposal").name)
         return card
+
+    def scale(self, task: Task, denoiser: Denoiser, plan: ProposalPlan, training: Training) -> dict[str, Any]:
+        """How much of what was learned counts, chosen on held-out paths: entries of the card."""
+        steering, paths = Steering(task.model, task.tilt), 4 * plan.paths
+        best, found = choose_scale(steering, Amortised(denoiser), paths, training.generator())
+        tried = {f"{scale:g}": _rounded(asdict(trial)) for scale, trial in found.items()}
+        return {"scale": best, "held-out paths": paths, "scales": tried}
 
     def _task(self, training: Training, num_steps: int) -> Task:
         return self.make(Setup(num_steps, self.goal, self.config.kl, device=training.device, weights=self.weights))
@@ -228,7 +239,7 @@ class ProposalTraining:
 
 def learned_methods(task: Task, trained: Trained) -> dict[str, Method]:
     """The methods that use the learned networks."""
-    q = Amortised(trained.denoiser)
+    q = trained.proposal
     found = {"prop-amot": prop_amot(task.model, task.tilt, q), "smc-amot": smc_amot(task.model, task.tilt, q)}
     if trained.value is not None:
         found["smc-learned"] = smc_amot(task.model, with_twist(task.tilt, trained), q)
@@ -255,10 +266,16 @@ def taught_card(
         "seconds": round(history[-1].seconds, 1),
         "denoiser rows": rows,
         "plan": asdict(plan),
-        "history": [_rounded(report) for report in history[::-1][::every][::-1]],
+        "history": [_rounded(asdict(report)) for report in history[::-1][::every][::-1]],
     }
 
 
-def _rounded(report: Report) -> dict[str, float | None]:
+def _rounded(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """For JSON, which has no NaN."""
-    return {name: round(value, 5) if math.isfinite(value) else None for name, value in asdict(report).items()}
+    return {name: _rounded_one(value) for name, value in numbers.items()}
+
+
+def _rounded_one(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _rounded(cast("dict[str, Any]", value))
+    return round(value, 5) if value is not None and math.isfinite(value) else None

@@ -19,6 +19,7 @@ from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.models.product import Product
 from tokensteer.core.numerics.domains import check_wholes
 from tokensteer.core.particles.result import Result
+from tokensteer.core.proposals.amortised import Amortised
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.tasks.common.metrics import Measured
 from tokensteer.tasks.common.settings import Settings
@@ -110,6 +111,11 @@ class Trained:
     value: ValueNet | None
     card: Mapping[str, Any]
     value_card: Mapping[str, Any] | None = None
+
+    @property
+    def proposal(self) -> Amortised:
+        """The proposal, at the scale that its training chose."""
+        return Amortised(self.denoiser, scale=self.card.get("scale", 1.0))
 
     @property
     def taught(self) -> Trained:
