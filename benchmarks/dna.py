@@ -1,6 +1,9 @@
 """The tables of docs/dna.md from run folders of `tokensteer compare dna`: means (standard deviations) over seeds.
 
 python -m benchmarks.dna out/dna-16 out/dna-small out/dna-large
+
+Methods at given numbers of particles have tables of their own, the last with the metrics of the paper for each N. Rows
+of `--recipe kl`, `--budget` or `--match-rows` are listed together, each with its N.
 """
 
 from __future__ import annotations
@@ -46,6 +49,10 @@ def metric(rows: Group, name: str, places: int, of: str = "metrics") -> str:
     return over_seeds([row[of][name][0] for row in rows if row[of] is not None and name in row[of]], places)
 
 
+def cells(rows: Group, metrics: Mapping[str, int], of: str = "metrics") -> list[str]:
+    return [metric(rows, name, places, of) for name, places in metrics.items()]
+
+
 def log_z(rows: Group) -> str:
     """The log of the mean of Z, since the mean of the logs is too low; the deviation is that of the logs."""
     logs = [row["log_z"] for row in rows if row["log_z"] is not None]
@@ -57,13 +64,28 @@ def log_z(rows: Group) -> str:
 
 def spent(rows: Group) -> str:
     """Rows of one population: denoiser and proposal, and reward."""
+    if not rows:
+        return ""
     each = {name: mean(row["rows"].get(name, 0) / row["populations"] / 1000 for row in rows) for name in NETWORKS}
     return f"{each['denoiser'] + each['proposal']:.1f}k + {each['reward']:.1f}k"
+
+
+def seconds(rows: Group) -> str:
+    """Of all populations together, sampling alone."""
+    return over_seeds([row["seconds"] for row in rows], 1)
+
+
+def particles(rows: Group) -> str:
+    return ", ".join(f"{n:,}" for n in dict.fromkeys(row["particles"] for row in rows))
 
 
 NETWORKS = ("denoiser", "proposal", "reward")
 PLACES = {"accuracy": 3, "reward accuracy": 3, "activity": 2, "3-mer correlation": 3, "motif correlation": 3}
 PLACES_ANSWER = PLACES | {"log-likelihood": 1, "diversity": 3}
+PAPER = {name: PLACES_ANSWER[name] for name in PLACES_ANSWER if name not in ("reward accuracy", "diversity")}
+"""The judge's accuracy stands for that of ATAC."""
+FRONT = {name: PLACES_ANSWER[name] for name in ("activity", "accuracy", "log-likelihood", "diversity")}
+COST = ("denoiser + reward rows", "s")
 
 
 def table(title: str, head: Sequence[str], lines: Mapping[str, Sequence[str]]) -> None:
@@ -96,33 +118,55 @@ def real(cell: int = 0, groups: int = 3, size: int = 64) -> None:
     sys.stdout.write(f"{share:.3f} ± {error:.3f} of these\n")
 
 
+def label(row: Mapping[str, Any]) -> str:
+    """The method of a row with what was varied, and its reward if that was chosen."""
+    reward = row["job"].get("reward")
+    return row["method"] if reward is None else f"{row['method']}, {reward}"
+
+
 def main(folders: Sequence[str]) -> None:
-    groups: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = defaultdict(dict)
-    for folder in folders:
-        for row in open_run(Path(folder)).rows:
-            groups[row["method"], row["particles"]][row["seed"]] = row
-    sizes = sorted({size for _, size in groups})
-    methods = [name for name in METHODS if any(method == name for method, _ in groups)]
+    groups: dict[str, dict[int, dict[int, Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
+    fronts: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    found = [row for folder in folders for row in open_run(Path(folder)).rows]
+    for row in sorted(found, key=lambda row: (list(METHODS).index(row["job"]["method"]), -(row["job"]["kl"] or 0.0))):
+        if row["job"]["extra"]:
+            fronts[label(row)].append(row)
+        else:
+            groups[label(row)][row["particles"]][row["seed"]] = row
+    if groups:
+        at_sizes({name: {n: list(seeds.values()) for n, seeds in sizes.items()} for name, sizes in groups.items()})
+    if fronts:
+        lines = {
+            name: [particles(rows), *cells(rows, FRONT), spent(rows), seconds(rows)] for name, rows in fronts.items()
+        }
+        table("Variants", ["N", *FRONT, *COST], lines)
+
+
+def at_sizes(groups: Mapping[str, Mapping[int, Group]]) -> None:
+    """The tables of methods at given numbers of particles."""
+    sizes = sorted({size for group in groups.values() for size in group})
 
     def rows(method: str, size: int) -> Group:
-        return list(groups[method, size].values()) if (method, size) in groups else []
+        return groups[method].get(size, [])
 
     for size in sizes if len(sizes) == 1 else [16]:
-        there = [name for name in methods if rows(name, size)]
+        there = [name for name in groups if rows(name, size)]
         answers = {
-            name: [
-                *(metric(rows(name, size), m, p) for m, p in PLACES_ANSWER.items()),
-                log_z(rows(name, size)),
-                spent(rows(name, size)),
-            ]
+            name: [*cells(rows(name, size), PLACES_ANSWER), log_z(rows(name, size)), spent(rows(name, size))]
             for name in there
         }
-        table(f"N = {size}", [*PLACES_ANSWER, "log Z", "denoiser + reward rows"], answers)
-        best = {name: [metric(rows(name, size), m, p, "best") for m, p in PLACES.items()] for name in there}
+        table(f"N = {size}", [*PLACES_ANSWER, "log Z", COST[0]], answers)
+        best = {name: cells(rows(name, size), PLACES, "best") for name in there}
         table(f"N = {size}, the best of each population by reward", list(PLACES), best)
     for name, places in (("accuracy", 2), ("activity", 1)):
-        grown = {method: [metric(rows(method, size), name, places) for size in sizes] for method in methods}
+        grown = {method: [metric(rows(method, size), name, places) for size in sizes] for method in groups}
         table(name, [str(size) for size in sizes], grown)
+    head = [f"N = {size}: {name}" for size in sizes for name in (*PAPER, *COST)]
+    five = {
+        method: [cell for n in sizes for r in [rows(method, n)] for cell in (*cells(r, PAPER), spent(r), seconds(r))]
+        for method in groups
+    }
+    table("The metrics of the paper", head, five)
 
 
 if __name__ == "__main__":

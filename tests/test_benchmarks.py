@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,3 +106,63 @@ def test_benchmarks_run_to_the_end(run: Any) -> None:
             asked, judged = (int(row[k].replace(",", "")) for k in (2, 3))
             assert 0 < asked <= 4 * 4
             assert judged > 0
+
+
+# ---- tables of dna
+
+
+def dna_row(method: str, particles: int, seed: int, activity: float, **job: Any) -> dict[str, Any]:
+    metrics = {"activity": activity, "accuracy": 0.5, "3-mer correlation": 0.9, "motif correlation": 0.8}
+    metrics |= {"log-likelihood": -260.0, "diversity": 0.75}
+    return {
+        "method": ", ".join((method, *job.get("extra", ()))),
+        "particles": particles,
+        "populations": 2,
+        "seed": seed,
+        "metrics": {name: [value, 0.1] for name, value in metrics.items()},
+        "best": None,
+        "log_z": None,
+        "rows": {"denoiser": 2000 * particles, "reward": 4000 * particles},
+        "seconds": 1.0 + seed,
+        "job": {"method": method, "extra": [], "kl": None, "reward": None} | job,
+    }
+
+
+def dna_tables(monkeypatch: pytest.MonkeyPatch, capsys: Any, *rows: dict[str, Any]) -> dict[str, list[list[str]]]:
+    """The tables that benchmarks.dna prints by their titles, each as the cells of its lines."""
+    monkeypatch.syspath_prepend(ROOT)
+    dna = import_module("benchmarks.dna")
+    monkeypatch.setattr(dna, "open_run", lambda folder: SimpleNamespace(rows=rows))
+    dna.main(["folder"])
+    parts = re.findall(r"\n(.+)\n\n((?:\|.*\n)+)", capsys.readouterr().out)
+    return {title: [line.strip("| ").split(" | ") for line in lines.splitlines()] for title, lines in parts}
+
+
+def test_the_metrics_of_the_paper_stand_beside_each_other_for_each_size(monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    rows = [dna_row("smc-base", n, seed, n + seed) for n in (1, 4) for seed in (0, 2)]
+    rows.append(dna_row("pretrained", 4, 0, -2.5))
+    head, _, *lines = dna_tables(monkeypatch, capsys, *rows)["The metrics of the paper"]
+    names = ["accuracy", "activity", "3-mer correlation", "motif correlation", "log-likelihood"]
+    assert head == ["method", *(f"N = {n}: {name}" for n in (1, 4) for name in (*names, "denoiser + reward rows", "s"))]
+    few = [".500 (.000)", "2.00 (1.41)", ".900 (.000)", ".800 (.000)", "−260.0 (.0)", "1.0k + 2.0k", "2.0 (1.4)"]
+    more = [few[0], "5.00 (1.41)", *few[2:5], "4.0k + 8.0k", few[6]]
+    alone = [".500", "−2.50", ".900", ".800", "−260.0", "4.0k + 8.0k", "1.0"]
+    assert lines == [["pretrained", *[""] * 7, *alone], ["smc-base", *few, *more]]
+
+
+def test_a_front_over_kl_at_equal_seconds_has_a_line_for_each_kl(monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    rows = [
+        dna_row("smc-base", n, seed, 1.0 / kl, kl=kl, extra=[f"kl = {kl:g}", "20s"], reward="logit")
+        for kl, n in ((0.5, 40), (1.0, 50))
+        for seed in (0, 2)
+    ]
+    rows.append(dna_row("svdd-argmax", 90, 0, 7.0, extra=["20s"]))
+    found = dna_tables(monkeypatch, capsys, *rows)
+    head, _, *lines = found.pop("Variants")
+    assert not found
+    assert head == ["method", "N", "activity", "accuracy", "log-likelihood", "diversity", "denoiser + reward rows", "s"]
+    assert [line[:3] for line in lines] == [
+        ["svdd-argmax, 20s", "90", "7.00"],
+        ["smc-base, kl = 1, 20s, logit", "50", "1.00 (.00)"],
+        ["smc-base, kl = 0.5, 20s, logit", "40", "2.00 (.00)"],
+    ]

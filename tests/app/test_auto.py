@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from html import escape
 from pathlib import Path
 
 import pytest
 
 import tokensteer as ts
 from tokensteer.app import cli
+from tokensteer.app.runs import match_seconds
 
 SMALL = ["--populations", "2", "--steps", "3"]
 
@@ -50,19 +52,56 @@ def test_the_choice_is_told_and_reported(planned: Path, tmp_path: Path, capsys):
     words = ["run", "digits", "--budget", "6000", *SMALL, "--draws", "1", "--ramp", "constant", "--trigger", "every:2"]
     assert tokensteer(*words, "--out", tmp_path / "run") == 0
     said = capsys.readouterr().out
-    assert "auto, seed 0, chose" in said
-    assert "  trigger   every:2\n" in said
-    assert "  ramp      constant\n" in said
+    told = said[said.index("Chosen for auto, seed 0: In brackets") : said.index("Run folder")]
+    assert "  trigger   every:2\n" in told
+    assert "  ramp      constant\n" in told
     assert tokensteer("report", tmp_path / "run") == 0
+    assert told in capsys.readouterr().out
+    page = (tmp_path / "run" / "report.html").read_text("utf-8")
+    reasons = ts.open_run(tmp_path / "run").rows[0]["plan"]
+    listed = "".join(f"<dt>{name}</dt><dd>{escape(reason)}</dd>" for name, reason in reasons.items())
+    assert f"<h3>auto, seed 0</h3><dl>{listed}</dl>" in page
 
 
-def test_methods_get_equal_time(tmp_path: Path):
-    words = ["compare", "digits", "--methods", "auto", "smc-base", "--budget", "1s", *SMALL]
+def test_methods_get_equal_time(tmp_path: Path, capsys):
+    words = ["compare", "digits", "--methods", "auto", "smc-base", "--budget", "1s", "--seeds", "0", "1", *SMALL]
     assert tokensteer(*words, "--draws", "1", "--ramp", "linear", "--out", tmp_path / "run") == 0
-    auto, base = ts.open_run(tmp_path / "run").rows
+    auto, _, base, other = ts.open_run(tmp_path / "run").rows
     assert (auto["method"], base["method"]) == ("auto, 1s", "smc-base, 1s")
-    assert base["particles"] > 4
+    assert base["particles"] == other["particles"] > 4  # timed once, so that seeds can be joined
     assert json.loads((tmp_path / "run" / "config.json").read_text())["jobs"][0]["budget"] == "1s"
+    capsys.readouterr()
+    assert tokensteer("report", tmp_path / "run") == 0
+    why = base["plan"]["particles"]
+    assert why.startswith(f"{base['particles']:,}: ")
+    assert f"Chosen for smc-base, 1s, seeds 0, 1:\n  particles {why}\n" in capsys.readouterr().out
+    page = (tmp_path / "run" / "report.html").read_text("utf-8")
+    assert f"<h3>smc-base, 1s, seeds 0, 1</h3><dl><dt>particles</dt><dd>{why}</dd></dl>" in page
+
+
+@pytest.mark.parametrize(
+    ("start", "each", "flat", "fits"),
+    [
+        (0.5, 0.1, 0, 95),  # as on one core
+        (0.5, 0.1, 100, 195),  # the first hundred together take no longer than one, as on a GPU
+        (30.0, 0.1, 0, 1),  # the start alone takes longer
+        (1.0, 3.0, 0, 3),
+    ],
+)
+def test_particles_that_fit_into_ten_seconds(start: float, each: float, flat: int, fits: int):
+    count, why = match_seconds.particles(lambda n: start + each * max(0, n - flat), 10.0)
+    assert count == pytest.approx(fits, rel=0.2, abs=1)
+    assert why.startswith(f"{count}: ")
+
+
+def test_noise_in_the_time_of_few_particles_gives_no_absurd_number():
+    """The first run is slower than the second."""
+    assert match_seconds.particles(lambda n: 3.0 if n == 4 else 2.9, 10.0)[0] < 200
+
+
+def test_a_setting_that_only_others_use_does_not_stop_the_timing(tmp_path: Path):
+    words = ["compare", "digits", "--methods", "smc-base", "svdd", "--budget", "1s", *SMALL, "--draws", "1"]
+    assert tokensteer(*words, "--resample", "multinomial", "--out", tmp_path / "run") == 0
 
 
 @pytest.mark.fast
@@ -84,3 +123,14 @@ def test_wrong_budgets_give_one_line(words: list[str], says: str, tmp_path: Path
     error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") == 1, error
+
+
+def test_a_folder_that_is_taken_is_refused_before_methods_are_timed(tmp_path: Path, capsys, monkeypatch):
+    def timed(*_: object) -> None:
+        raise AssertionError("methods are timed")
+
+    monkeypatch.setattr("tokensteer.app.commands.compare.within", timed)
+    (tmp_path / "mine.txt").write_text("mine")
+    words = ["compare", "digits", "--methods", "smc-base", "--budget", "9s", *SMALL]
+    assert tokensteer(*words, "--out", tmp_path) == 2
+    assert "is not empty: give --out another folder" in capsys.readouterr().err

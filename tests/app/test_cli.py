@@ -217,7 +217,7 @@ def test_seeds_are_put_together():
     assert seeds.over_seeds(alone) == alone
 
 
-NEEDY = ("cfg", "smc-cfg", "drakes", "drakes-kl", "sgdd")
+NEEDY = ("cfg", "smc-cfg", "drakes", "drakes-kl", "sgdd", "sgdd-long")
 """Methods that need what few tasks have; tests/test_dna.py runs them."""
 
 

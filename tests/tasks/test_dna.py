@@ -18,7 +18,7 @@ from torch import nn
 import tokensteer as ts
 from tokensteer.app.cli import main
 from tokensteer.app.runs import choices, jobs, prepare
-from tokensteer.app.runs.recipes import METHODS
+from tokensteer.app.runs.recipes import METHODS, usual
 from tokensteer.rewards import motifs
 from tokensteer.tasks.common.arrays import Examples
 from tokensteer.tasks.common.png import write_coloured_png
@@ -29,6 +29,7 @@ from tokensteer.tasks.dna import data as dna_data
 from tokensteer.tasks.dna import dragonn, output
 from tokensteer.tasks.dna import kmers as dna_counts
 from tokensteer.tasks.dna import metrics as dna_metrics
+from tokensteer.tasks.dna import model as dna_model
 from tokensteer.tasks.dna import proposals as dna_taught
 from tokensteer.tasks.dna import reference as dna_reference
 from tokensteer.tasks.dna import task as dna
@@ -569,7 +570,7 @@ def test_marks_and_activity_are_those_of_the_networks(weights: Path):
     assert "MPRA" not in task.metrics(found)
 
 
-@pytest.mark.parametrize("method", ["smc-grad", "cfg", "smc-cfg", "sgdd", "svdd-argmax"])
+@pytest.mark.parametrize("method", ["smc-grad", "cfg", "smc-cfg", "sgdd", "sgdd-long", "svdd-argmax"])
 def test_methods_run_from_the_command_line(method: str, weights: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setattr("tokensteer.app.runs.recipes.METHODS", _short_of_sgdd())
     words = ["--particles", 2, "--populations", 2, "--steps", 3, "--weights", weights, "--out", tmp_path / "x"]
@@ -588,6 +589,101 @@ def test_methods_run_from_the_command_line(method: str, weights: Path, tmp_path:
 def _short_of_sgdd() -> dict:
     quick = ts.SplitGibbs(2, steps=2, flips=3)
     return {name: replace(recipe, split=quick) if recipe.split else recipe for name, recipe in METHODS.items()}
+
+
+def test_split_gibbs_has_two_lengths(weights: Path):
+    short, long = (some(METHODS[name].split) for name in ("sgdd", "sgdd-long"))
+    assert (short.rounds, short.steps, short.flips) == (20, 5, 40)
+    assert (long.rounds, long.steps, long.flips) == (50, 32, 200)
+    task = dna.task(Setup(2, weights=weights))
+    assert {"sgdd", "sgdd-long"} & set(usual(task, task.tilt)) == {"sgdd"}
+
+
+# ---- the second reward
+
+
+def test_the_logit_is_the_log_odds_of_the_classifier_and_not_bounded():
+    probabilities = torch.tensor([[0.5, 0.2, 0.2, 0.1], [0.97, 0.01, 0.01, 0.01]], dtype=torch.float64)
+    for cell in range(4):
+        p = probabilities[:, cell]
+        logit = dna_model.tilt(lambda x: probabilities.log(), cell, "logit", kl=0.5)
+        assert (logit.kl, logit.differentiable) == (0.5, True)
+        torch.testing.assert_close(logit.reward(letters(2)), (p / (1 - p)).log())
+        torch.testing.assert_close(dna_model.tilt(lambda x: probabilities.log(), cell).reward(letters(2)), p.log())
+
+
+def test_the_reward_is_chosen_with_its_own_kl(weights: Path):
+    made = {name: dna.task(Setup(2, 1, reward=name, weights=weights)) for name in (None, "log-p", "logit")}
+    assert made[None].tilt.kl == made["log-p"].tilt.kl == dna_model.KLS["log-p"] == 0.1
+    assert made["logit"].tilt.kl == dna_model.KLS["logit"] != 0.1
+    assert dna.task(Setup(2, 1, 3.0, reward="logit", weights=weights)).tilt.kl == 3.0
+    assert [made[name].reward for name in (None, "log-p", "logit")] == [None, None, "logit"]
+    x = letters(3)
+    p = made[None].tilt.reward(x).double().exp()
+    torch.testing.assert_close(made["log-p"].tilt.reward(x), made[None].tilt.reward(x))
+    torch.testing.assert_close(made["logit"].tilt.reward(x).double(), (p / (1 - p)).log(), rtol=0, atol=1e-4)
+    middle = {jobs.kls(jobs.Job("dna", "smc-base", 2, 1, settings=Settings(reward=r)))[2].settings.kl for r in made}
+    assert middle == set(dna_model.KLS.values())
+
+
+def test_a_run_with_the_logit_is_stored_and_reported(weights: Path, tmp_path: Path, monkeypatch):
+    words = ["--populations", 2, "--steps", 3, "--weights", weights, "--reward", "logit"]
+    assert tokensteer("run", "dna", *words, "--particles", 2, "--out", tmp_path / "one") == 0
+    assert tokensteer("run", "dna", *words, "--budget", 20000, "--draws", 1, "--out", tmp_path / "auto") == 0
+    several = ["compare", "dna", "--methods", "smc-base", "svdd-argmax", "--particles", 2, "--out", tmp_path / "both"]
+    assert tokensteer(*several, *words) == 0
+    for folder in ("one", "auto", "both"):
+        run, config = ts.open_run(tmp_path / folder), json.loads((tmp_path / folder / "config.json").read_text())
+        assert {job["reward"] for job in config["jobs"]} == {"logit"}
+        assert {row["job"]["reward"] for row in run.rows} == {"logit"}
+        found = run.result(0)
+        task = dna.task(Setup(3, reward="logit", weights=weights))
+        expected = task.tilt.reward(found.samples.flatten(0, 1)).view_as(some(found.reward))
+        torch.testing.assert_close(some(found.reward), expected, check_dtype=False)
+        assert tokensteer("report", tmp_path / folder) == 0
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "says"),
+    [
+        ("dna", "odds", "dna has the rewards log-p and logit: give one of them as --reward, got odds"),
+        ("dna", "mine.py:short", "dna has the rewards log-p and logit"),
+        ("digits", "logit", "digits has only one reward, got logit: leave out --reward (dna has log-p and logit"),
+        ("mog", "logit", "mog has only one reward"),
+        ("product", "logit", "product has only one reward"),
+        ("tfbind", "logit", "tfbind has only one reward"),
+        ("text", "logit", "--reward takes module:function"),
+    ],
+)
+def test_a_reward_that_a_task_lacks_is_refused(task: str, name: str, says: str, tmp_path: Path, capsys):
+    assert tokensteer("run", task, "--reward", name, "--out", tmp_path / "x") == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1, error
+    assert not (tmp_path / "x").exists()
+
+
+def test_networks_learned_for_the_other_reward_are_named_or_refused(tmp_path: Path, capsys):
+    """The shipped ones were learned for log-p."""
+    words = ["--reward", "logit", "--kl", 0.1, "--particles", 2, "--populations", 1, "--steps", 2]
+    assert tokensteer("run", "dna", "--method", "smc-learned", *words, "--out", tmp_path / "x") == 2
+    assert "learned for the task's own reward, and here it is the reward logit: use smc-amot" in capsys.readouterr().err
+    methods = ["--methods", "smc-amot", "prop-amot", "smc-base"]
+    assert tokensteer("compare", "dna", *methods, *words, "--out", tmp_path / "both") == 0
+    lines = (
+        "smc-amot: its networks were learned for the task's own reward; its weights correct for that\n"
+        "prop-amot: its networks were learned for the task's own reward; no weights correct for that\n"
+    )
+    assert lines in capsys.readouterr().out
+    assert [row.get("learned for") for row in ts.open_run(tmp_path / "both").rows] == ["the task's own reward"] * 2 + [
+        None
+    ]
+    assert tokensteer("report", tmp_path / "both") == 0
+    assert lines in capsys.readouterr().out
+    page = (tmp_path / "both" / "report.html").read_text("utf-8")
+    assert "It was for the task&#x27;s own reward, not for the reward of this run." in page
+    assert tokensteer("run", "dna", "--method", "smc-amot", *words[2:], "--out", tmp_path / "own") == 0
+    assert "its networks were learned for" not in capsys.readouterr().out
 
 
 def test_guidance_asks_two_models_and_the_plain_sampler_one(weights: Path):

@@ -425,7 +425,7 @@ def test_prompts_that_break_a_reward_are_put_aside(weights, tmp_path, capsys):
     ("words", "said"),
     [
         (("run", "digits", "--prompts", "{file}"), "digits reads no prompts"),
-        (("run", "digits", "--reward", "math:sqrt"), "digits is no task of texts"),
+        (("run", "digits", "--reward", "math:sqrt"), "digits has only one reward, got math:sqrt"),
         (("run", "text", "--weights", "{tmp}/none"), "no weights at"),
         (("run", "text", "--weights", "{weights}", "--prompts", "{tmp}/none.txt"), "no file of prompts"),
         (("run", "text", "--weights", "{weights}", "--prompts", "{empty}"), "has no prompts"),

@@ -12,8 +12,8 @@ from tokensteer.tasks.common.settings import Settings, left
 
 METHODS = (
     "auto, pretrained, best-of-n, svdd, svdd-argmax, nested-svdd, fk-difference, fk-max, fk-sum, prop-grad, cfg, "
-    "smc-cfg, drakes, drakes-kl, sgdd, smc-base, smc-grad, smc-enumerated, prop-amot, smc-amot, smc-learned, "
-    "particle-gibbs"
+    "smc-cfg, drakes, drakes-kl, sgdd, sgdd-long, smc-base, smc-grad, smc-enumerated, prop-amot, smc-amot, "
+    "smc-learned, particle-gibbs"
 )
 
 RUN = f"""\

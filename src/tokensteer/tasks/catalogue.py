@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from tokensteer.tasks.common.proposals import ProposalTraining
 from tokensteer.tasks.common.task import Setup, Task
 from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.dna import data as dna_data
+from tokensteer.tasks.dna import model as dna_model
 from tokensteer.tasks.dna import task as dna
 from tokensteer.tasks.dna import tfbind
 from tokensteer.tasks.images import digits, mnist
@@ -30,13 +31,16 @@ class Entry:
     """A task: `make` it, `train` its networks, or train a `proposal` for a goal from the networks of a folder.
 
     The rest needs neither weights nor data: how samples `look` in a report (as numbers if None), the default number of
-    denoising `steps` and `kl`, and the file of `data` that training reads, if it does not come with the package.
+    denoising `steps` and `kl`, the kl of each of its `rewards` if it has several, whether its reward may be a function
+    of texts (`judges_texts`), and the file of `data` that training reads, if it does not come with the package.
     """
 
     make: Callable[[Setup], Task]
     look: Look | None = None
     steps: int = 100
     kl: float = 1.0
+    rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    judges_texts: bool = False
     data: str | None = None
     train: Callable[[Training], Any] | None = None
     proposal: Callable[[int | None, Path], ProposalTraining] | None = None
@@ -68,11 +72,20 @@ TASKS: dict[str, Entry] = {
         reviews.task,
         steps=reviews.NUM_STEPS,
         kl=reviews.KL,
+        judges_texts=True,
         data=text_data.FILE,
         train=partial(texts.train, reviews.RECIPE),
         proposal=partial(texts.proposal, reviews.RECIPE),
     ),
-    "dna": Entry(dna.task, LETTERS, kl=dna.KL, data=dna_data.FILE, train=dna.train, proposal=dna.proposal),
+    "dna": Entry(
+        dna.task,
+        LETTERS,
+        kl=dna_model.KL,
+        rewards=dna_model.KLS,
+        data=dna_data.FILE,
+        train=dna.train,
+        proposal=dna.proposal,
+    ),
     tfbind.NAME: Entry(tfbind.task, LETTERS, kl=tfbind.KL),
     tfbind.FITTED: Entry(tfbind.fitted_task, LETTERS, kl=tfbind.KL),
 }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tokensteer.app.commands.run import environment, run_command, with_steps
+from tokensteer.app.commands.run import environment, out_of, run_command, with_steps
 from tokensteer.app.options import Compare
 from tokensteer.app.runs import recipes
 from tokensteer.app.runs.choices import tilted
+from tokensteer.app.runs.folder import check_free
 from tokensteer.app.runs.jobs import Job, plan
 from tokensteer.app.runs.match_rows import matched
 from tokensteer.app.runs.match_seconds import within
@@ -25,6 +26,7 @@ def main(command: Compare, words: str) -> int:
     for name, values, example in (*lists, ("seeds", command.seeds, "0 1")):
         if values == ():
             raise ValueError(f"--{name} lists nothing: give one or more, such as --{name} {example}, or leave it out")
+    check_free(out_of(command, command.recipe), command.where.force)  # before anything is timed
     usual = _usual(command.task, settings, place) if command.methods is None else []
     jobs = plan(command, settings, usual)
     jobs = jobs if command.match_rows is None else matched(jobs, command.match_rows, place)

@@ -13,7 +13,7 @@ from tokensteer.app.runs.prepare import Environment, prepare
 from tokensteer.app.runs.recipes import recipe_of
 from tokensteer.app.runs.runner import config, run_all
 from tokensteer.app.terminal.progress import shown
-from tokensteer.app.terminal.tables import deaths, failures, plans, say, tables, terminal
+from tokensteer.app.terminal.tables import deaths, failures, learned_elsewhere, plans, say, tables, terminal
 from tokensteer.app.words.lookup import choose
 from tokensteer.core.steering.pilots import Budget
 from tokensteer.tasks.catalogue import TASKS
@@ -57,9 +57,13 @@ def with_steps(command: Run | Compare) -> Settings:
     return replace(command.settings, steps=choose(command.task, TASKS, "task").steps if steps is None else steps)
 
 
+def out_of(command: Run | Compare, name: str) -> Path:
+    return command.out or Path("out") / f"{command.task}-{name}"
+
+
 def run_command(command: Run | Compare, name: str, jobs: Sequence[Job], place: Environment, words: str) -> int:
     """Run jobs into the folder of a command, which is called after the task and `name` unless it is given."""
-    out = command.out or Path("out") / f"{command.task}-{name}"
+    out = out_of(command, name)
     run_jobs(jobs, place, out, words, command.where.force)
     say(f"Run folder: {out}   (tokensteer report {out} makes a page of it)")
     return 0
@@ -75,7 +79,8 @@ def run_jobs(jobs: Sequence[Job], place: Environment, out: Path, words: str, for
         finally:  # also when it is stopped
             console, rows = terminal(), writer.rows
             missing = [f"{job.label}, N = {job.particles}, seed {job.seed}" for job in jobs[len(rows) :]]
-            lines = [*tables(rows, console.width), *plans(rows), *failures(rows), *deaths(rows)]
+            lines = [*tables(rows, console.width), *plans(rows), *learned_elsewhere(rows)]
+            lines += [*failures(rows), *deaths(rows)]
             if rows and missing:
                 lines.append(f"Unfinished: {len(rows)} of {len(jobs)} rows. Missing: {'; '.join(missing)}")
             for line in lines:

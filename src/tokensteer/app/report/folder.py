@@ -29,6 +29,8 @@ class Row:
     `method` is its full label: `family`, and `variant` if there are several of it. `best` has the metrics of the best
     particles by reward. `answer` is the result that the method's metrics are measured on: all particles or some of
     them, with equal weights unless `weighted`. `texts` are its samples, if texts; `failed` are prompts that gave none.
+    `plan` has the reasons of what pilots or timing chose for it, `learned_for` names another reward that its
+    networks were learned for.
     """
 
     task: str
@@ -53,6 +55,8 @@ class Row:
     training: Mapping[str, Any] | None
     texts: Sequence[Mapping[str, Any]]
     failed: Sequence[Mapping[str, Any]]
+    plan: Mapping[str, str]
+    learned_for: str | None
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,8 @@ def _row(run: runs.Run, index: int) -> Row:
         training=stored.get("training"),
         texts=_texts(run.written(index), result.log_w.numel()),
         failed=stored.get("failed", ()),
+        plan=stored.get("plan", {}),
+        learned_for=stored.get("learned for"),
     )
 
 

@@ -47,6 +47,8 @@ def _curves(rows: Sequence[Row]) -> str:
         f"Training for {listed(names)} took {duration(float(training['seconds']))} on {training['device']} and "
         f"{short(int(training['denoiser rows']))} rows of the denoiser's network."
     )
+    if rows[0].learned_for is not None:
+        took += f" It was for {rows[0].learned_for}, not for the reward of this run."
     return text("p", took, 'class="note"') + element("div", 'class="pair"', *drawn)
 
 

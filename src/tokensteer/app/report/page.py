@@ -15,6 +15,7 @@ from tokensteer.app.report.markup import element, section, text
 from tokensteer.app.report.table import best_table, table
 from tokensteer.app.report.words import colours_of, naming, plural, verdict
 from tokensteer.app.runs import folder as runs
+from tokensteer.app.words.plans import PILOTED, by_title
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.looks import HeatMap
 
@@ -39,6 +40,7 @@ WEIGHTS = (
 LEARNING = "How the proposal was trained before this run, report by report. A backward pass counts as two rows."
 COST = "Network rows computed, and in a lighter tone those that were needed but known already."
 BEST = "The one particle of highest reward in each population. It is no draw from the target."
+CHOICES = f"What pilots or timing chose within the budget, and why. {PILOTED}"
 HEAT_MAPS = "All particles by weight, on the scale of the target; paler means rarer."
 SAMPLES = (
     "Draws from the posterior are the method's estimate of the target. The best of a population by reward "
@@ -122,6 +124,7 @@ def _task(run: Run, task: str, rows: Sequence[Row], joined: Sequence[Row], sever
     start, end = (f"{task}-", f", {task}") if several else ("", "")
     parts = [
         ("results", "Results", "", _results(rows, joined, colours, run.finished)),
+        ("choices", "Choices", CHOICES, _choices(rows)),
         ("samples", "Samples", *_samples(task, rows, name, colours)),
         ("traces", "On the way", TRACES, traces.charts(rows, colours)),
         ("weights", "Weights at the end", WEIGHTS, traces.weights(rows, colours)),
@@ -142,6 +145,15 @@ def _results(rows: Sequence[Row], joined: Sequence[Row], colours: Mapping[str, i
     single = text("h3", "Seed by seed") + table(rows, colours, finished) if len(joined) < len(rows) else ""
     trade = trades.chart(joined, colours) if finished else ""
     return table(joined, colours, finished) + sweeps.charts(joined, colours) + trade + single + apart
+
+
+def _choices(rows: Sequence[Row]) -> str:
+    """What was chosen for each method within a budget, with the reasons; "" where nothing was."""
+    return "".join(
+        text("h3", title)
+        + element("dl", "", *(text("dt", name) + text("dd", reason) for name, reason in reasons.items()))
+        for title, reasons in by_title((row.method, row.seed, row.plan) for row in rows).items()
+    )
 
 
 def _samples(task: str, rows: Sequence[Row], name: Callable[[Row], str], colours: Mapping[str, int]) -> tuple[str, str]:

@@ -149,7 +149,7 @@ def outdone(row: Row, rows: Sequence[Row]) -> bool:
 
     def target(row: Row) -> list[object]:
         """Everything that Z depends on."""
-        return [row.job.get(name) for name in ("steps", "goal", "kl", "remask")]
+        return [row.job.get(name) for name in ("steps", "goal", "reward", "kl", "remask")]
 
     def higher(other: Measured) -> bool:
         """Compares Z in units of the other: errors of log Z are relative errors of Z. False if either is unknown."""

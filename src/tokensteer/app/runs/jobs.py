@@ -22,7 +22,8 @@ MOST = 10**9
 @dataclass(frozen=True)
 class Job:
     """A method on a task. `populations` is per prompt if the task reads prompts. `extra` has the words that distinguish
-    it from other jobs of the same method. `budget`, a time or a number of rows, is for a method that pilots plan."""
+    it from other jobs of the same method. `budget`, a time or a number of rows, is for a method that pilots plan.
+    `why` it has so many particles, if they were measured."""
 
     task: str
     method: str
@@ -32,6 +33,7 @@ class Job:
     settings: Settings = field(default_factory=Settings)
     extra: tuple[str, ...] = ()
     budget: str | None = None
+    why: str | None = None
 
     def __post_init__(self) -> None:
         check_count("particles", self.particles, MOST, 16)
@@ -84,8 +86,10 @@ def steps(job: Job) -> Sequence[Job]:
 
 
 def kls(job: Job) -> Sequence[Job]:
-    """From a quarter of the kl to four times as much; the task's own is the middle unless one is given."""
-    middle = TASKS[job.task].kl if job.settings.kl is None else job.settings.kl
+    """From a quarter of the kl to four times as much; the reward's own is the middle unless one is given."""
+    entry = TASKS[job.task]
+    own = entry.rewards.get(job.settings.reward or "", entry.kl)
+    middle = own if job.settings.kl is None else job.settings.kl
     return [job.varied(f"kl = {factor * middle:g}", kl=factor * middle) for factor in (0.25, 0.5, 1.0, 2.0, 4.0)]
 
 

@@ -1,38 +1,67 @@
-"""Methods at equal time: each gets as many particles as it moves within a number of seconds, by two short runs."""
+"""Methods at equal time: each gets as many particles as it moves within a number of seconds, by short runs."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 import torch
 
 from tokensteer.app.runs.jobs import Job
-from tokensteer.app.runs.prepare import Environment, PreparedJob, prepare
+from tokensteer.app.runs.prepare import Environment, PreparedJob, prepare, put_together
 from tokensteer.app.runs.recipes import recipe_of
 from tokensteer.app.runs.runner import run_one
 from tokensteer.core.steering.pilots import Budget
 
-TRIED = (4, 12)
-"""Particles of the two runs. Their difference is the time of a particle without what every run takes."""
+FIRST, FACTOR = 4, 3
+"""Particles of the first run, and how many times as many each run has as the one before it."""
+SHARE = 0.25
+"""Runs grow until one takes this share of the time: few particles take a GPU no longer than one."""
 
 
 def within(jobs: Sequence[Job], budget: str, place: Environment) -> list[Job]:
-    """The jobs with as many particles, at least one, as the time allows; a method that pilots plan gets the budget."""
+    """The jobs with as many particles, at least one, as the time allows; a method that pilots plan gets the budget.
+    Jobs that differ only in their seed are timed once and get equally many particles."""
     whole = Budget.of(budget)
     if whole.unit != "s":
         raise ValueError(f"--budget must be a time here, such as 30s, got {budget}: for rows there is --match-rows")
+
+    alike = [replace(job, particles=FIRST, seed=jobs[0].seed) for job in jobs]
+    tasks = {one.job: one.task for one in prepare(alike, place)}
+
+    @cache
+    def counted(job: Job) -> tuple[int, str]:
+        def seconds_of(count: int, populations: int = job.populations) -> float:
+            many = replace(job, particles=count, populations=populations)
+            return _seconds(put_together(many, tasks[job]), place)
+
+        seconds_of(FIRST, 1)  # warms up
+        return particles(seconds_of, whole.amount)
+
     found: list[Job] = []
-    for job in jobs:
-        job = replace(job, extra=(*job.extra, budget))
+    for job, unseeded in zip(jobs, alike, strict=True):
+        named = replace(job, extra=(*job.extra, budget))
         if recipe_of(job.method).planned:
-            found.append(replace(job, budget=budget))
+            found.append(replace(named, budget=budget))
             continue
-        few, more = (_seconds(ready, place) for ready in prepare([replace(job, particles=n) for n in TRIED], place))
-        each = max((more - few) / (TRIED[1] - TRIED[0]), 1e-6)
-        found.append(replace(job, particles=max(1, int(TRIED[0] + (whole.amount - few) / each))))
+        count, why = counted(unseeded)
+        found.append(replace(named, particles=count, why=f"{why}; the time is {budget}"))
     return found
+
+
+def particles(seconds_of: Callable[[int], float], seconds: float) -> tuple[int, str]:
+    """How many particles fit into a time, and why, if seconds_of(n) is what n take. The last two runs give the time of
+    a particle apart from what every run takes, at least a quarter of the mean over particles."""
+    few, more = FIRST, FACTOR * FIRST
+    took, longer = seconds_of(few), seconds_of(more)
+    while longer < SHARE * seconds:
+        few, more, took = more, FACTOR * more, longer
+        longer = seconds_of(more)
+    each = max((longer - took) / (more - few), longer / more / 4)
+    count = max(1, int(more + (seconds - longer) / each))
+    return count, f"{count:,}: {few:,} took {took:.3g} s and {more:,} took {longer:.3g} s"
 
 
 def _seconds(ready: PreparedJob, place: Environment) -> float:

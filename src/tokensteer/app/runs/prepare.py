@@ -94,8 +94,6 @@ def make_task(setup: Setup, name: str) -> Task:
     task = choose(name, TASKS, "task").make(setup)
     if task.prompted is None and setup.prompts is not None:
         raise ValueError(f"{name} reads no prompts: leave out --prompts {setup.prompts}")
-    if task.prompted is None and setup.reward is not None:
-        raise ValueError(f"{name} is no task of texts, which a reward of your own could judge: leave out --reward")
     if task.guided is None and setup.guidance is not None:
         raise ValueError(f"{name} has no model that is told the goal: leave out --guidance {setup.guidance:g}")
     return task
@@ -136,9 +134,8 @@ def _raised(error: BaseException, function: Any) -> str:
 
 
 def setup_of(job: Job, place: Environment) -> Setup:
-    choose(job.task, TASKS, "task")
-    asked = job.settings.of_task()
-    reward = None if asked.reward is None else reward_of(asked.reward)
+    entry, asked = choose(job.task, TASKS, "task"), job.settings.of_task()
+    reward = reward_of(asked.reward) if entry.judges_texts and asked.reward is not None else None
     return Setup(**vars(asked), device=place.device, weights=place.weights, reward_function=reward)
 
 

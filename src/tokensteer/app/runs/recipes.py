@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tokensteer.app.runs.answers import best, one_draw, unweighted, weighted
 from tokensteer.app.words.lookup import choose
@@ -50,17 +51,31 @@ class Recipe:
 
 
 def _twisted(task: Task, tilt: Tilt) -> Tilt:
-    """The tilt with the task's learned twist. Raises ValueError if the twist was learned for another kl or ramp."""
+    """The tilt with the task's learned twist. Raises ValueError if it was learned for another reward, kl or ramp."""
     trained = learned(task)
     twisted = with_twist(tilt, trained)
     if trained.value is not None and trained.value.config.beside and tilt.ramp is not task.tilt.ramp:
         raise ValueError(f"the twist of {task.name} was learned beside the task's own ramp: leave out --ramp")
-    if (kl := (trained.value_card or trained.card)["kl"]) != tilt.kl:
+    card = trained.value_card or trained.card
+    if (other := other_reward(task, card)) is not None:
+        raise ValueError(
+            f"the twist of {task.name} was learned for {other}, and here it is {named(task.reward)}: use smc-amot"
+        )
+    if (kl := card["kl"]) != tilt.kl:
         raise ValueError(
             f"the twist of {task.name} was learned at kl = {kl:g}, and here it is {tilt.kl:g}: give --kl {kl:g}, or "
             "use smc-amot"
         )
     return twisted
+
+
+def other_reward(task: Task, card: Mapping[str, Any]) -> str | None:
+    """The reward that networks with this card were learned for, in words; None if it is that of the task."""
+    return None if card.get("reward") == task.reward else named(card.get("reward"))
+
+
+def named(reward: str | None) -> str:
+    return "the task's own reward" if reward is None else f"the reward {reward}"
 
 
 def _clip(tilt: Tilt, most: float) -> float | None:
@@ -108,6 +123,13 @@ def _drakes(name: str) -> Recipe:
     return Recipe(make, unweighted, trained=tuned)
 
 
+def _split_gibbs(split: SplitGibbs) -> Recipe:
+    def make(task: Task, tilt: Tilt, n: int) -> Method:
+        return Method(Steering(_uniform(task), tilt))
+
+    return Recipe(make, unweighted, split=split, estimates=False)
+
+
 def _fk(potential: Potential) -> Callable[[Task, Tilt, int], Method]:
     return lambda task, tilt, n: methods.fk_steering(
         task.model, tilt, potential, max(1, len(task.model.steps) // STAGES)
@@ -137,10 +159,9 @@ METHODS: dict[str, Recipe] = {
     # The model tuned by the gradient of the reward, and the same with a KL penalty that keeps it near the model.
     "drakes": _drakes("drakes"),
     "drakes-kl": _drakes("drakes-kl"),
-    # Split Gibbs sampling with uniform noise.
-    "sgdd": Recipe(
-        lambda task, tilt, n: Method(Steering(_uniform(task), tilt)), unweighted, split=SplitGibbs(), estimates=False
-    ),
+    # Split Gibbs sampling with uniform noise: with the denoiser rows of plain sampling, and as long as its authors'.
+    "sgdd": _split_gibbs(SplitGibbs()),
+    "sgdd-long": _split_gibbs(SplitGibbs(50, steps=32, flips=200)),
     # SMC with the model as proposal, the gradient proposal, and the locally optimal one by enumeration (few states).
     "smc-base": Recipe(lambda task, tilt, n: methods.smc_base(task.model, tilt)),
     "smc-grad": Recipe(lambda task, tilt, n: methods.smc_grad(task.model, tilt, _clip(tilt, methods.CLIP))),
@@ -166,7 +187,7 @@ METHODS: dict[str, Recipe] = {
 def usual(task: Task, tilt: Tilt) -> list[str]:
     """The methods to compare by default: the enumerated proposal only where twists need no draws, and others only where
     the task has what they need, such as networks trained for this goal."""
-    left_out = {"auto", "particle-gibbs", "svdd-argmax", *_hindered(task, tilt)}
+    left_out = {"auto", "particle-gibbs", "sgdd-long", "svdd-argmax", *_hindered(task, tilt)}
     if tilt.drawn:
         left_out.add("smc-enumerated")
     if task.guided is None:

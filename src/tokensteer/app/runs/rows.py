@@ -13,7 +13,7 @@ from tokensteer.app.runs import answers
 from tokensteer.app.runs.auto import LEARNED
 from tokensteer.app.runs.prepare import PreparedJob
 from tokensteer.app.runs.prompts import only
-from tokensteer.app.runs.recipes import Recipe, learned
+from tokensteer.app.runs.recipes import Recipe, learned, other_reward
 from tokensteer.app.words.numbers import stored
 from tokensteer.core.particles.result import Result
 from tokensteer.tasks.common.metrics import Measured, measured
@@ -85,12 +85,16 @@ def _extras(ready: PreparedJob, kept: Tensor) -> dict[str, Any]:
         trained = learned
     if trained is not None:
         card = trained(ready.task).card
+        if (other := other_reward(ready.task, card)) is not None:
+            found["learned for"] = other
         found["training"] = {name: card[name] for name in ("denoiser rows", "seconds", "device", "history")}
     if ready.chosen is not None:
         found["plan"] = {
             **ready.chosen.reasons,
             "particles": f"{ready.chosen.num_particles}, what the rest of the budget pays for",
         }
+    elif ready.job.why is not None:
+        found["plan"] = {"particles": ready.job.why}
     if prompted is not None and prompted.failed:
         failed = prompted.failed
         found["failed"] = [{"prompt": prompt.text, "id": prompt.id, "error": reason} for prompt, reason in failed]

@@ -85,6 +85,7 @@ JOB = {
     "particles": SIZE,
     "seed": COUNT,
     "budget": maybe(TEXT),
+    "why": maybe(TEXT),
     "kl": maybe(POSITIVE),
     "remask": SHARE,
     "extra": listed(TEXT),
@@ -106,7 +107,7 @@ ROW = (
     | _of(NUMBER, "seconds")
 )
 ROW_EXTRAS = (
-    _of(TEXT, "about", "answer", "picture")
+    _of(TEXT, "about", "answer", "learned for", "picture")
     | _of(listed(TEXT), "dead prompts", "written")
     | _of(maybe(named(MEASURED)), "best")
     | {"job": record({}, JOB), "training": record(TRAINING, {}), "failed": listed(record(FAILED, {}))}

@@ -12,6 +12,7 @@ from rich.table import Table
 from tokensteer.app.runs.seeds import over_seeds, seeds_of
 from tokensteer.app.words import metrics
 from tokensteer.app.words.numbers import NOTHING, loaded_pair, short, with_error
+from tokensteer.app.words.plans import PILOTED, by_title, of_pilots
 
 Row = Mapping[str, Any]
 Column = tuple[str, Callable[[Row], str]]
@@ -122,13 +123,23 @@ def summary(row: Row) -> str:
 
 
 def plans(rows: Sequence[Row]) -> list[str]:
-    """What pilots chose for each row that they planned, a line for each choice."""
+    """What pilots or timing chose, a line for each choice with its reason."""
     found: list[str] = []
-    for row in rows:
-        if "plan" in row:
-            found.append(f"{row['method']}, seed {row['seed']}, chose (in brackets the cost of others, same error):")
-            found += [f"  {name:<9} {reason}" for name, reason in row["plan"].items()]
+    for title, reasons in by_title((row["method"], row["seed"], row.get("plan", {})) for row in rows).items():
+        found.append(f"Chosen for {title}:" + (f" {PILOTED}" if of_pilots(reasons) else ""))
+        found += [f"  {name:<9} {reason}" for name, reason in reasons.items()]
     return found
+
+
+def learned_elsewhere(rows: Sequence[Row]) -> list[str]:
+    """A line for each method whose networks were learned for another reward."""
+    found: dict[str, None] = {}
+    for row in rows:
+        if "learned for" in row:
+            weighted = row.get("answer") != "unweighted"
+            effect = "its weights correct for that" if weighted else "no weights correct for that"
+            found[f"{row['method']}: its networks were learned for {row['learned for']}; {effect}"] = None
+    return list(found)
 
 
 def failures(rows: Sequence[Row]) -> list[str]:

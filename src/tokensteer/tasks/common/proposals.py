@@ -151,6 +151,7 @@ class ProposalTraining:
         if not twist:
             say("choosing the scale")
             card |= self.scale(task, learned.denoiser, plan, training)
+        card |= {} if task.reward is None else {"reward": task.reward}
         for file in files:  # without "quality": see `finished`
             write_json(file.with_suffix(".json"), card)
         say("measuring")

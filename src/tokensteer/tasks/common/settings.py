@@ -41,8 +41,9 @@ class Settings:
     trigger: Annotated[str | None, left("the method's", "STR")] = None
     """When to resample: ess:0.5, ess:0.5:10 (looking ten times in a run), every:20, always, never, observe (never, but
     look at the weights)."""
-    reward: Annotated[str | None, left("the task's", "MODULE:FUNCTION")] = None
-    """For text: a function of your own, from a list of texts to a number for each; MODULE may be a file."""
+    reward: Annotated[str | None, left("the task's", "NAME")] = None
+    """For dna: log-p (the default) or logit. For text: a function of your own as MODULE:FUNCTION, from a list of texts
+    to a number for each; MODULE may be a file."""
     remask: float = 0.0
     """The cap of ReMDM, a probability that open sites are masked again; 0 for none."""
     resample: Annotated[str | None, left("the method's", "STR")] = None

@@ -74,8 +74,8 @@ def check_device(name: str) -> None:
 
 @dataclass(frozen=True)
 class Setup(Settings):
-    """Settings with the device, the folder of weights and the function that `reward` names. Each task gives `goal` its
-    own meaning, and its own `kl` unless one is given."""
+    """Settings with the device, the folder of weights and, for texts, the function that `reward` names. Each task gives
+    `goal` its own meaning, and its own `kl` unless one is given."""
 
     device: str = "cpu"
     weights: Path = SHIPPED
@@ -85,12 +85,18 @@ class Setup(Settings):
         check_wholes("Setup", 1, steps=self.steps)
         self.check()
         check_device(self.device)
-        if self.reward is not None and self.reward_function is None:
-            raise ValueError(f"the reward {self.reward} is a name: give the function itself as reward_function")
 
     @property
     def num_steps(self) -> int:
         return 100 if self.steps is None else self.steps
+
+    def refuse_reward(self, task: str) -> None:
+        """Raise if a reward is chosen; for tasks that have only one."""
+        if self.reward is not None or self.reward_function is not None:
+            raise ValueError(
+                f"{task} has only one reward, got {self.reward or 'a function'}: leave out --reward (dna has log-p and "
+                "logit, and text takes a function of your own)"
+            )
 
     def load(self, task: str, role: str) -> nn.Module:
         """A stored network of a task, on the device."""
@@ -155,7 +161,8 @@ class Task:
     `judge` marks ids (P, L) from 0 to 1, (P,), with a network that the reward does not use. `picture` writes at most
     `pictured` of ids (P, L) as a PNG file, and `written` other files of a result by suffix. `learned` loads the
     proposal for the task's goal. Some methods need `guided`, the target as a product of models, `uniform`, a model of
-    the same data under uniform noise, or tuned(name), a denoiser tuned for the goal.
+    the same data under uniform noise, or tuned(name), a denoiser tuned for the goal. `reward` names the reward of the
+    tilt if it is not the task's default.
     """
 
     name: str
@@ -172,3 +179,4 @@ class Task:
     guided: Callable[[], Product] | None = None
     uniform: Callable[[], Diffusion] | None = None
     tuned: Callable[[str], Trained] | None = None
+    reward: str | None = None

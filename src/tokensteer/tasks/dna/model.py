@@ -4,8 +4,9 @@ Ids 0 to 3 are A, C, G, T, 4 is the mask. The reward is log p(cell | x) of a con
 types; the judge is a transformer over words, trained on other sites from another seed. The reward is accessibility as
 the classifier predicts it, not measured activity.
 
-The reward is log p and not the logit log p - log(1 - p), because log p is bounded by 0. A logit over a small kl keeps
-growing where the classifier is already certain, and there its errors are its own.
+The default reward is log p and not the logit log p - log(1 - p), because log p is bounded by 0. A logit over a small kl
+keeps growing where the classifier is already certain, and there its errors are its own. The logit, called activity, is
+the second reward: it asks for what the paper reports.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from tokensteer.core.models.denoiser import Denoiser, from_logits
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.models.template import template
 from tokensteer.core.twists.estimators import Sampled
-from tokensteer.core.twists.ramps import Ramp
 from tokensteer.core.twists.ramps import linear as linear_ramp
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.tasks.common.metrics import Classifier
@@ -29,10 +29,13 @@ from tokensteer.tasks.dna.data import CELLS, LENGTH, LETTERS, MASK, VOCAB_SIZE
 from tokensteer.tasks.nets import DilatedConfig, MotifConfig, WordsConfig
 
 NAME = "dna"
-KL = 0.1
+LOG_P, LOGIT = "log-p", "logit"
+KLS = {LOG_P: 0.1, LOGIT: 0.5}
+"""The rewards, each with its default kl."""
+KL = KLS[LOG_P]
 RAMP = linear_ramp
 DRAWS = 4
-"""Ramp, kl and draws are the paper's."""
+"""Ramp, draws and the kl of log-p are the paper's."""
 
 DILATIONS = (1, 2, 4, 8, 16, 32, 1, 2, 4, 8)
 DENOISER = DilatedConfig(VOCAB_SIZE, LENGTH, 96, 5, DILATIONS, dropout=0.1, num_classes=len(CELLS))
@@ -77,10 +80,25 @@ def cell_of(goal: int | None) -> int:
     return cell
 
 
-def tilt(reward: Classifier, cell: int, ramp: Ramp = RAMP, kl: float = KL, draws: int = DRAWS) -> Tilt:
-    """The target p(x) · p(cell | x)^(1/kl). The reward over kl runs from -50 to 0: with fresh noise its estimates would
-    differ more by the noise than by the particle, so all particles share the noise."""
-    return Tilt(lambda x: reward(x)[:, cell], kl, ramp, draws, estimator=Sampled(seed=0), differentiable=True)
+def reward_of(name: str | None) -> str:
+    """The reward of that name, log-p unless given."""
+    if name is not None and name not in KLS:
+        raise ValueError(f"{NAME} has the rewards {' and '.join(KLS)}: give one of them as --reward, got {name}")
+    return LOG_P if name is None else name
+
+
+def tilt(classifier: Classifier, cell: int, reward: str = LOG_P, kl: float | None = None) -> Tilt:
+    """The target p(x) · exp(r(x)/kl), where r is log p(cell | x) or its logit. log p over kl runs from -50 to 0: with
+    fresh noise its estimates would differ more by the noise than by the particle, so all particles share the noise."""
+
+    def log_p(x: Tensor) -> Tensor:
+        return classifier(x)[:, cell]
+
+    def activity(x: Tensor) -> Tensor:
+        return logit(classifier(x), cell)
+
+    chosen = {LOG_P: log_p, LOGIT: activity}[reward]
+    return Tilt(chosen, KLS[reward] if kl is None else kl, RAMP, DRAWS, estimator=Sampled(seed=0), differentiable=True)
 
 
 def logit(log_p: Tensor, cell: int) -> Tensor:

@@ -17,7 +17,17 @@ from tokensteer.tasks.dna import proposals, reference
 from tokensteer.tasks.dna import train as dna_train
 from tokensteer.tasks.dna.data import CELLS, LENGTH
 from tokensteer.tasks.dna.metrics import Metrics
-from tokensteer.tasks.dna.model import KL, NAME, as_denoiser, cell_of, model, of_cell, tilt, uniform_model
+from tokensteer.tasks.dna.model import (
+    LOG_P,
+    NAME,
+    as_denoiser,
+    cell_of,
+    model,
+    of_cell,
+    reward_of,
+    tilt,
+    uniform_model,
+)
 from tokensteer.tasks.dna.output import picture, write_fasta
 
 GUIDANCE = 1.5
@@ -27,7 +37,7 @@ GUIDANCE = 1.5
 def task(setup: Setup | None = None) -> Task:
     """Towards the cell type `setup.goal`, HepG2 unless given."""
     setup = Setup() if setup is None else setup
-    cell = cell_of(setup.goal)
+    cell, name = cell_of(setup.goal), reward_of(setup.reward)
     prior, reward, judge = model(setup), setup.load(NAME, "reward"), setup.load(NAME, "judge")
     metrics = Metrics(cell, prior.denoiser, reward, judge, reference.load(setup.weights))
 
@@ -37,9 +47,9 @@ def task(setup: Setup | None = None) -> Task:
 
     return Task(
         NAME,
-        f"DNA of {LENGTH} letters, towards sites open in {CELLS[cell]}",
+        f"DNA of {LENGTH} letters, towards sites {'open' if name == LOG_P else 'active'} in {CELLS[cell]}",
         prior,
-        tilt(reward, cell, kl=KL if setup.kl is None else setup.kl),
+        tilt(reward, cell, name, setup.kl),
         metrics,
         picture,
         metrics.marks,
@@ -48,6 +58,7 @@ def task(setup: Setup | None = None) -> Task:
         guided=of_goal,
         uniform=lambda: uniform_model(setup),
         tuned=lambda name: proposals.find_tuned(setup.weights, name, cell, setup.device),
+        reward=None if name == LOG_P else name,
     )
 
 

@@ -181,6 +181,7 @@ def task(setup: Setup | None = None, fit: bool = False) -> Task:
     """Towards words that a factor binds; the goal is its place among the sorted names. The prior is uniform, or fitted
     to the words that some factor binds."""
     setup = Setup() if setup is None else setup
+    setup.refuse_reward(NAME)
     if setup.device != "cpu" or setup.remask:
         raise ValueError("tfbind runs on the CPU and opens one letter at a time: leave out --device and --remask")
     known = files()

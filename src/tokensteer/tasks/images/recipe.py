@@ -102,6 +102,7 @@ def tilt(reward: Classifier, digit: int, ramp: Ramp = RAMP, kl: float = 1.0, dra
 def task(recipe: Recipe, setup: Setup | None = None) -> Task:
     """Towards the digit `setup.goal`, 4 unless given."""
     setup = Setup() if setup is None else setup
+    setup.refuse_reward(recipe.name)
     digit = DIGIT if setup.goal is None else setup.goal
     reward, judge = (setup.load(recipe.name, role) for role in ("reward", "judge"))
     file = weights_file(setup.weights, recipe.name, "denoiser").with_suffix(".json")

@@ -95,6 +95,7 @@ def diffusion(setup: Setup, pmf: Tensor) -> Diffusion:
 def task(setup: Setup | None = None, powers: Powers = (1.0, 1.0)) -> Task:
     """Towards p1^a · p2^b for `powers` (a, b)."""
     setup = Setup() if setup is None else setup
+    setup.refuse_reward(NAME)
     if setup.device != "cpu":
         raise ValueError(f"{NAME} runs on the CPU only, got the device {setup.device}: leave it out")
     if setup.guidance is not None:

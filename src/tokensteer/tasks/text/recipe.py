@@ -142,6 +142,8 @@ def task(recipe: Recipe, setup: Setup | None = None) -> Task:
     """Towards praise, or blame if `setup.goal` is 0, for the prompts of the file `setup.prompts`, or `prompts.DEFAULT`.
     `setup.reward_function` replaces the reward; the judge still marks the goal."""
     setup = Setup(NUM_STEPS) if setup is None else setup
+    if setup.reward is not None and setup.reward_function is None:
+        raise ValueError(f"the reward {setup.reward} is a name: give the function itself as reward_function")
     denoiser = cast("Transformer", setup.load(recipe.name, "denoiser"))
     length = denoiser.config.length
     vocabulary = WordPiece.read(recipe.vocabulary_file(setup.weights))
@@ -166,7 +168,8 @@ def task(recipe: Recipe, setup: Setup | None = None) -> Task:
     def marks(ids: Tensor) -> Tensor:
         return (in_parts(judge, ids) > math.log(0.5)).double()
 
-    wanted = CLASSES[goal] if setup.reward_function is None else "a reward of your own"
+    own = None if setup.reward_function is None else setup.reward or "of your own"
+    wanted = CLASSES[goal] if own is None else "a reward of your own"
     wrap = as_denoiser(vocabulary.mask_id)
 
     def with_prompts(canvases: Sequence[tuple[Prompt, Tensor]], failed: Sequence[Failure]) -> Task:
@@ -196,6 +199,7 @@ def task(recipe: Recipe, setup: Setup | None = None) -> Task:
             learned=lambda: learned.find(setup.weights, recipe.name, goal, wrap, setup.device),
             written={".jsonl": write},
             prompted=Prompted(kept, failed, only),
+            reward=own,
         )
 
     return with_prompts(canvases, failed)
