@@ -100,10 +100,17 @@ class ProposalConfig:
             self,
             objective=aim,
             baseline=NONE if isinstance(aim, NO_BASELINE) else baseline or self.baseline,
-            plan=replace(self.plan, times=None, last=None) if aim.whole else self.plan,
+            plan=_fitting(self.plan, aim),
             value=replace(self.value, beside=False) if isinstance(aim, Balance) else self.value,
             options="".join(f" --{name} {value}" for name, value in named if value is not None),
         )
+
+
+def _fitting(plan: ProposalPlan, aim: Objective | Likelihood) -> ProposalPlan:
+    """The plan as an objective needs it: all steps of whole paths, or many small updates from many samples."""
+    if isinstance(aim, Likelihood):
+        return replace(plan, updates=50, replay=24)
+    return replace(plan, times=None, last=None) if aim.whole else plan
 
 
 @dataclass(frozen=True)
