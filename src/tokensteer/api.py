@@ -9,6 +9,7 @@ from tokensteer import testing as testing
 from tokensteer import train as train
 from tokensteer.app.runs.folder import Run as Run
 from tokensteer.app.runs.folder import open_run as open_run
+from tokensteer.app.runs.load import load as load
 from tokensteer.core.categorical import sites as sites
 from tokensteer.core.kernels import jumps as jumps
 from tokensteer.core.kernels import maskgit as maskgit

@@ -6,12 +6,14 @@ leaves the old file or the new one, and perhaps a temporary file, which `remove_
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -87,6 +89,8 @@ def remove_strays(folder: Path) -> None:
 
 def is_running(pid: int) -> bool:
     """Whether a process of this machine exists."""
+    if os.name == "nt":  # where os.kill(pid, 0) would interrupt it
+        return _opens(pid)
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -96,9 +100,18 @@ def is_running(pid: int) -> bool:
     return True
 
 
+def _opens(pid: int) -> bool:
+    """Whether Windows opens a process, for its limited information alone."""
+    kernel: Any = ctypes.__dict__["windll"].kernel32
+    handle = kernel.OpenProcess(0x1000, False, pid)
+    return bool(handle and kernel.CloseHandle(handle))
+
+
 def _flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
+    """Wait until a file, or the names in a folder, are on the disk. Windows does not open folders."""
+    if os.name == "nt" and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows flushes what may be written
     try:
         os.fsync(handle)
     finally:

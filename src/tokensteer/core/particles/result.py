@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -85,6 +85,10 @@ class Result:
 
     def sample(self, count: int = 1, generator: Generator | None = None) -> Tensor:
         """`count` draws from the target for each population, (B, count, L), with this generator or that of the run."""
+        return self._pick(self.draw(count, generator))
+
+    def draw(self, count: int = 1, generator: Generator | None = None) -> Tensor:
+        """The particles that `sample` returns, by their numbers, (B, count)."""
         if not self.alive.all():
             dead = [k for k, alive in enumerate(self.alive) if not alive]
             raise ValueError(
@@ -94,7 +98,7 @@ class Result:
             )
         check_whole("Result.sample: count", count, 0)
         u = uniforms((len(self.log_w), count), self.log_w, self.generator if generator is None else generator)
-        return self._pick(inverse_cdf(self.weights, u))
+        return inverse_cdf(self.weights, u)
 
     def best(self) -> Tensor:
         """The particle of highest reward of each population, (B, L); of highest weight if there is no reward."""
@@ -145,6 +149,22 @@ class Result:
         if fault is not None:
             raise ValueError(f"{file} is a damaged Result: {fault}")
         return result
+
+    def to_arviz(self, draws: int | None = None) -> Any:
+        """ArviZ's InferenceData: a chain for each population, of `draws` by weight (N unless given), with the reward of
+        each draw as a statistic. Needs arviz."""
+        from tokensteer.core.particles.to_arviz import to_arviz
+
+        return to_arviz(self, draws)
+
+    def html(self, decode: Callable[[Tensor], Sequence[str]] | None = None) -> str:
+        """A picture for notebooks; `decode` makes texts of ids (P, L)."""
+        from tokensteer.core.particles.result_html import result_html
+
+        return result_html(self, decode)
+
+    def _repr_html_(self) -> str:
+        return self.html()
 
     def __repr__(self) -> str:
         populations, particles, length = self.samples.shape
