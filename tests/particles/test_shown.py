@@ -69,9 +69,12 @@ def test_without_arviz_the_error_says_what_to_install(monkeypatch: pytest.Monkey
 
 def test_load_finds_tasks_and_runs(tmp_path) -> None:
     task = ts.load("digits", goal=3, steps=4)
-    assert "towards 3" in untyped(task).about
-    assert len(untyped(task).model.steps) == 4
-    with pytest.raises(ValueError, match="neither a task"):
+    assert "towards 3" in task.about
+    assert len(task.model.steps) == 4
+    with pytest.raises(ValueError, match="digits"):
         ts.load("digts")
-    with pytest.raises(ValueError, match="neither a task"):
+    with pytest.raises(FileNotFoundError):
         ts.load(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="give a Path"):
+        ts.load(str(tmp_path))

@@ -13,17 +13,16 @@ from tokensteer.tasks.common.task import Setup, Task
 
 
 @overload
-def load(what: Path) -> Run: ...
+def load(what: str, **setup: Any) -> Task: ...
 @overload
-def load(what: str, **setup: Any) -> Task | Run: ...
+def load(what: Path) -> Run: ...
 def load(what: str | Path, **setup: Any) -> Task | Run:
-    """The task of that name with its shipped networks, `load("digits", goal=3, kl=0.5)`, as `Setup` has it; or the run
-    that `tokensteer run` or `compare` wrote to a folder. A name that is both is a task: give a Path for the folder."""
-    if isinstance(what, str) and what in TASKS:
-        return make_task(replace(Setup(), **setup), what)
-    folder = Path(what)
-    if not (folder / CONFIG).is_file():
-        raise ValueError(f"{what} is neither a task ({', '.join(TASKS)}) nor the folder of a run")
-    if setup:
-        raise ValueError(f"{what} is a run, whose settings are those it was written with: leave out {', '.join(setup)}")
-    return open_run(folder)
+    """A task by its name, with its shipped networks and the settings of `Setup`: load("digits", goal=3, kl=0.5). Or the
+    run that `tokensteer run` or `compare` wrote to a folder, given as a Path."""
+    if isinstance(what, Path):
+        if setup:
+            raise ValueError(f"a run has the settings it was written with: leave out {', '.join(setup)}")
+        return open_run(what)
+    if what not in TASKS and (Path(what) / CONFIG).is_file():
+        raise ValueError(f"{what} is the folder of a run: give a Path, tokensteer.load(pathlib.Path({what!r}))")
+    return make_task(replace(Setup(), **setup), what)
