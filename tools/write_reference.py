@@ -58,10 +58,6 @@ class Name:
         place = self.file.as_posix().removeprefix("src/tokensteer/")
         return next(room for room, (part, _) in ROOMS.items() if place.startswith(part + "/"))
 
-    @property
-    def anchor(self) -> str:
-        return re.sub(r"[^\w-]", "", self.public.lower())
-
 
 @cache
 def tree(module: ModuleType) -> ast.Module:
@@ -268,7 +264,7 @@ def entry(name: Name) -> str:
         signature = f"{short} = {shown if len(shown) <= 200 else '…'}"
         text, listed = prose(described(name, node)), []
     parts = [
-        f"## {name.public}",
+        f'<a id="{name.public}"></a>\n\n## {name.public}',
         f"```py\n{signature}\n```",
         text,
         *(["\n".join(listed)] if listed else []),
@@ -286,7 +282,7 @@ def pages() -> dict[str, str]:
         here = [name for name in names if name.room == room]
         head = f"# {room.capitalize()}\n\n{holds} (`{part}`)."
         written[f"{room}.md"] = "\n\n".join([head, *(entry(name) for name in here)]) + "\n"
-        links = ", ".join(f"[{name.public.removeprefix('ts.')}]({room}.md#{name.anchor})" for name in here)
+        links = ", ".join(f"[{name.public.removeprefix('ts.')}]({room}.md#{name.public})" for name in here)
         rows.append(f"## [{room.capitalize()}]({room}.md)\n\n{holds}: {links}")
     intro = (
         "# API\n\nEvery public name with its signature and docstring, by the part of the package it is in; `ts` is "
