@@ -65,6 +65,7 @@ def tool(name: str) -> Any:
     return module
 
 
+@pytest.mark.fast
 def test_links_lead_somewhere_and_pages_are_listed() -> None:
     assert tool("build_site").faults() == []
 
