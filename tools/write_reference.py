@@ -61,7 +61,24 @@ class Name:
 
 @cache
 def tree(module: ModuleType) -> ast.Module:
-    return ast.parse(Path(str(module.__file__)).read_text("utf-8"))
+    """The source of a module, parsed; every node knows its lines."""
+    source = Path(str(module.__file__)).read_bytes()
+    parsed, lines = ast.parse(source), source.splitlines(keepends=True)
+    for node in ast.walk(parsed):
+        vars(node)["lines"] = lines
+    return parsed
+
+
+def source_of(node: ast.expr) -> str:
+    """An expression as it stands in the source, on one line."""
+    lines: list[bytes] = vars(node)["lines"][node.lineno - 1 : node.end_lineno]
+    lines[-1] = lines[-1][: node.end_col_offset]
+    lines[0] = lines[0][node.col_offset :]
+    return on_one_line(b"".join(lines).decode())
+
+
+def on_one_line(text: str) -> str:
+    return re.sub(r"([(\[{]) ", r"\1", re.sub(r",? ([)\]}])", r"\1", " ".join(text.split())))
 
 
 def defined(module: ModuleType) -> dict[str, ast.stmt]:
@@ -147,14 +164,14 @@ def of_function(node: ast.FunctionDef, name: str, method: bool = False) -> str:
     static = any(isinstance(mark, ast.Name) and mark.id == "staticmethod" for mark in node.decorator_list)
     if method and not static:
         parameters = parameters[1:]
-    return wrapped(name, parameters, f" -> {ast.unparse(node.returns)}" if node.returns else "")
+    return wrapped(name, parameters, f" -> {source_of(node.returns)}" if node.returns else "")
 
 
 def parameter(arg: ast.arg, default: ast.expr | None) -> str:
-    annotation = f": {ast.unparse(arg.annotation)}" if arg.annotation else ""
+    annotation = f": {source_of(arg.annotation)}" if arg.annotation else ""
     if default is None:
         return arg.arg + annotation
-    return f"{arg.arg}{annotation} = {ast.unparse(default)}" if annotation else f"{arg.arg}={ast.unparse(default)}"
+    return f"{arg.arg}{annotation} = {source_of(default)}" if annotation else f"{arg.arg}={source_of(default)}"
 
 
 def class_node(cls: type) -> ast.ClassDef | None:
@@ -173,18 +190,18 @@ def field_text(cls: type, name: str) -> str:
         node = class_node(base)
         for line in node.body if node else []:
             if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.target.id == name:
-                text = f"{name}: {ast.unparse(line.annotation)}"
+                text = f"{name}: {source_of(line.annotation)}"
                 value = line.value
-                if isinstance(value, ast.Call) and ast.unparse(value.func) == "field":
+                if isinstance(value, ast.Call) and source_of(value.func) == "field":
                     given = {word.arg: word.value for word in value.keywords}
                     factory = given.get("default_factory")
-                    return f"{text} = {ast.unparse(factory)}()" if factory else with_default(text, given.get("default"))
+                    return f"{text} = {source_of(factory)}()" if factory else with_default(text, given.get("default"))
                 return with_default(text, value)
     raise LookupError(f"{cls.__name__} has no field {name} in its source")
 
 
 def with_default(text: str, value: ast.expr | None) -> str:
-    return text if value is None else f"{text} = {ast.unparse(value)}"
+    return text if value is None else f"{text} = {source_of(value)}"
 
 
 def of_class(cls: type, name: str) -> str:
@@ -238,13 +255,12 @@ def members(cls: type) -> Iterator[str]:
         text = ast.get_docstring(line)
         if line.name.startswith("_") and not (line.name in SHOWN and text):
             continue
-        marks = {ast.unparse(mark) for mark in line.decorator_list}
+        marks = {source_of(mark) for mark in line.decorator_list}
         if "property" in marks:
-            signature = f".{line.name}" + (f": {ast.unparse(line.returns)}" if line.returns else "")
+            signature = f".{line.name}" + (f": {source_of(line.returns)}" if line.returns else "")
         else:
             signature = of_function(line, f".{line.name}", method=True)
-        signature = " ".join(signature.split()).replace("( ", "(").replace(", )", ")")
-        yield f"- `{signature}`" + (f"  \n{textwrap.indent(prose(text), '    ')}" if text else "")
+        yield f"- `{on_one_line(signature)}`" + (f"  \n{textwrap.indent(prose(text), '    ')}" if text else "")
 
 
 def entry(name: Name) -> str:
@@ -259,8 +275,8 @@ def entry(name: Name) -> str:
         signature, text, listed = of_function(node, short), prose(ast.get_docstring(node)), []
     else:
         assert node is not None, name
-        written = node.value if isinstance(node, ast.Assign | ast.AnnAssign) and node.value else node
-        shown = ast.unparse(written)
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) and node.value else node
+        shown = source_of(value)
         signature = f"{short} = {shown if len(shown) <= 200 else '…'}"
         text, listed = prose(described(name, node)), []
     parts = [
