@@ -8,7 +8,7 @@ READY := .venv/.ready
 test slow mutants: export OMP_NUM_THREADS = 1 # many small operations: more threads only wait for one another
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow mutants bench lint format clean
+.PHONY: help demo test slow mutants bench lint format docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -56,8 +56,13 @@ format: $(READY) ## mend style and formatting in place
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+docs: .venv/.docs ## write the API reference from the docstrings and build the site in build/site
+	@$(BIN)/python tools/write_reference.py
+	@$(BIN)/python tools/build_site.py
+	@echo "Open build/site/index.html, or serve it with search: $(BIN)/python -m http.server -d build/site"
+
 clean: ## remove the environment, caches, builds and outputs
-	rm -rf .venv build dist out .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist out .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp: install again whenever the declared dependencies change.
@@ -66,4 +71,8 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Installing tokensteer into .venv (the first time takes a few minutes)"
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	@touch $@
+
+.venv/.docs: $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@

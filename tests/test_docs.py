@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+
+import tokensteer as ts
+from tokensteer.rewards import text
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -31,7 +37,9 @@ SMALLER = {
         "num_particles=64, populations=2": "num_particles=32, populations=1",
         "steps=25": "steps=10",
     },
+    "guidance": {"ts.uniform_steps(50)": "ts.uniform_steps(10)", "populations=40": "populations=8"},
     "mog": {"Setup()": "Setup(20)", "sets = 4": "sets = 2", "sample(2000": "sample(500"},
+    "start": {"range(300)": "range(100)", "(2.0, 1.0, 0.5, 0.25, 0.1)": "(0.5, 0.1)"},
 }
 
 
@@ -48,21 +56,68 @@ def test_examples_run(page: Path) -> None:
     exec(compile(code, str(page), "exec"), {"__name__": "__main__"})
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.stem
-)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        if "://" not in target:
-            assert (page.parent / target).exists(), target
+def tool(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.fast
+def test_links_lead_somewhere_and_pages_are_listed() -> None:
+    assert tool("build_site").faults() == []
+
+
+def test_broken_links_and_pages_that_are_not_listed_are_found(tmp_path: Path) -> None:
+    site = tool("build_site")
+    site.ROOT, site.DOCS, site.STAGE = tmp_path, tmp_path / "docs", tmp_path / "build"
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("[here](docs/a.md#a-b) [nowhere](docs/c.md)")
+    (tmp_path / "CONTRIBUTING.md").write_text("[web](https://example.org)\n```md\n[in code](d.md)\n```\n")
+    (tmp_path / "docs" / "a.md").write_text("# A `b`\n\n[self](#a-b) [other](b.md#nothing) [source](../code.py)")
+    (tmp_path / "docs" / "b.md").write_text("# B\n")
+    (tmp_path / "code.py").write_text("x = 1\n")
+    (tmp_path / "mkdocs.yml").write_text(
+        "site_name: x\nnav:\n  - A: a.md\n  - More:\n      - C: c.md\n      - A: a.md\n"
+    )
+    assert site.faults() == [
+        "docs/a.md: b.md#nothing has no such heading",
+        "README.md: docs/c.md leads nowhere",
+        "docs/b.md is not in the navigation of mkdocs.yml",
+        "mkdocs.yml lists c.md, which is not in docs/",
+        "mkdocs.yml lists a.md more than once",
+    ]
+    site.stage()
+    assert "[source](repository/code.py.md)" in (tmp_path / "build" / "a.md").read_text()
+    assert "x = 1" in (tmp_path / "build" / "repository" / "code.py.md").read_text()
+
+
+def test_the_reference_is_that_of_the_docstrings() -> None:
+    reference = tool("write_reference")
+    kept = {page.name: page.read_text("utf-8") for page in reference.FOLDER.glob("*.md")}
+    assert kept == reference.pages(), "run python tools/write_reference.py"
+
+
+def test_the_reference_has_every_public_name_once() -> None:
+    names = [name.public for name in tool("write_reference").public_names()]
+    pages = [page.read_text("utf-8") for page in (ROOT / "docs" / "reference").glob("*.md") if page.stem != "index"]
+    headings = re.findall(r"^## (ts\.\S+)$", "\n".join(pages), re.MULTILINE)
+    assert sorted(headings) == sorted(set(names))
+    packages = {f"ts.{name}": getattr(ts, name) for name in ("adapters", "rewards", "testing", "train")}
+    public = {"ts": ts, **packages, "ts.rewards.text": text}
+    for prefix, package in public.items():
+        for name in ts.__all__ if package is ts else vars(package):
+            if not name.startswith("_") and not isinstance(getattr(package, name), ModuleType):
+                assert f"{prefix}.{name}" in headings
+    for entry in "\n".join(pages).split("\n## ")[1:]:
+        described = re.sub(r"```py\n.*?\n```|^Source: .*$", "", entry, flags=re.DOTALL | re.MULTILINE)
+        assert len(described.split("\n", 1)[1].strip()) > 0, f"{entry.splitlines()[0]} has no docstring"
 
 
 def test_the_picture_of_the_rooms_is_that_of_the_imports() -> None:
-    spec = importlib.util.spec_from_file_location("draw_rooms", ROOT / "tools" / "draw_rooms.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = tool("draw_rooms")
     assert module.FILE.read_text("utf-8") == module.draw(), "run python tools/draw_rooms.py"
 
 

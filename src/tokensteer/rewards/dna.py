@@ -238,7 +238,7 @@ class Network:
 
 # ---- restriction enzymes
 
-MOST_WORDS = 4096
+MOST_WORDS = 4096  # words that one recognition site may stand for
 
 
 def _table(text: str) -> dict[str, str]:

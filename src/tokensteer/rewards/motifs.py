@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from tokensteer.core.numerics.domains import check_number
 
-GRAIN = 64
-LETTERS = "ACGT"
+GRAIN = 64  # scores are integers in steps of 1/GRAIN bits
+LETTERS = "ACGT"  # the letter of each token id
 EVEN = (0.25, 0.25, 0.25, 0.25)  # all letters equally likely
 
 

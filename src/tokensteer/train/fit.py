@@ -39,6 +39,7 @@ class Plan(Pace):
 
 
 Watch = Callable[[Report], None]
+"""Called with the report of each evaluation."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.particles.path import Sites, Step
 
 NO_MASK = -1
+"""The mask id of kernels without a mask: it marks the free sites of a template."""
 
 Sigma = Callable[[Step, float], float]
 """sigma(step, bound), the probability that an open site is masked again; at most `bound`."""

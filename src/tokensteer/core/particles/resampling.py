@@ -17,6 +17,7 @@ from tokensteer.core.numerics.domains import check_number, check_whole
 from tokensteer.core.numerics.draws import inverse_cdf, uniforms
 
 Resampler = Callable[[Tensor, Generator | None], tuple[Tensor, Tensor]]
+"""Log-weights (B, N) -> ancestors and new log-weights, (B, N) each; the mean weight of a population is kept."""
 
 
 def log_mean_weight(log_w: Tensor) -> Tensor:

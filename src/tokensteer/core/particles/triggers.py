@@ -15,6 +15,7 @@ from tokensteer.core.particles.path import Step
 from tokensteer.core.particles.resampling import ess
 
 Trigger = Callable[[Tensor, Step], Tensor]
+"""(log-weights (B, N), the step) -> which populations are resampled, (B,)."""
 
 
 def always(log_w: Tensor, step: Step) -> Tensor:
@@ -45,6 +46,7 @@ def looks(when: Trigger, step: Step) -> bool:
 
 
 never = Scheduled(always, lambda step: False)
+"""No resampling, and no look at the weights on the way."""
 
 
 def every(k: int) -> Trigger:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tokensteer.core.twists.tilt import Tilt
 
 Average = Callable[[Tensor, Tensor, float], Tensor]
+"""(rewards of draws (M, P), their log-weights (M, P), kl) -> the estimate (P,)."""
 
 
 class NoisyState(NamedTuple):

@@ -26,6 +26,7 @@ from tokensteer.core.numerics.domains import check_number, check_whole
 from tokensteer.core.particles.resampling import weights
 
 Ramp = Callable[[float], float]
+"""The share of the reward that counts at time t, with ramp(0) = 1."""
 
 
 def linear(t: float) -> float:
