@@ -15,6 +15,7 @@ from tokensteer.app.runs.prepare import PreparedJob
 from tokensteer.app.runs.prompts import only
 from tokensteer.app.runs.recipes import Recipe, learned, other_reward
 from tokensteer.app.words.numbers import stored
+from tokensteer.core.kernels.kernel import NO_MASK
 from tokensteer.core.particles.result import Result
 from tokensteer.tasks.common.metrics import Measured, measured
 from tokensteer.tasks.common.task import Task
@@ -69,11 +70,24 @@ def row_of(ready: PreparedJob, result: Result, answer: Result, kept: Tensor, sec
         "seconds": round(seconds, 3),
         "job": job.stored(),
         **_extras(ready, kept),
+        **_alphabet(ready, result),
     }
 
 
 def _metrics(task: Task, answer: Result, kept: Tensor) -> dict[str, list[float | None]]:
     return {name: stored(value) for name, value in measure(task, answer, kept).items()}
+
+
+def _alphabet(ready: PreparedJob, result: Result) -> dict[str, Any]:
+    """What a report needs to show the stored states: the mask, and for texts the pieces that occur."""
+    if result.states is None:
+        return {}
+    mask, piece = ready.method.steering.model.kernel.mask_id, ready.task.piece
+    found: dict[str, Any] = {} if mask == NO_MASK else {"mask": mask}
+    if piece is not None:
+        tokens = (int(token) for token in result.states.flatten().bincount().nonzero())
+        found["pieces"] = {str(token): piece(token) for token in tokens if token != mask}
+    return found
 
 
 def _extras(ready: PreparedJob, kept: Tensor) -> dict[str, Any]:
