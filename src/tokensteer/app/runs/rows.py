@@ -15,7 +15,6 @@ from tokensteer.app.runs.prepare import PreparedJob
 from tokensteer.app.runs.prompts import only
 from tokensteer.app.runs.recipes import Recipe, learned, other_reward
 from tokensteer.app.words.numbers import stored
-from tokensteer.core.kernels.kernel import NO_MASK
 from tokensteer.core.particles.result import Result
 from tokensteer.tasks.common.metrics import Measured, measured
 from tokensteer.tasks.common.task import Task
@@ -83,7 +82,7 @@ def _alphabet(ready: PreparedJob, result: Result) -> dict[str, Any]:
     if result.states is None:
         return {}
     mask, piece = ready.method.steering.model.kernel.mask_id, ready.task.piece
-    found: dict[str, Any] = {} if mask == NO_MASK else {"mask": mask}
+    found: dict[str, Any] = {} if mask < 0 else {"mask": mask}  # there is none under uniform noise
     if piece is not None:
         tokens = (int(token) for token in result.states.flatten().bincount().nonzero())
         found["pieces"] = {str(token): piece(token) for token in tokens if token != mask}
