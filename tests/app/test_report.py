@@ -20,7 +20,7 @@ import tokensteer as ts
 from tokensteer.app import report
 from tokensteer.app.report import figures, genealogy, samples, trades, write
 from tokensteer.app.report.folder import read
-from tokensteer.app.report.page import most_within
+from tokensteer.app.report.markup import most_within
 from tokensteer.app.runs.folder import FORMAT, writing
 from tokensteer.app.words.numbers import number, short, spread
 from tokensteer.tasks.catalogue import TASKS

@@ -119,6 +119,8 @@ class Run:
     """Independent runs side by side, of each prompt if there are several; they give the standard errors."""
     seed: int = 0
     """Same seed, same samples."""
+    keep_states: Flag = False
+    """Store the particles of every step, for the player of the report; of the first two populations only."""
     out: Annotated[Path | None, left("out/TASK-METHOD", "FOLDER")] = None
     """The run folder."""
     settings: Asked = field(default_factory=Settings)
@@ -142,6 +144,8 @@ class Compare:
     """Give each method the particles that it moves in this time, such as 30s. auto can be among the methods."""
     recipe: str = "methods"
     """What is varied: methods, ramps, draws, steps, kl, resampling or traces."""
+    keep_states: Flag = False
+    """Store the particles of every step, for the player of the report; of the first two populations of a row only."""
     out: Annotated[Path | None, left("out/TASK-RECIPE", "FOLDER")] = None
     """The run folder."""
     settings: Asked = field(default_factory=Settings)

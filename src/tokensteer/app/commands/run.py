@@ -33,6 +33,7 @@ def main(command: Run, words: str) -> int:
         raise ValueError("auto chooses the particles within its --budget: leave out --particles")
     particles = PARTICLES if command.particles is None else command.particles
     job = Job(command.task, method, particles, command.populations, command.seed, settings, budget=budget)
+    job = replace(job, keep_states=command.keep_states)
     return run_command(command, method, [job], place, words)
 
 

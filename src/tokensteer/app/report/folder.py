@@ -30,7 +30,7 @@ class Row:
     particles by reward. `answer` is the result that the method's metrics are measured on: all particles or some of
     them, with equal weights unless `weighted`. `texts` are its samples, if texts; `failed` are prompts that gave none.
     `plan` has the reasons of what pilots or timing chose for it, `learned_for` names another reward that its
-    networks were learned for.
+    networks were learned for. `mask` is the mask token of stored states, and `pieces` the text of other tokens, by id.
     """
 
     task: str
@@ -57,6 +57,8 @@ class Row:
     failed: Sequence[Mapping[str, Any]]
     plan: Mapping[str, str]
     learned_for: str | None
+    mask: int | None
+    pieces: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,8 @@ def _row(run: runs.Run, index: int) -> Row:
         failed=stored.get("failed", ()),
         plan=stored.get("plan", {}),
         learned_for=stored.get("learned for"),
+        mask=stored.get("mask"),
+        pieces=stored.get("pieces", {}),
     )
 
 

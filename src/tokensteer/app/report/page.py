@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from tokensteer import files
-from tokensteer.app.report import charts, genealogy, learning, samples, sweeps, traces, trades
+from tokensteer.app.report import charts, genealogy, learning, player, samples, sweeps, traces, trades
 from tokensteer.app.report.folder import Row, Run, read
-from tokensteer.app.report.markup import element, section, text
+from tokensteer.app.report.markup import element, most_within, pickers, section, text
 from tokensteer.app.report.table import best_table, table
-from tokensteer.app.report.words import colours_of, naming, plural, verdict
+from tokensteer.app.report.words import colours_of, most_telling, naming, plural, verdict
 from tokensteer.app.runs import folder as runs
 from tokensteer.app.words.plans import PILOTED, by_title
 from tokensteer.tasks.catalogue import TASKS
-from tokensteer.tasks.common.looks import HeatMap
+from tokensteer.tasks.common.looks import HeatMap, Look
 
 HERE = Path(__file__).parent
 MISSING = 12  # how many missing rows are named, at most
@@ -66,7 +66,8 @@ def html(run: Run) -> str:
     links = "".join(text("a", title, f'href="#{escape(key)}"') for key, title, _ in parts)
     body = element("header", "", _header(run)) + element("nav", 'aria-label="Parts of this page"', links)
     body += element("main", "", *(content for _, _, content in parts))
-    body += element("script", "", (HERE / "report.js").read_text("utf-8"))
+    scripts = ("report.js", "player.js") if 'class="player"' in body else ("report.js",)
+    body += "".join(element("script", "", (HERE / script).read_text("utf-8")) for script in scripts)
     style = element("style", "", (HERE / "report.css").read_text("utf-8"))
     head = element("head", "", HEAD, text("title", f"{', '.join(tasks)} · tokensteer"), style)
     return f'<!doctype html>\n<html lang="en">{head}\n<body>{body}</body></html>\n'
@@ -126,6 +127,7 @@ def _task(run: Run, task: str, rows: Sequence[Row], joined: Sequence[Row], sever
         ("results", "Results", "", _results(rows, joined, colours, run.finished)),
         ("choices", "Choices", CHOICES, _choices(rows)),
         ("samples", "Samples", *_samples(task, rows, name, colours)),
+        ("particles", "Particles", *player.part(rows, _look(task), name, colours)),
         ("traces", "On the way", TRACES, traces.charts(rows, colours)),
         ("weights", "Weights at the end", WEIGHTS, traces.weights(rows, colours)),
         ("genealogy", "Genealogy", *_genealogy(rows, name, colours)),
@@ -156,8 +158,12 @@ def _choices(rows: Sequence[Row]) -> str:
     )
 
 
+def _look(task: str) -> Look | None:
+    return TASKS[task].look if task in TASKS else None  # a folder may name a task of another version
+
+
 def _samples(task: str, rows: Sequence[Row], name: Callable[[Row], str], colours: Mapping[str, int]) -> tuple[str, str]:
-    look = TASKS[task].look if task in TASKS else None  # a folder may name a task of another version
+    look = _look(task)
     if isinstance(look, HeatMap) and all(row.result.samples.shape[-1] == 2 for row in rows):
         return HEAT_MAPS, samples.heat_maps(look, rows, name, colours)
     sheets = [samples.sheet(row, look, name(row), colours[row.method]) for row in rows]
@@ -179,9 +185,7 @@ def _genealogy(rows: Sequence[Row], name: Callable[[Row], str], colours: Mapping
     survival = traces.survival(many, colours)
     if not kept:
         return note, survival
-    resampled = [bool((row.result.ancestors[1:] != row.result.ancestors[:1]).any()) for row, _ in kept]
-    worth = [(2 if row.method.startswith("smc") else 1) * any_ for (row, _), any_ in zip(kept, resampled, strict=True)]
-    first = worth.index(max(worth))
+    first = most_telling([row for row, _ in kept])
     trees = ""
     for k, (row, some) in enumerate(kept):
         for b, drawing in enumerate(some):
@@ -200,27 +204,10 @@ def _tree(row: Row, population: int) -> str:
     return plot + charts.x_axis(charts.step_labels(tree.steps)) + f'<p class="note">{words}.</p>'
 
 
-def most_within(drawn: Sequence[Sequence[str]], budget: int) -> list[int]:
-    """How many of each list to keep within a total number of characters, all first items before any second one."""
-    shown = [0] * len(drawn)
-    for place in range(max(map(len, drawn), default=0)):
-        for k, trees in enumerate(drawn):
-            if place < len(trees) and shown[k] == place and len(trees[place]) <= budget:
-                shown[k] += 1
-                budget -= len(trees[place])
-    return shown
-
-
 def _controls(kept: Sequence[tuple[Row, Sequence[str]]], name: Callable[[Row], str], first: int) -> str:
-    methods = "".join(
-        text("option", name(row), f'value="{k}" data-populations="{len(some)}"' + (" selected" if k == first else ""))
-        for k, (row, some) in enumerate(kept)
-    )
-    populations = "".join(text("option", str(b + 1), f'value="{b}"') for b in range(len(kept[first][1])))
     return element(
         "div",
         'class="controls"',
-        element("label", "", "Method ", element("select", 'class="pick-row"', methods)),
-        element("label", "", "Population ", element("select", 'class="pick-population"', populations)),
+        pickers([name(row) for row, _ in kept], [len(some) for _, some in kept], first),
         element("output", 'aria-live="polite"', "Point at a line, or go there and use the arrow keys."),
     )

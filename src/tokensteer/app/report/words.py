@@ -44,6 +44,13 @@ def colours_of(rows: Sequence[Row]) -> dict[str, int]:
     return {"pretrained": 0, **{method: 1 + places.index(words[method]) % COLOURS for method in methods}}
 
 
+def most_telling(rows: Sequence[Row]) -> int:
+    """The place of the row whose particles are shown first: one that resampled, of SMC if there is any."""
+    resampled = [bool((row.result.ancestors[1:] != row.result.ancestors[:1]).any()) for row in rows]
+    worth = [(2 if row.method.startswith("smc") else 1) * any_ for row, any_ in zip(rows, resampled, strict=True)]
+    return worth.index(max(worth))
+
+
 def leaders(rows: Sequence[Row], metric: str) -> tuple[Row | None, list[Row]]:
     """The best row by a metric, and the rows within two standard errors of it."""
     known = [row for row in rows if metric in row.metrics and math.isfinite(row.metrics[metric].mean)]

@@ -11,7 +11,7 @@ from tokensteer.core.particles.result import Result
 
 
 def some(result: Result, populations: Tensor) -> Result:
-    """Some of the populations, chosen by their indices or by a mask."""
+    """Some of the populations, chosen by their indices or by a mask, without the states of their steps."""
     samples = result.samples[populations]
     return replace(
         result,
@@ -23,6 +23,8 @@ def some(result: Result, populations: Tensor) -> Result:
         ancestors=result.ancestors[:, populations],
         ramp=None if result.ramp is None else result.ramp[:, populations],
         templates=1 if result.templates == 1 else len(samples),  # templates may now have different numbers of them
+        states=None,
+        states_log_w=None,
     )
 
 

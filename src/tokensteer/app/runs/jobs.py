@@ -23,7 +23,8 @@ MOST = 10**9
 class Job:
     """A method on a task. `populations` is per prompt if the task reads prompts. `extra` has the words that distinguish
     it from other jobs of the same method. `budget`, a time or a number of rows, is for a method that pilots plan.
-    `why` it has so many particles, if they were measured."""
+    `why` it has so many particles, if they were measured. With `keep_states` the particles of every step are stored for
+    the first populations."""
 
     task: str
     method: str
@@ -34,6 +35,7 @@ class Job:
     extra: tuple[str, ...] = ()
     budget: str | None = None
     why: str | None = None
+    keep_states: bool = False
 
     def __post_init__(self) -> None:
         check_count("particles", self.particles, MOST, 16)
@@ -127,5 +129,5 @@ def plan(compare: Compare, settings: Settings, usual: Sequence[str]) -> list[Job
     many = populations if compare.populations is None else compare.populations
     methods = compare.methods or own or usual
     runs = product(methods, compare.particles or (16,), compare.seeds)
-    first = [Job(compare.task, m, n, many, seed, settings) for m, n, seed in runs]
+    first = [Job(compare.task, m, n, many, seed, settings, keep_states=compare.keep_states) for m, n, seed in runs]
     return [varied for job in first for varied in vary(job)]

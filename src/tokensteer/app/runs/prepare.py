@@ -79,6 +79,8 @@ def _check_used(ready: Sequence[PreparedJob]) -> None:
         )
     if any(one.job.settings.guidance for one in ready) and not any(one.recipe.guides for one in ready):
         raise ValueError(f"--guidance is the scale of cfg and smc-cfg, and {names} has none: leave it out")
+    if any(one.job.keep_states for one in ready) and all(one.recipe.split is not None for one in ready):
+        raise ValueError(f"--keep-states stores the steps of particles, and {names} has chains instead: leave it out")
 
 
 def _prepared(job: Job, task: Task) -> PreparedJob:

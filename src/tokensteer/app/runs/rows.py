@@ -69,11 +69,24 @@ def row_of(ready: PreparedJob, result: Result, answer: Result, kept: Tensor, sec
         "seconds": round(seconds, 3),
         "job": job.stored(),
         **_extras(ready, kept),
+        **_alphabet(ready, result),
     }
 
 
 def _metrics(task: Task, answer: Result, kept: Tensor) -> dict[str, list[float | None]]:
     return {name: stored(value) for name, value in measure(task, answer, kept).items()}
+
+
+def _alphabet(ready: PreparedJob, result: Result) -> dict[str, Any]:
+    """What a report needs to show the stored states: the mask, and for texts the pieces that occur."""
+    if result.states is None:
+        return {}
+    mask, piece = ready.method.steering.model.kernel.mask_id, ready.task.piece
+    found: dict[str, Any] = {} if mask < 0 else {"mask": mask}  # there is none under uniform noise
+    if piece is not None:
+        tokens = (int(token) for token in result.states.flatten().bincount().nonzero())
+        found["pieces"] = {str(token): piece(token) for token in tokens if token != mask}
+    return found
 
 
 def _extras(ready: PreparedJob, kept: Tensor) -> dict[str, Any]:

@@ -27,6 +27,9 @@ from tokensteer.core.particles.path import Record
 from tokensteer.core.particles.result import Result
 from tokensteer.tasks.common.task import SHIPPED, Task
 
+STORED = 2
+"""Populations whose states are stored with --keep-states, so that files stay small."""
+
 
 class Watch(Protocol):
     """Observes the jobs of a run, such as a progress bar."""
@@ -41,12 +44,15 @@ def run_one(ready: PreparedJob, place: Environment, watch: Callable[[Record], No
     steering, generator = method.steering, Generator(place.device).manual_seed(job.seed)
     populations = job.populations * steering.resources.templates  # a template for each prompt
     sweeps, split, when = ready.recipe.sweeps, ready.recipe.split, method.when
+    keep = STORED if job.keep_states else False
     with steering.resources.limited(place.memory):
         if sweeps:
-            return particle_gibbs(steering, sweeps, job.particles, populations, when=when, generator=generator).result
+            sizes = (sweeps, job.particles, populations)
+            return particle_gibbs(steering, *sizes, when=when, generator=generator, keep_states=keep).result
         if split is not None:
             return split(steering, job.particles, job.populations, generator=generator)
-    return method(job.particles, populations, generator=generator, memory=place.memory, on_step=watch)
+    noise, memory = generator, place.memory
+    return method(job.particles, populations, generator=noise, memory=memory, on_step=watch, keep_states=keep)
 
 
 def retry_per_prompt(

@@ -129,8 +129,10 @@ def particle_gibbs(
     ancestor_sampling: bool = False,
     reference: Tensor | None = None,
     generator: Generator | None = None,
+    keep_states: bool | int = False,
 ) -> Chain:
-    """Run `sweeps` conditional sweeps, each around a trajectory drawn from the one before.
+    """Run `sweeps` conditional sweeps, each around a trajectory drawn from the one before. `keep_states` is that of
+    `smc`, for the last sweep.
 
     The first reference is `reference` (T + 1, B, L), such as `pick(list(sweep(...)), generator)`; None runs SMC once.
     """
@@ -154,5 +156,6 @@ def particle_gibbs(
             sweep(pinned, num_particles, populations, resample=pinned.resample, when=when, generator=generator)
         )
         picked.append(pick(records, generator))
-    result = with_rows(summarise(records, generator, path.resources.templates), before, path.resources.spent())
+    result = summarise(records, generator, path.resources.templates, keep_states=keep_states)
+    result = with_rows(result, before, path.resources.spent())
     return Chain(torch.stack([x[-1] for x in picked]), result)

@@ -24,7 +24,7 @@ from tokensteer.core.numerics.capture import capturing
 from tokensteer.core.numerics.domains import check_whole
 from tokensteer.core.particles.path import FeynmanKac, Record, Resources, Step
 from tokensteer.core.particles.resampling import Resampler, ess, systematic
-from tokensteer.core.particles.result import Result, with_rows
+from tokensteer.core.particles.result import Result, narrowed, with_rows
 from tokensteer.core.particles.triggers import Trigger, ess_below, looks
 
 
@@ -173,9 +173,11 @@ def smc(
     memory: str | float | None = None,
     progress: bool = False,
     on_step: Callable[[Record], None] | None = None,
+    keep_states: bool | int = False,
 ) -> Result:
     """Run `sweep` to the end. `progress` shows a bar with ESS and reward; `on_step` is called with every record,
-    including the start.
+    including the start. `keep_states` stores the particles and weights of every step in the result: True those of all
+    populations, a number those of the first so many.
 
     With several templates, `populations` is a multiple of their number; the first populations belong to the first
     template, and so on. `memory`, such as "8GiB", limits the rows given to a network at once; the default is what the
@@ -188,7 +190,7 @@ def smc(
     records = sweep(path, num_particles, populations, resample=resample, when=when, generator=generator)
     with resources.limited(memory):
         shown = _bar(records, len(path.steps) + 1) if progress else records
-        result = summarise(shown, generator, resources.templates, on_step)
+        result = summarise(shown, generator, resources.templates, on_step, keep_states)
     return with_rows(result, before, resources.spent())
 
 
@@ -197,8 +199,13 @@ def summarise(
     generator: Generator | None = None,
     templates: int = 1,
     on_step: Callable[[Record], None] | None = None,
+    keep_states: bool | int = False,
 ) -> Result:
     """The result of a sweep from its records, which are consumed one by one."""
+    if not isinstance(keep_states, bool):
+        check_whole("keep_states", keep_states, 0)
+    kept = None if keep_states is True else int(keep_states)  # populations; None for all
+    states: list[Tensor] = []
     log_w: list[Tensor] = []
     ancestors: list[Tensor] = []
     rewards: list[Tensor | None] = []
@@ -208,6 +215,8 @@ def summarise(
         if on_step is not None:
             on_step(record)
         x = record.x
+        if kept != 0:
+            states.append(narrowed(x[:kept]))
         log_w.append(record.log_w)
         ancestors.append(record.ancestors)
         rewards.append(record.evaluation.reward)
@@ -226,6 +235,8 @@ def summarise(
         generator=generator,
         ramp=None if ramps[-1] is None else _stacked(ramps, log_w[-1], 0.0)[..., 0],
         templates=templates,
+        states=torch.stack(states) if states else None,
+        states_log_w=torch.stack(log_w)[:, :kept] if states else None,
     )
 
 

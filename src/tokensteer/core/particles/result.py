@@ -26,7 +26,10 @@ AXES = {
     "mean_reward": "TB",
     "ancestors": "TBN",
     "ramp": "TB",
-}  # of the tensors of a result; T counts the start too
+    "states": "TKNL",
+    "states_log_w": "TKN",
+}  # of the tensors of a result; T counts the start too, and K the populations whose states are stored
+WHOLE = ("samples", "ancestors", "states")
 
 
 def pooled(log_z: Tensor) -> tuple[float, float]:
@@ -47,7 +50,9 @@ class Result:
     samples (B, N, L), log_w and reward (B, N), log_z (B,); ess and mean_reward (T + 1, B), at steps without a reward
     the ESS of the last weights and NaN; ancestors (T + 1, B, N); `ramp` (T + 1, B), chosen by an adaptive ramp;
     `templates`, their number: the first B / templates populations belong to the first, and so on; `rows` counts the
-    network rows computed, `saved` those reused.
+    network rows computed, `saved` those reused. With `keep_states`, `states` (T + 1, K, N, L) and `states_log_w`
+    (T + 1, K, N) are the particles and log-weights of the first K populations at every step, before any resampling
+    there.
     """
 
     samples: Tensor
@@ -61,6 +66,8 @@ class Result:
     generator: Generator | None = None
     ramp: Tensor | None = None
     templates: int = 1
+    states: Tensor | None = None
+    states_log_w: Tensor | None = None
 
     @property
     def log_z(self) -> Tensor:
@@ -190,21 +197,35 @@ def _fault(result: Result) -> str | None:
     """What is wrong with a stored result, None if nothing is."""
     populations, particles, length = result.samples.shape if result.samples.dim() == 3 else (0, 0, 0)
     sizes = {"B": populations, "N": particles, "L": length, "T": len(result.ess) if result.ess.dim() else 0}
+    states = result.states
+    if (states is None) != (result.states_log_w is None):
+        return "it has only one of states and states_log_w"
+    sizes["K"] = min(populations, states.shape[1]) if states is not None and states.dim() == 4 else 0
     for name, axes in AXES.items():
         tensor = cast("Tensor | None", getattr(result, name))
         if tensor is None:
             continue
         if tuple(tensor.shape) != tuple(sizes[axis] for axis in axes) or not tensor.numel():
             return f"its {name} has the shape {tuple(tensor.shape)}, which does not fit the others"
-        if tensor.is_complex() or tensor.is_floating_point() == (name in ("samples", "ancestors")):
+        if tensor.is_complex() or tensor.is_floating_point() == (name in WHOLE):
             return f"its {name} is of type {tensor.dtype}"
     if not bool((result.log_w < math.inf).all()):
         return "its log_w has NaN or infinity"
     if bool((result.samples < 0).any()) or not bool(((result.ancestors >= 0) & (result.ancestors < particles)).all()):
         return "it has samples or ancestors that do not exist"
+    if states is not None and (
+        bool((states < 0).any()) or not bool((states[-1] == result.samples[: sizes["K"]]).all())
+    ):
+        return "its states do not end in its samples"
     if result.templates < 1 or populations % result.templates:
         return f"its templates, {result.templates}, do not share {populations} populations"
     return "it has counts below 0" if min([0, *result.rows.values(), *result.saved.values()]) < 0 else None
+
+
+def narrowed(tokens: Tensor) -> Tensor:
+    """A copy of tokens in the smallest type that holds them: uint8, int16 or int32."""
+    top = int(tokens.max())
+    return tokens.to(next(kind for kind in (torch.uint8, torch.int16, torch.int32) if top <= torch.iinfo(kind).max))
 
 
 def _some(things: Sequence[int | str]) -> str:

@@ -47,6 +47,7 @@ class Method:
         memory: str | float | None = None,
         progress: bool = False,
         on_step: Callable[[Record], None] | None = None,
+        keep_states: bool | int = False,
     ) -> Result:
         return smc(
             self.steering,
@@ -58,6 +59,7 @@ class Method:
             memory=memory,
             progress=progress,
             on_step=on_step,
+            keep_states=keep_states,
         )
 
 

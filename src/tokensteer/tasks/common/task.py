@@ -162,7 +162,7 @@ class Task:
     `pictured` of ids (P, L) as a PNG file, and `written` other files of a result by suffix. `learned` loads the
     proposal for the task's goal. Some methods need `guided`, the target as a product of models, `uniform`, a model of
     the same data under uniform noise, or tuned(name), a denoiser tuned for the goal. `reward` names the reward of the
-    tilt if it is not the task's default.
+    tilt if it is not the task's default. `piece` is the text of a token, with the space before it if it has one.
     """
 
     name: str
@@ -180,3 +180,4 @@ class Task:
     uniform: Callable[[], Diffusion] | None = None
     tuned: Callable[[str], Trained] | None = None
     reward: str | None = None
+    piece: Callable[[int], str] | None = None

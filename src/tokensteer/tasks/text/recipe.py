@@ -200,6 +200,7 @@ def task(recipe: Recipe, setup: Setup | None = None) -> Task:
             written={".jsonl": write},
             prompted=Prompted(kept, failed, only),
             reward=own,
+            piece=vocabulary.written,
         )
 
     return with_prompts(canvases, failed)

@@ -19,6 +19,7 @@ from tokensteer import files
 MASK, UNKNOWN = "[MASK]", "[UNK]"
 SPECIAL = (MASK, UNKNOWN, "[PAD]", "[CLS]", "[SEP]")
 INNER = "##"
+ENDS = frozenset(".,!?;:%)]}")  # pieces without a space before them
 LONGEST = 100  # letters of a word that is still spelt
 
 _TIGHT = re.compile(r" ([.,!?;:%)\]}]|\.\.\.)|([(\[{$#]) ")
@@ -108,6 +109,11 @@ class WordPiece:
 
     def _joined(self, ids: Sequence[int]) -> str:
         return " ".join(self.pieces[k] for k in ids).replace(f" {INNER}", "").removeprefix(INNER)
+
+    def written(self, token: int) -> str:
+        """A piece as it continues a text: with a space before it unless it is within a word or ends a phrase."""
+        piece = self.pieces[token]
+        return piece.removeprefix(INNER) if piece.startswith(INNER) or piece in ENDS else f" {piece}"
 
     # The interface of a tokenizer that `rewards.text` uses.
 
