@@ -25,6 +25,7 @@ from tokensteer.testing import Enumeration, enumerate_steering
 from tokensteer.train import (
     Balance,
     Batch,
+    Contrastive,
     OfState,
     OfTime,
     Paths,
@@ -184,6 +185,27 @@ def test_returns_learn_the_value_of_the_best_proposal() -> None:
         for objective, learned in ((Returns(), value), (Returns(twists=True), lacking)):
             loss = float(objective.backward(Batch(moves, learned, range(3)), 1.0))
             assert (loss < 1e-20) == (name == "globally_optimal"), (name, loss)
+
+
+@pytest.mark.parametrize("name", PROPOSALS)
+@pytest.mark.parametrize("twists", [False, True])
+def test_the_odds_of_target_against_model_are_the_value(name: str, twists: bool) -> None:
+    """Whoever walked the paths: the gradient in v is zero at log V - log Z, and only there."""
+    moves, exact = known(name)
+    paths = moves.paths
+    ratio = (paths.log_p - moves.log_q([0, 1, 2])).detach()
+    walked = some(paths.share) * (-ratio.sum(0)).exp()  # each path as often as q walks it
+    paths = replace(paths, log_ratio=ratio, share=walked)
+    odds = [exact.log_value[k] - exact.log_z - (exact.log_twist[k] if twists else 0.0) for k in range(3)]
+    for wrong in (0.0, 0.3):
+        level = [(value + wrong).clone().requires_grad_() for value in odds]
+
+        def v(x: Tensor, t: Time, level: list[Tensor] = level) -> Tensor:
+            return level[round(3 - 3 * float(t))][place(x, 3)]
+
+        Contrastive(twists=twists).backward(Batch(replace(moves, paths=paths), v, range(3)), 1.0)
+        slopes = torch.cat([some(values.grad) for values in level])
+        assert (float(slopes.abs().max()) < 1e-12) == (wrong == 0.0)
 
 
 @pytest.mark.parametrize("kernel", ["mdm", "remdm", "lowconf"])

@@ -29,6 +29,7 @@ from tokensteer.train.losses import uniform_bound as uniform_bound
 from tokensteer.train.losses import uniform_loss as uniform_loss
 from tokensteer.train.objectives import Balance as Balance
 from tokensteer.train.objectives import Batch as Batch
+from tokensteer.train.objectives import Contrastive as Contrastive
 from tokensteer.train.objectives import Objective as Objective
 from tokensteer.train.objectives import PathVariance as PathVariance
 from tokensteer.train.objectives import Returns as Returns

@@ -12,6 +12,9 @@ With G_t = psi_s(x_s) - psi_t(x_t) + log p(x_s | x_t) - log q(x_s | x_t) the log
 - `Returns`, for the twist of a q that is no longer trained: the mean of (v(x_t) - log-weight still to come)². Its zero
   is the mean of that log-weight under q, which is the log of the value function less what q still lacks. With `twists`,
   the tilt's own estimate is subtracted first, and v is added to that estimate.
+- `Contrastive`, for the same: tell states of the target's paths from states of the model's (contrastive twist learning,
+  Zhao et al., 2024; noise-contrastive estimation). The log-odds are the log of the model's value function less log Z,
+  whatever q is, and no square of a log-weight is taken.
 - `PathVariance`, the variance of the log-weight of whole paths, without any baseline: the same optimum for q.
 
 Gradients are accumulated over a few steps at a time, so that memory does not grow with the number of steps. Objectives
@@ -28,6 +31,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from tokensteer.core.kernels.jumps import OneSite
 from tokensteer.core.kernels.measure import SiteMeasure
@@ -184,6 +188,29 @@ class Returns:
         total = torch.zeros((), device=paths.x.device)
         for part in batch.parts:
             loss = paths.mean((batch.expected(part) - to_come[part]).square()).sum() / len(batch.steps)
+            total = total + loss.detach()
+            torch.autograd.backward(share * loss)
+        return total
+
+
+@dataclass(frozen=True)
+class Contrastive:
+    """The mean over steps of log(1 + exp(-v)) at the target's states and of log(1 + exp(v)) at the model's. Both are
+    those of the same paths, by importance weights. With `twists`, v is added to the tilt's own estimate."""
+
+    twists: bool = False
+    whole: bool = False
+    passes: int = field(default=0, init=False, repr=False)
+
+    def backward(self, batch: Batch, share: float, /) -> Tensor:
+        paths, populations = batch.moves.paths, batch.moves.model.populations
+        log_p = paths.log_ratio.sum(0) + (0.0 if paths.share is None else paths.share.log())
+        model, target = (w.view(populations, -1).softmax(-1).flatten() for w in (log_p, log_p + paths.log_twist[-1]))
+        total = torch.zeros((), device=paths.x.device)
+        for part in batch.parts:
+            odds = batch.expected(part) + (paths.log_twist[part] if self.twists else 0.0)
+            apart = target * softplus(-odds) + model * softplus(odds)
+            loss = apart.sum() / (populations * len(batch.steps))
             total = total + loss.detach()
             torch.autograd.backward(share * loss)
         return total

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from tokensteer.app.runs.folder import CONFIG, Run, open_run
-from tokensteer.app.runs.prepare import make_task
-from tokensteer.tasks.catalogue import TASKS
-from tokensteer.tasks.common.task import Setup, Task
+
+if TYPE_CHECKING:
+    from tokensteer.tasks.common.task import Task
 
 
 @overload
@@ -23,6 +22,11 @@ def load(what: str | Path, **setup: Any) -> Task | Run:
         if setup:
             raise ValueError(f"a run has the settings it was written with: leave out {', '.join(setup)}")
         return open_run(what)
+    # Tasks load the public names, of which this is one.
+    from tokensteer.app.runs.prepare import make_task
+    from tokensteer.tasks.catalogue import TASKS
+    from tokensteer.tasks.common.task import Setup
+
     if what not in TASKS and (Path(what) / CONFIG).is_file():
         raise ValueError(f"{what} is the folder of a run: give a Path, tokensteer.load(pathlib.Path({what!r}))")
-    return make_task(replace(Setup(), **setup), what)
+    return make_task(Setup(**setup), what)
