@@ -12,6 +12,7 @@ import tyro
 
 import tokensteer
 from tokensteer.app.options import COMMANDS, HELP
+from tokensteer.app.validate import validate
 from tokensteer.app.words.lookup import choose
 
 EXPECTED = (ValueError, OSError, ImportError, FloatingPointError)
@@ -22,10 +23,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code of `tokensteer ARGUMENTS`."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        if words[:1] == ["help"]:
+            words = [*words[1:2], "--help"]
         if not words or words[0] in ("-h", "--help"):
             print(HELP)
             return 0
-        if words[0] == "--version":
+        if words[0] in ("-V", "--version"):
             print(f"tokensteer {tokensteer.__version__}")
             return 0
         kind, about = choose(words[0], COMMANDS, "command")
@@ -33,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command = tyro.cli(kind, args=words[1:], prog=f"tokensteer {words[0]}", description=about)
         except SystemExit as stopped:  # tyro has printed help or an error
             return stopped.code if isinstance(stopped.code, int) else 2
+        validate(command)
         module = import_module(f"tokensteer.app.commands.{words[0]}")  # only now: torch takes seconds to load
         return module.main(command, shlex.join(["tokensteer", *words]))
     except KeyboardInterrupt:

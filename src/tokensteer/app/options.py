@@ -8,13 +8,10 @@ from typing import Annotated
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
+from tokensteer.app.words import names
 from tokensteer.tasks.common.settings import Settings, left
 
-METHODS = (
-    "auto, pretrained, best-of-n, svdd, svdd-argmax, nested-svdd, fk-difference, fk-max, fk-sum, prop-grad, cfg, "
-    "smc-cfg, drakes, drakes-kl, sgdd, sgdd-long, smc-base, smc-grad, smc-enumerated, prop-amot, smc-amot, "
-    "smc-learned, particle-gibbs"
-)
+METHODS = ", ".join(names.METHODS)
 
 RUN = f"""\
 Run one method on a task and write a run folder.
@@ -26,7 +23,8 @@ Run one method on a task and write a run folder.
   tokensteer run digits --trigger every:20 --ramp clipped:5 --draws 4 --out out/rarely
   tokensteer run text --goal 0 --prompts prompts.txt --populations 4 --out out/blame
 
-Methods: {METHODS}."""
+Methods: {METHODS}.
+`tokensteer list methods` has a line about each."""
 
 COMPARE = """\
 Run several methods, sizes and seeds on a task, side by side in one run folder.
@@ -85,7 +83,14 @@ Say what is installed: versions, devices, optional packages, data and weights.
   tokensteer doctor"""
 
 
-TASKS = "mog, product, digits, mnist, text, dna, tfbind and tfbind-fitted"
+LIST = """\
+List the methods, tasks, rewards or recipes, with a line about each.
+
+  tokensteer list
+  tokensteer list methods"""
+
+*_FIRST, _LAST = names.TASKS
+TASKS = f"{', '.join(_FIRST)} and {_LAST}"
 Task = Annotated[Positional[str], arg(metavar="TASK", help=f"One of {TASKS}.")]
 Flag = FlagCreatePairsOff[bool]
 
@@ -218,7 +223,13 @@ class Doctor:
     pass
 
 
-COMMANDS: dict[str, tuple[type[Demo | Run | Compare | Report | Train | Check | Doctor], str]] = {
+@dataclass(frozen=True)
+class List:
+    what: Annotated[Positional[str | None], arg(metavar="WHAT", help="methods, tasks, rewards or recipes.")] = None
+
+
+Command = Demo | Run | Compare | Report | Train | Check | Doctor | List
+COMMANDS: dict[str, tuple[type[Command], str]] = {
     "demo": (Demo, DEMO),
     "run": (Run, RUN),
     "compare": (Compare, COMPARE),
@@ -226,6 +237,7 @@ COMMANDS: dict[str, tuple[type[Demo | Run | Compare | Report | Train | Check | D
     "train": (Train, TRAIN),
     "check": (Check, CHECK),
     "doctor": (Doctor, DOCTOR),
+    "list": (List, LIST),
 }
 
 HELP = f"""\
@@ -241,5 +253,5 @@ Try
   tokensteer compare mog --particles 500 --populations 4 --out out/mog
   tokensteer report out/mog
 
-There are the tasks {TASKS}. `tokensteer COMMAND --help` has
-the options, with more examples."""
+There are the tasks {TASKS}. `tokensteer COMMAND --help`, or
+`tokensteer help COMMAND`, has the options, with more examples."""

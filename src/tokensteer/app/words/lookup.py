@@ -20,6 +20,12 @@ def choose(name: str, known: Mapping[str, Value], what: str) -> Value:
     return known[name]
 
 
+def check_known(name: str | None, known: Iterable[str], what: str) -> None:
+    """Raise ValueError unless a name is None or known."""
+    if name is not None and name not in known:
+        raise ValueError(unknown(name, known, what))
+
+
 def unknown(name: str, known: Iterable[str], what: str) -> str:
     near = get_close_matches(name.lower().replace("_", "-"), list(known), n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]}?" if near else ""
