@@ -105,6 +105,8 @@ class Where:
     """What a network may take at once, such as 8GiB."""
     force: Flag = False
     """Replace the run that is in the folder."""
+    resume: Flag = False
+    """Go on with the unfinished run that is in the folder: its rows are kept, and the others are run."""
 
 
 Asked = Annotated[Settings, arg(name="")]

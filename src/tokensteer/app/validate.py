@@ -12,6 +12,8 @@ from tokensteer.tasks.common.settings import Settings
 
 def validate(command: Command) -> None:
     """Raise ValueError for a name that does not exist, with the nearest one."""
+    if isinstance(command, Run | Compare) and command.where.force and command.where.resume:
+        raise ValueError("--resume keeps the run that is in the folder and --force replaces it: give one of the two")
     match command:
         case Run():
             check_known(command.task, names.TASKS, "task")

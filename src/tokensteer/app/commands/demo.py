@@ -10,6 +10,7 @@ from tokensteer.app.report import write
 from tokensteer.app.runs import recipes
 from tokensteer.app.runs.jobs import Job
 from tokensteer.app.runs.prepare import Environment, make_task
+from tokensteer.app.runs.runner import config
 from tokensteer.app.terminal.tables import say
 from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.common.task import Setup
@@ -34,7 +35,8 @@ ALONE = ("best-of-n", "svdd")
 
 def main(command: Demo, words: str) -> int:
     jobs = [job for size in SIZES for job in jobs_of(size, command.seed)]
-    run_jobs(jobs, Environment(), command.out, words, command.force)
+    place = Environment()
+    run_jobs(jobs, place, command.out, config(words, jobs, place), command.force)
     say(f"Report: {write(command.out)}")
     return 0
 

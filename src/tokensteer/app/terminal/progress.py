@@ -21,14 +21,14 @@ PAUSE = 0.1  # seconds between two readings of the weights: on a GPU each makes 
 
 
 @contextmanager
-def shown(jobs: int) -> Generator[Watch, None, None]:
-    """A watch for this many jobs, on the standard error stream."""
+def shown(jobs: int, done: int = 0) -> Generator[Watch, None, None]:
+    """A watch for this many jobs, some of them `done`, on the standard error stream."""
     if not sys.stderr.isatty():
-        yield Lines(jobs)
+        yield Lines(jobs, done)
         return
     columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=plain_console(stderr=True), transient=True) as bar:
-        yield Bars(bar, bar.add_task("", total=jobs), bar.add_task("", total=1))
+        yield Bars(bar, bar.add_task("", total=jobs, completed=done), bar.add_task("", total=1))
 
 
 @dataclass
