@@ -11,12 +11,13 @@ from typing import Any
 from tokensteer.app import options
 from tokensteer.app.given import given
 from tokensteer.app.options import Compare, Where
-from tokensteer.app.runs.folder import Run, Writer, going_on, writing
+from tokensteer.app.runs.folder import Run, Writer, going_on, open_run, writing
 from tokensteer.app.runs.jobs import Job
 from tokensteer.app.runs.prepare import Environment, prepare
 from tokensteer.app.runs.recipes import recipe_of
 from tokensteer.app.runs.resume import check_same, earlier
 from tokensteer.app.runs.runner import config, run_all
+from tokensteer.app.terminal.draws import draws
 from tokensteer.app.terminal.progress import shown
 from tokensteer.app.terminal.tables import deaths, failures, learned_elsewhere, plans, say, tables, terminal
 from tokensteer.app.words.lookup import choose
@@ -87,6 +88,8 @@ def run_jobs(
                 run_all(ready[kept:], place, writer, watch)
         finally:  # also when it is stopped
             console, rows = terminal(), writer.rows
+            for line in draws(open_run(out), console.width) if rows else ():
+                say(line, console)
             missing = [f"{job.label}, N = {job.particles}, seed {job.seed}" for job in jobs[len(rows) :]]
             lines = [*tables(rows, console.width), *plans(rows), *learned_elsewhere(rows)]
             lines += [*failures(rows), *deaths(rows)]
