@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
@@ -22,6 +22,7 @@ Run one method on a task and write a run folder.
   tokensteer run digits --budget 30s
   tokensteer run digits --trigger every:20 --ramp clipped:5 --draws 4 --out out/rarely
   tokensteer run text --goal 0 --prompts prompts.txt --populations 4 --out out/blame
+  tokensteer run --config out/seven/config.json --seed 1 --out out/again
 
 Methods: {METHODS}.
 `tokensteer list methods` has a line about each."""
@@ -58,7 +59,7 @@ A training that was stopped goes on where it was if it is given the same folder 
 REPORT = """\
 Write a run folder's report: one HTML page that needs nothing else.
 
-  tokensteer report out/mog
+  tokensteer report out/mog --open
   tokensteer report out/mog --figures"""
 
 CHECK = """\
@@ -93,6 +94,7 @@ List the methods, tasks, rewards or recipes, with a line about each.
 TASKS = f"{', '.join(_FIRST)} and {_LAST}"
 Task = Annotated[Positional[str], arg(metavar="TASK", help=f"One of {TASKS}.")]
 Flag = FlagCreatePairsOff[bool]
+Json = Annotated[Flag, arg(help="Print one JSON object to standard output, and nothing else there.")]
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ class Where:
     """Replace the run that is in the folder."""
     resume: Flag = False
     """Go on with the unfinished run that is in the folder: its rows are kept, and the others are run."""
+    config: Annotated[Path | None, left("none", "FILE")] = None
+    """Options from a TOML file, or from the config.json of a run; those of the command line come before them."""
 
 
 Asked = Annotated[Settings, arg(name="")]
@@ -130,6 +134,7 @@ class Run:
     """The run folder."""
     settings: Asked = field(default_factory=Settings)
     where: Here = field(default_factory=Where)
+    json: Json = False
 
 
 @dataclass(frozen=True)
@@ -153,6 +158,7 @@ class Compare:
     """The run folder."""
     settings: Asked = field(default_factory=Settings)
     where: Here = field(default_factory=Where)
+    json: Json = False
 
 
 @dataclass(frozen=True)
@@ -186,6 +192,7 @@ class Train:
     (F(t), a small network as in the paper) or per-step (F(t), a number for each step)."""
     force: Flag = False
     """Replace the weights that are in the folder."""
+    json: Json = False
 
 
 @dataclass(frozen=True)
@@ -193,6 +200,9 @@ class Report:
     folder: Annotated[Positional[Path], arg(metavar="FOLDER", help="What run or compare wrote.")]
     figures: Flag = False
     """Draw figures for a paper too, PNG files in FOLDER/figures; needs matplotlib."""
+    open: Flag = False
+    """Open the page in a browser."""
+    json: Json = False
 
 
 @dataclass(frozen=True)
@@ -208,6 +218,7 @@ class Check:
     """Whether a denoiser or reward on its own must take one-hots too, with gradients."""
     seed: int = 0
     """Of the random sequences it is asked about."""
+    json: Json = False
 
 
 @dataclass(frozen=True)
@@ -218,19 +229,23 @@ class Demo:
     """Same seed, same numbers."""
     force: Flag = False
     """Replace the run that is in the folder."""
+    json: Json = False
 
 
 @dataclass(frozen=True)
 class Doctor:
-    pass
+    json: Json = False
 
 
 @dataclass(frozen=True)
 class List:
     what: Annotated[Positional[str | None], arg(metavar="WHAT", help="methods, tasks, rewards or recipes.")] = None
+    json: Json = False
 
 
 Command = Demo | Run | Compare | Report | Train | Check | Doctor | List
+Outcome = dict[str, Any]
+"""What a command prints with --json."""
 COMMANDS: dict[str, tuple[type[Command], str]] = {
     "demo": (Demo, DEMO),
     "run": (Run, RUN),

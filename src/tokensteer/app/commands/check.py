@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from tokensteer.app.options import Check
+from tokensteer.app.options import Check, Outcome
 from tokensteer.app.words.lookup import find
 from tokensteer.core.kernels.kernel import NO_MASK, Kernel
 from tokensteer.core.kernels.masked import Ancestral
@@ -36,8 +36,8 @@ Law = tuple[str, Callable[[], None]]
 """The name of a part, and a function that raises an AssertionError unless the part is as it must be."""
 
 
-def main(command: Check, words: str) -> int:
-    """0 if all laws hold. Raises a ValueError with the mend for the first that is broken."""
+def main(command: Check, words: str) -> Outcome:
+    """The laws that hold, if all do. Raises a ValueError with the mend for the first that is broken."""
     check_seed("--seed", command.seed)
     found = find(command.target)
     laws = list(laws_of(found, command))
@@ -52,7 +52,7 @@ def main(command: Check, words: str) -> int:
             said = f"{type(error).__name__}: {error}"
             raise ValueError(f"{command.target} breaks down under the law of the {what}: {said}") from error
         print(f"holds: the law of the {what}")
-    return 0
+    return {"target": command.target, "holds": [what for what, _ in laws]}
 
 
 def laws_of(found: Any, given: Check) -> Iterator[Law]:

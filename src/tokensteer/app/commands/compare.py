@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tokensteer.app.commands.run import environment, out_of, run_command, with_steps
 from tokensteer.app.given import given
-from tokensteer.app.options import Compare
+from tokensteer.app.options import Compare, Outcome
 from tokensteer.app.runs import recipes
 from tokensteer.app.runs.choices import tilted
 from tokensteer.app.runs.folder import check_free
@@ -21,7 +21,7 @@ from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.settings import Settings
 
 
-def main(command: Compare, words: str) -> int:
+def main(command: Compare, words: str) -> Outcome:
     place, settings = environment(command.where), with_steps(command)
     choose(command.task, TASKS, "task")
     lists = (("methods", command.methods, "smc-base svdd"), ("particles", command.particles, "4 16"))

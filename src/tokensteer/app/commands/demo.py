@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tokensteer.app.commands.run import run_jobs
-from tokensteer.app.options import Demo
+from tokensteer.app.options import Demo, Outcome
 from tokensteer.app.report import write
 from tokensteer.app.runs import recipes
 from tokensteer.app.runs.jobs import Job
@@ -33,12 +33,13 @@ SIZES = (Size("mog", 1000, 4, 100, alone=5), Size("digits", 16, 8, 50))
 ALONE = ("best-of-n", "svdd")
 
 
-def main(command: Demo, words: str) -> int:
+def main(command: Demo, words: str) -> Outcome:
     jobs = [job for size in SIZES for job in jobs_of(size, command.seed)]
     place = Environment()
-    run_jobs(jobs, place, command.out, config(words, jobs, place), command.force)
-    say(f"Report: {write(command.out)}")
-    return 0
+    rows = run_jobs(jobs, place, command.out, config(words, jobs, place), command.force)
+    page = write(command.out)
+    say(f"Report: {page}")
+    return {"folder": str(command.out), "rows": rows, "report": str(page)}
 
 
 def jobs_of(size: Size, seed: int) -> list[Job]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokensteer.app import options
 from tokensteer.app.given import given
-from tokensteer.app.options import Compare, Where
+from tokensteer.app.options import Compare, Outcome, Where
 from tokensteer.app.runs.folder import Run, Writer, going_on, open_run, writing
 from tokensteer.app.runs.jobs import Job
 from tokensteer.app.runs.prepare import Environment, prepare
@@ -31,7 +31,7 @@ BUDGET = "30s"
 """What auto may spend unless it is said."""
 
 
-def main(command: options.Run, words: str) -> int:
+def main(command: options.Run, words: str) -> Outcome:
     place, settings = environment(command.where), with_steps(command)
     method = command.method or ("smc-grad" if command.budget is None else "auto")
     budget = budget_of(method, command.budget)
@@ -67,19 +67,21 @@ def out_of(command: options.Run | Compare, name: str) -> Path:
     return command.out or Path("out") / f"{command.task}-{name}"
 
 
-def run_command(command: options.Run | Compare, name: str, jobs: Sequence[Job], place: Environment, words: str) -> int:
+def run_command(
+    command: options.Run | Compare, name: str, jobs: Sequence[Job], place: Environment, words: str
+) -> Outcome:
     """Run jobs into the folder of a command, which is called after the task and `name` unless it is given."""
     out = out_of(command, name)
     where = command.where
-    run_jobs(jobs, place, out, config(words, jobs, place, given(command)), where.force, where.resume)
+    rows = run_jobs(jobs, place, out, config(words, jobs, place, given(command)), where.force, where.resume)
     say(f"Run folder: {out}   (tokensteer report {out} makes a page of it)")
-    return 0
+    return {"folder": str(out), "rows": rows}
 
 
 def run_jobs(
     jobs: Sequence[Job], place: Environment, out: Path, config: Mapping[str, Any], force: bool, resume: bool = False
-) -> None:
-    """Run all jobs into a folder, with `resume` those that have no row there yet, and print their tables."""
+) -> Sequence[Mapping[str, Any]]:
+    """Run all jobs into a folder, with `resume` those that have no row there yet, and print their tables. The rows."""
     with _writer(out, config, force, resume) as writer:
         kept = len(writer.rows)
         ready = prepare(jobs, place) if kept < len(jobs) else []  # all: what one method leaves aside another may use
@@ -100,6 +102,7 @@ def run_jobs(
                 lines.append(f"Kept {kept} rows that were there, and ran {len(rows) - kept}")
             for line in lines:
                 say(line, console)
+        return rows
 
 
 def _writer(out: Path, config: Mapping[str, Any], force: bool, resume: bool) -> AbstractContextManager[Writer]:
