@@ -17,6 +17,7 @@ from tokensteer.app.runs.prepare import Environment, prepare
 from tokensteer.app.runs.recipes import recipe_of
 from tokensteer.app.runs.resume import check_same, earlier
 from tokensteer.app.runs.runner import config, run_all
+from tokensteer.app.runs.sizes import check_fits
 from tokensteer.app.terminal.draws import draws
 from tokensteer.app.terminal.progress import shown
 from tokensteer.app.terminal.tables import deaths, failures, learned_elsewhere, plans, say, tables, terminal
@@ -85,6 +86,8 @@ def run_jobs(
     with _writer(out, config, force, resume) as writer:
         kept = len(writer.rows)
         ready = prepare(jobs, place) if kept < len(jobs) else []  # all: what one method leaves aside another may use
+        for one in ready[kept:]:
+            check_fits(one, place)
         try:
             with shown(len(jobs), kept) as watch:
                 run_all(ready[kept:], place, writer, watch)
