@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 
 from tokensteer.app import cli, options
+from tokensteer.app.commands import completion
 from tokensteer.app.runs import choices, jobs, recipes
 from tokensteer.app.words import names
 from tokensteer.tasks.catalogue import TASKS
@@ -62,6 +65,7 @@ def test_names_agree_with_what_there_is():
         ("train digts", "no task called 'digts'. Did you mean digits?"),
         ("train digits --proposal --objective balnce", "no objective called 'balnce'. Did you mean balance?"),
         ("train digits --proposal --baseline sate", "no baseline called 'sate'. Did you mean state?"),
+        ("completion bsh", "no completion called 'bsh'. Did you mean bash?"),
         ("list method", "no list called 'method'. Did you mean methods?"),
     ],
 )
@@ -71,7 +75,9 @@ def test_a_mistyped_name_is_answered_without_torch(words: str, says: str):
     assert says in done.stderr
 
 
-@pytest.mark.parametrize("words", ["-V", "help", "help run", "list", "list methods", "list tasks", "list rewards"])
+@pytest.mark.parametrize(
+    "words", ["-V", "help", "help run", "list", "list methods", "list tasks", "list rewards", "completion bash"]
+)
 def test_what_there_is_is_said_without_torch(words: str):
     done = subprocess.run([sys.executable, "-c", PROGRAM, *words.split()], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -95,3 +101,29 @@ def test_help_is_that_of_the_command(capsys):
     assert capsys.readouterr().out == f"{options.HELP}\n" * 2
     assert cli.main(["-V"]) == cli.main(["--version"]) == 0
     assert len(set(capsys.readouterr().out.split("\n"))) == 2
+
+
+def completed(*words: str) -> set[str]:
+    """What bash offers for the last of the words."""
+    script = """eval "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _tokensteer; echo "${COMPREPLY[@]}" """
+    known = ["bash", "-c", script, "-", completion.bash(), "tokensteer", *words]
+    return set(subprocess.run(known, capture_output=True, text=True, check=True).stdout.split())
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_commands_options_and_names():
+    assert completed("") == {*options.COMMANDS, "help"}
+    assert completed("run", "mn") == {"mnist"}
+    assert completed("run", "digits", "--par") == {"--particles"}
+    assert completed("run", "digits", "--method", "smc-g") == {"smc-grad"}
+    assert completed("compare", "digits", "--re") == {"--recipe", "--remask", "--resample", "--resume", "--reward"}
+    assert completed("list", "") == set(names.LISTS)
+    assert completed("report", "x") == set()  # files
+
+
+def test_completions_have_every_option(capsys):
+    for name, (kind, _) in options.COMMANDS.items():
+        assert cli.main([name, "--help"]) == 0
+        shown = set(re.findall(r"^\W{0,3}--([a-z][a-z-]+)", capsys.readouterr().out, re.MULTILINE))
+        assert shown == set(completion.options_of(kind)), name
+        assert all(f"-l {option}" in completion.fish() for option in shown)

@@ -90,6 +90,13 @@ List the methods, tasks, rewards or recipes, with a line about each.
   tokensteer list
   tokensteer list methods"""
 
+COMPLETION = """\
+Print a script that completes commands, options and names in a shell.
+
+  tokensteer completion bash >> ~/.bash_completion
+  tokensteer completion zsh >> ~/.zshrc
+  tokensteer completion fish > ~/.config/fish/completions/tokensteer.fish"""
+
 *_FIRST, _LAST = names.TASKS
 TASKS = f"{', '.join(_FIRST)} and {_LAST}"
 Task = Annotated[Positional[str], arg(metavar="TASK", help=f"One of {TASKS}.")]
@@ -243,7 +250,13 @@ class List:
     json: Json = False
 
 
-Command = Demo | Run | Compare | Report | Train | Check | Doctor | List
+@dataclass(frozen=True)
+class Completion:
+    shell: Annotated[Positional[str], arg(metavar="SHELL", help="bash, zsh or fish.")]
+    json: Json = False
+
+
+Command = Demo | Run | Compare | Report | Train | Check | Doctor | List | Completion
 Outcome = dict[str, Any]
 """What a command prints with --json."""
 COMMANDS: dict[str, tuple[type[Command], str]] = {
@@ -255,6 +268,7 @@ COMMANDS: dict[str, tuple[type[Command], str]] = {
     "check": (Check, CHECK),
     "doctor": (Doctor, DOCTOR),
     "list": (List, LIST),
+    "completion": (Completion, COMPLETION),
 }
 
 HELP = f"""\
@@ -262,7 +276,7 @@ Steer discrete diffusion models with Sequential Monte Carlo.
 
 usage: tokensteer COMMAND ...
 
-{chr(10).join(f"  {name:<8} {about.splitlines()[0]}" for name, (_, about) in COMMANDS.items())}
+{chr(10).join(f"  {name:<10} {about.splitlines()[0]}" for name, (_, about) in COMMANDS.items())}
 
 Try
   tokensteer demo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tokensteer.app.options import Command, Compare, List, Run, Train
+from tokensteer.app.options import Command, Compare, Completion, List, Run, Train
 from tokensteer.app.words import names
 from tokensteer.app.words.lookup import check_known, unknown
 from tokensteer.tasks.common.settings import Settings
@@ -31,6 +31,8 @@ def validate(command: Command) -> None:
             check_known(command.baseline, names.BASELINES, "baseline")
         case List():
             check_known(command.what, names.LISTS, "list")
+        case Completion():
+            check_known(command.shell, names.SHELLS, "completion")
         case _:
             pass
 

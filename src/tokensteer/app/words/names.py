@@ -68,6 +68,7 @@ TRIGGERS_WITH_NUMBER = {"ess": "ess:0.5", "every": "every:20"}
 SCHEMES = ("systematic", "stratified", "residual", "multinomial", "ssp")
 NOISES = ("fresh", "shared")
 OBJECTIVES = ("step-variance", "balance", "detailed-balance", "trajectory-balance", "path-variance", "likelihood")
+SHELLS = ("bash", "zsh", "fish")
 BASELINES = ("state", "time", "per-step")
 LISTS = {"methods": METHODS, "tasks": TASKS, "rewards": REWARDS, "recipes": RECIPES}
 """What `tokensteer list` prints."""
