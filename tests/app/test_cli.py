@@ -101,9 +101,8 @@ def test_compare_runs_every_method_size_and_seed(tmp_path: Path, capsys: pytest.
     assert rows[0]["log_z"] is None  # there is nothing to normalise
     assert rows[0]["best"] is None
     out = capsys.readouterr().out
-    assert "Best of N by reward, which is no draw" in out
-    assert "seed" in out
     assert "Means ± standard errors over 2 seeds" in out
+    assert "the best of N by reward, single seeds\n" in out  # in the report
 
 
 def test_compare_says_which_learned_methods_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -815,12 +814,6 @@ def test_demo_compares_two_tasks_and_writes_a_report(tmp_path: Path, monkeypatch
     assert str(report) in capsys.readouterr().out
     monkeypatch.setattr(demo, "SIZES", demo.SIZES[1:])
     assert tokensteer("demo", "--out", tmp_path / "demo", "--force") == 0
-
-
-def test_tables_fit_the_terminal(run_folder: Path):
-    rows = ts.open_run(run_folder).rows
-    wide, narrow = (table.tables(rows, width) for width in (200, 40))
-    assert len(wide) < len(narrow)
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ def test_a_module_that_exits_is_no_success(tmp_path: Path, monkeypatch, capsys):
     (tmp_path / "exits.py").write_text("raise SystemExit(0)")
     monkeypatch.chdir(tmp_path)
     assert tokensteer("check", "exits.py:x") == 2
-    assert "exits.py cannot be imported: SystemExit: 0" in capsys.readouterr().err
+    assert "exits.py cannot be imported: SystemExit at exits.py:1: 0" in capsys.readouterr().err
 
 
 # ---- what SECURITY.md says

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
+from tokensteer.app.words import names
 from tokensteer.tasks.common.settings import Settings, left
 
-METHODS = (
-    "auto, pretrained, best-of-n, svdd, svdd-argmax, nested-svdd, fk-difference, fk-max, fk-sum, prop-grad, cfg, "
-    "smc-cfg, drakes, drakes-kl, sgdd, sgdd-long, smc-base, smc-grad, smc-enumerated, prop-amot, smc-amot, "
-    "smc-learned, particle-gibbs"
-)
+METHODS = ", ".join(names.METHODS)
 
 RUN = f"""\
 Run one method on a task and write a run folder.
@@ -25,8 +22,10 @@ Run one method on a task and write a run folder.
   tokensteer run digits --budget 30s
   tokensteer run digits --trigger every:20 --ramp clipped:5 --draws 4 --out out/rarely
   tokensteer run text --goal 0 --prompts prompts.txt --populations 4 --out out/blame
+  tokensteer run --config out/seven/config.json --seed 1 --out out/again
 
-Methods: {METHODS}."""
+Methods: {METHODS}.
+`tokensteer list methods` has a line about each."""
 
 COMPARE = """\
 Run several methods, sizes and seeds on a task, side by side in one run folder.
@@ -60,7 +59,7 @@ A training that was stopped goes on where it was if it is given the same folder 
 REPORT = """\
 Write a run folder's report: one HTML page that needs nothing else.
 
-  tokensteer report out/mog
+  tokensteer report out/mog --open
   tokensteer report out/mog --figures"""
 
 CHECK = """\
@@ -85,9 +84,24 @@ Say what is installed: versions, devices, optional packages, data and weights.
   tokensteer doctor"""
 
 
-TASKS = "mog, product, digits, mnist, text, dna, tfbind and tfbind-fitted"
+LIST = """\
+List the methods, tasks, rewards or recipes, with a line about each.
+
+  tokensteer list
+  tokensteer list methods"""
+
+COMPLETION = """\
+Print a script that completes commands, options and names in a shell.
+
+  tokensteer completion bash >> ~/.bash_completion
+  tokensteer completion zsh >> ~/.zshrc
+  tokensteer completion fish > ~/.config/fish/completions/tokensteer.fish"""
+
+*_FIRST, _LAST = names.TASKS
+TASKS = f"{', '.join(_FIRST)} and {_LAST}"
 Task = Annotated[Positional[str], arg(metavar="TASK", help=f"One of {TASKS}.")]
 Flag = FlagCreatePairsOff[bool]
+Json = Annotated[Flag, arg(help="Print one JSON object to standard output, and nothing else there.")]
 
 
 @dataclass(frozen=True)
@@ -100,6 +114,10 @@ class Where:
     """What a network may take at once, such as 8GiB."""
     force: Flag = False
     """Replace the run that is in the folder."""
+    resume: Flag = False
+    """Go on with the unfinished run that is in the folder: its rows are kept, and the others are run."""
+    config: Annotated[Path | None, left("none", "FILE")] = None
+    """Options from a TOML file, or from the config.json of a run; those of the command line come before them."""
 
 
 Asked = Annotated[Settings, arg(name="")]
@@ -125,6 +143,7 @@ class Run:
     """The run folder."""
     settings: Asked = field(default_factory=Settings)
     where: Here = field(default_factory=Where)
+    json: Json = False
 
 
 @dataclass(frozen=True)
@@ -150,6 +169,7 @@ class Compare:
     """The run folder."""
     settings: Asked = field(default_factory=Settings)
     where: Here = field(default_factory=Where)
+    json: Json = False
 
 
 @dataclass(frozen=True)
@@ -183,6 +203,7 @@ class Train:
     (F(t), a small network as in the paper) or per-step (F(t), a number for each step)."""
     force: Flag = False
     """Replace the weights that are in the folder."""
+    json: Json = False
 
 
 @dataclass(frozen=True)
@@ -190,6 +211,9 @@ class Report:
     folder: Annotated[Positional[Path], arg(metavar="FOLDER", help="What run or compare wrote.")]
     figures: Flag = False
     """Draw figures for a paper too, PNG files in FOLDER/figures; needs matplotlib."""
+    open: Flag = False
+    """Open the page in a browser."""
+    json: Json = False
 
 
 @dataclass(frozen=True)
@@ -205,6 +229,7 @@ class Check:
     """Whether a denoiser or reward on its own must take one-hots too, with gradients."""
     seed: int = 0
     """Of the random sequences it is asked about."""
+    json: Json = False
 
 
 @dataclass(frozen=True)
@@ -215,14 +240,30 @@ class Demo:
     """Same seed, same numbers."""
     force: Flag = False
     """Replace the run that is in the folder."""
+    json: Json = False
 
 
 @dataclass(frozen=True)
 class Doctor:
-    pass
+    json: Json = False
 
 
-COMMANDS: dict[str, tuple[type[Demo | Run | Compare | Report | Train | Check | Doctor], str]] = {
+@dataclass(frozen=True)
+class List:
+    what: Annotated[Positional[str | None], arg(metavar="WHAT", help="methods, tasks, rewards or recipes.")] = None
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class Completion:
+    shell: Annotated[Positional[str], arg(metavar="SHELL", help="bash, zsh or fish.")]
+    json: Json = False
+
+
+Command = Demo | Run | Compare | Report | Train | Check | Doctor | List | Completion
+Outcome = dict[str, Any]
+"""What a command prints with --json."""
+COMMANDS: dict[str, tuple[type[Command], str]] = {
     "demo": (Demo, DEMO),
     "run": (Run, RUN),
     "compare": (Compare, COMPARE),
@@ -230,6 +271,8 @@ COMMANDS: dict[str, tuple[type[Demo | Run | Compare | Report | Train | Check | D
     "train": (Train, TRAIN),
     "check": (Check, CHECK),
     "doctor": (Doctor, DOCTOR),
+    "list": (List, LIST),
+    "completion": (Completion, COMPLETION),
 }
 
 HELP = f"""\
@@ -237,7 +280,7 @@ Steer discrete diffusion models with Sequential Monte Carlo.
 
 usage: tokensteer COMMAND ...
 
-{chr(10).join(f"  {name:<8} {about.splitlines()[0]}" for name, (_, about) in COMMANDS.items())}
+{chr(10).join(f"  {name:<10} {about.splitlines()[0]}" for name, (_, about) in COMMANDS.items())}
 
 Try
   tokensteer demo
@@ -245,5 +288,5 @@ Try
   tokensteer compare mog --particles 500 --populations 4 --out out/mog
   tokensteer report out/mog
 
-There are the tasks {TASKS}. `tokensteer COMMAND --help` has
-the options, with more examples."""
+There are the tasks {TASKS}. `tokensteer COMMAND --help`, or
+`tokensteer help COMMAND`, has the options, with more examples."""

@@ -1,1 +1,2 @@
-"""The commands of the command line, one module each with main(command, words): `words` is the whole command line."""
+"""The commands of the command line, one module each. main(command, words) prints for people and returns
+what --json prints; `words` is the whole command line."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from tokensteer.app.options import Check
-from tokensteer.app.words.lookup import find
+from tokensteer.app.options import Check, Outcome
+from tokensteer.app.words.lookup import find, raised
 from tokensteer.core.kernels.kernel import NO_MASK, Kernel
 from tokensteer.core.kernels.masked import Ancestral
 from tokensteer.core.kernels.schedule import uniform_steps
@@ -36,11 +38,11 @@ Law = tuple[str, Callable[[], None]]
 """The name of a part, and a function that raises an AssertionError unless the part is as it must be."""
 
 
-def main(command: Check, words: str) -> int:
-    """0 if all laws hold. Raises a ValueError with the mend for the first that is broken."""
+def main(command: Check, words: str) -> Outcome:
+    """The laws that hold, if all do. Raises a ValueError with the mend for the first that is broken."""
     check_seed("--seed", command.seed)
     found = find(command.target)
-    laws = list(laws_of(found, command))
+    laws, source = list(laws_of(found, command)), _source(command.target)
     if not laws:
         raise ValueError(f"there is no law for what {command.target} is, a {type(found).__name__} of this kind")
     for what, hold in laws:
@@ -49,10 +51,16 @@ def main(command: Check, words: str) -> int:
         except (AssertionError, ValueError) as error:
             raise ValueError(f"{command.target} breaks the law of the {what}: {error}") from error
         except (Exception, SystemExit) as error:
-            said = f"{type(error).__name__}: {error}"
+            said = raised(error, source)
             raise ValueError(f"{command.target} breaks down under the law of the {what}: {said}") from error
         print(f"holds: the law of the {what}")
-    return 0
+    return {"target": command.target, "holds": [what for what, _ in laws]}
+
+
+def _source(target: str) -> str | None:
+    """The file that a target is from."""
+    module = target.rpartition(":")[0]
+    return getattr(sys.modules.get(Path(module).stem if module.endswith(".py") else module), "__file__", None)
 
 
 def laws_of(found: Any, given: Check) -> Iterator[Law]:
@@ -99,7 +107,7 @@ def _of_function(found: Any, given: Check) -> Iterator[Law]:
         try:
             made = found()
         except (Exception, SystemExit) as error:
-            raise ValueError(f"{given.target}() breaks down: {type(error).__name__}: {error}") from error
+            raise ValueError(f"{given.target}() breaks down: {raised(error, _source(given.target))}") from error
         yield from laws_of(made, given)
     elif len(needed) == 1:
         vocab, length, mask = _sizes(given, "reward")

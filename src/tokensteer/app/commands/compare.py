@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tokensteer.app.commands.run import environment, out_of, run_command, with_steps
-from tokensteer.app.options import Compare
+from tokensteer.app.given import given
+from tokensteer.app.options import Compare, Outcome
 from tokensteer.app.runs import recipes
 from tokensteer.app.runs.choices import tilted
 from tokensteer.app.runs.folder import check_free
@@ -13,27 +14,32 @@ from tokensteer.app.runs.jobs import Job, plan
 from tokensteer.app.runs.match_rows import matched
 from tokensteer.app.runs.match_seconds import within
 from tokensteer.app.runs.prepare import Environment, make_task, setup_of
+from tokensteer.app.runs.resume import earlier, timed_before
 from tokensteer.app.terminal.tables import say
 from tokensteer.app.words.lookup import choose
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.settings import Settings
 
 
-def main(command: Compare, words: str) -> int:
+def main(command: Compare, words: str) -> Outcome:
     place, settings = environment(command.where), with_steps(command)
     choose(command.task, TASKS, "task")
     lists = (("methods", command.methods, "smc-base svdd"), ("particles", command.particles, "4 16"))
     for name, values, example in (*lists, ("seeds", command.seeds, "0 1")):
         if values == ():
             raise ValueError(f"--{name} lists nothing: give one or more, such as --{name} {example}, or leave it out")
-    check_free(out_of(command, command.recipe), command.where.force)  # before anything is timed
+    out, before = out_of(command, command.recipe), None
+    if command.where.resume:  # before anything is timed
+        before = earlier(out, given(command))
+    else:
+        check_free(out, command.where.force)
     usual = _usual(command.task, settings, place) if command.methods is None else []
     jobs = plan(command, settings, usual)
     jobs = jobs if command.match_rows is None else matched(jobs, command.match_rows, place)
     if command.budget is not None:
         if command.match_rows is not None or command.particles is not None:
             raise ValueError("--budget decides the particles: leave out --particles and --match-rows")
-        jobs = within(jobs, command.budget, place)
+        jobs = timed_before(jobs, before, command.budget) if before else within(jobs, command.budget, place)
     elif any(recipes.recipe_of(job.method).planned for job in jobs):
         raise ValueError("auto needs a --budget, such as 30s; the other methods then get as much time")
     return run_command(command, command.recipe, jobs, place, words)

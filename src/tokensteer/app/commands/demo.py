@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tokensteer.app.commands.run import run_jobs
-from tokensteer.app.options import Demo
+from tokensteer.app.options import Demo, Outcome
 from tokensteer.app.report import write
 from tokensteer.app.runs import recipes
 from tokensteer.app.runs.jobs import Job
 from tokensteer.app.runs.prepare import Environment, make_task
+from tokensteer.app.runs.runner import config
 from tokensteer.app.terminal.tables import say
 from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.common.task import Setup
@@ -32,11 +33,13 @@ SIZES = (Size("mog", 1000, 4, 100, alone=5), Size("digits", 16, 8, 50))
 ALONE = ("best-of-n", "svdd")
 
 
-def main(command: Demo, words: str) -> int:
+def main(command: Demo, words: str) -> Outcome:
     jobs = [job for size in SIZES for job in jobs_of(size, command.seed)]
-    run_jobs(jobs, Environment(), command.out, words, command.force)
-    say(f"Report: {write(command.out)}")
-    return 0
+    place = Environment()
+    rows = run_jobs(jobs, place, command.out, config(words, jobs, place), command.force)
+    page = write(command.out)
+    say(f"Report: {page}")
+    return {"folder": str(command.out), "rows": rows, "report": str(page)}
 
 
 def jobs_of(size: Size, seed: int) -> list[Job]:

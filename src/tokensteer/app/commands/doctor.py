@@ -8,16 +8,17 @@ from collections.abc import Iterator
 
 import torch
 
-from tokensteer.app.options import Doctor
+from tokensteer.app.options import Doctor, Outcome
 from tokensteer.app.words.environment import EXTRAS, NEEDED, installed, versions
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.task import SHIPPED, Setup, data_folder
 
 
-def main(command: Doctor, words: str) -> int:
-    for name, what in (*_machine(), *_tasks()):
+def main(command: Doctor, words: str) -> Outcome:
+    found = [*_machine(), *_tasks()]
+    for name, what in found:
         print(f"{name:<12} {what}")
-    return 0
+    return {"found": [{"name": name, "what": what} for name, what in found]}
 
 
 def _machine() -> Iterator[tuple[str, str]]:

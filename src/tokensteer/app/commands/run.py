@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from tokensteer.app.options import Compare, Run, Where
-from tokensteer.app.runs.folder import writing
+from tokensteer.app import options
+from tokensteer.app.given import given
+from tokensteer.app.options import Compare, Outcome, Where
+from tokensteer.app.runs.folder import Run, Writer, going_on, open_run, writing
 from tokensteer.app.runs.jobs import Job
 from tokensteer.app.runs.prepare import Environment, prepare
 from tokensteer.app.runs.recipes import recipe_of
+from tokensteer.app.runs.resume import check_same, earlier
 from tokensteer.app.runs.runner import config, run_all
+from tokensteer.app.runs.sizes import check_fits
+from tokensteer.app.terminal.draws import draws
 from tokensteer.app.terminal.progress import shown
 from tokensteer.app.terminal.tables import deaths, failures, learned_elsewhere, plans, say, tables, terminal
 from tokensteer.app.words.lookup import choose
@@ -25,7 +32,7 @@ BUDGET = "30s"
 """What auto may spend unless it is said."""
 
 
-def main(command: Run, words: str) -> int:
+def main(command: options.Run, words: str) -> Outcome:
     place, settings = environment(command.where), with_steps(command)
     method = command.method or ("smc-grad" if command.budget is None else "auto")
     budget = budget_of(method, command.budget)
@@ -52,37 +59,64 @@ def environment(where: Where) -> Environment:
     return Environment(where.weights or SHIPPED, where.device, where.memory)
 
 
-def with_steps(command: Run | Compare) -> Settings:
+def with_steps(command: options.Run | Compare) -> Settings:
     """The settings of a command, with the task's number of steps unless one is given."""
     steps = command.settings.steps
     return replace(command.settings, steps=choose(command.task, TASKS, "task").steps if steps is None else steps)
 
 
-def out_of(command: Run | Compare, name: str) -> Path:
+def out_of(command: options.Run | Compare, name: str) -> Path:
     return command.out or Path("out") / f"{command.task}-{name}"
 
 
-def run_command(command: Run | Compare, name: str, jobs: Sequence[Job], place: Environment, words: str) -> int:
+def run_command(
+    command: options.Run | Compare, name: str, jobs: Sequence[Job], place: Environment, words: str
+) -> Outcome:
     """Run jobs into the folder of a command, which is called after the task and `name` unless it is given."""
     out = out_of(command, name)
-    run_jobs(jobs, place, out, words, command.where.force)
+    where = command.where
+    rows = run_jobs(jobs, place, out, config(words, jobs, place, given(command)), where.force, where.resume)
     say(f"Run folder: {out}   (tokensteer report {out} makes a page of it)")
-    return 0
+    return {"folder": str(out), "rows": rows}
 
 
-def run_jobs(jobs: Sequence[Job], place: Environment, out: Path, words: str, force: bool) -> None:
-    """Run all jobs into a folder and print their tables."""
-    with writing(out, config(words, jobs, place), force) as writer:
-        ready = prepare(jobs, place)
+def run_jobs(
+    jobs: Sequence[Job], place: Environment, out: Path, config: Mapping[str, Any], force: bool, resume: bool = False
+) -> Sequence[Mapping[str, Any]]:
+    """Run all jobs into a folder, with `resume` those that have no row there yet, and print their tables. The rows."""
+    with _writer(out, config, force, resume) as writer:
+        kept = len(writer.rows)
+        ready = prepare(jobs, place) if kept < len(jobs) else []  # all: what one method leaves aside another may use
+        for one in ready[kept:]:
+            check_fits(one, place)
         try:
-            with shown(len(ready)) as watch:
-                run_all(ready, place, writer, watch)
+            with shown(len(jobs), kept) as watch:
+                run_all(ready[kept:], place, writer, watch)
         finally:  # also when it is stopped
             console, rows = terminal(), writer.rows
+            for line in draws(open_run(out), console.width) if rows else ():
+                say(line, console)
             missing = [f"{job.label}, N = {job.particles}, seed {job.seed}" for job in jobs[len(rows) :]]
             lines = [*tables(rows, console.width), *plans(rows), *learned_elsewhere(rows)]
             lines += [*failures(rows), *deaths(rows)]
             if rows and missing:
                 lines.append(f"Unfinished: {len(rows)} of {len(jobs)} rows. Missing: {'; '.join(missing)}")
+                lines += [] if "options" not in config else ["The same command with --resume runs what is missing"]
+            if kept:
+                lines.append(f"Kept {kept} rows that were there, and ran {len(rows) - kept}")
             for line in lines:
                 say(line, console)
+        return rows
+
+
+def _writer(out: Path, config: Mapping[str, Any], force: bool, resume: bool) -> AbstractContextManager[Writer]:
+    if not resume:
+        return writing(out, config, force)
+
+    def found() -> Run | None:
+        run = earlier(out, config["options"])
+        if run is not None:
+            check_same(run, config)
+        return run
+
+    return going_on(out, found, config)

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from tokensteer.app.options import Train
+from tokensteer.app.options import Outcome, Train
 from tokensteer.app.runs.claims import claimed
 from tokensteer.app.terminal.tables import say
 from tokensteer.app.words.lookup import choose
@@ -16,7 +16,7 @@ from tokensteer.tasks.common.task import SHIPPED
 from tokensteer.tasks.common.training import Training, finished
 
 
-def main(command: Train, words: str) -> int:
+def main(command: Train, words: str) -> Outcome:
     task = choose(command.task, TASKS, "task")
     if task.train is None:
         raise ValueError(f"{command.task} has no networks, and nothing to train: run it as it is")
@@ -43,7 +43,7 @@ def main(command: Train, words: str) -> int:
         else:
             task.train(training)
     say(f"Weights: {out}   (tokensteer run {command.task} --weights {out} uses them)")
-    return 0
+    return {"weights": str(out)}
 
 
 def _check_objective(command: Train, task: Entry) -> None:

@@ -44,11 +44,15 @@ class Run:
         """The jobs of the config that have no row yet; jobs are run in order."""
         return list(self.config.get("jobs", ()))[len(self.rows) :]
 
+    def file(self, index: int) -> Path:
+        """The file of a row's `Result`."""
+        return self._inside(index, self.rows[index]["file"])
+
     def result(self, index: int) -> Result:
         """The `Result` of a row."""
         from tokensteer.core.particles.result import Result
 
-        file = self._inside(index, self.rows[index]["file"])
+        file = self.file(index)
         if not file.is_file():
             raise FileNotFoundError(f"{self.folder / RESULTS} lists a result that is not there, {file}")
         try:
@@ -152,6 +156,26 @@ def writing(folder: Path, config: Mapping[str, Any], force: bool = False) -> Gen
         yield Writer(folder, config)
 
 
+@contextmanager
+def going_on(
+    folder: Path, earlier: Callable[[], Run | None], config: Mapping[str, Any]
+) -> Generator[Writer, None, None]:
+    """Claim a folder and go on with its unfinished run, or write a new one if there is none. earlier() finds the run,
+    and raises if its rows cannot be kept."""
+    earlier()  # raises before anything is written
+    with claimed(folder):
+        run = earlier()  # again: another process may just have ended
+        if run is not None and run.missing:
+            _remove_strays(folder)
+            (folder / REPORT).unlink(missing_ok=True)
+        yield Writer(folder, config) if run is None else Writer(folder, run.config, list(run.rows))
+
+
+def _remove_strays(folder: Path) -> None:
+    for part in (folder, folder / ROWS, folder / FIGURES):
+        files.remove_strays(part)
+
+
 @dataclass
 class Writer:
     """Writes a run folder row by row; made by `writing`."""
@@ -186,8 +210,7 @@ class Writer:
             files.write_json(results, [])
         files.write_json(self.folder / CONFIG, self.config)
         files.write_json(results, [])
-        for part in (self.folder, self.folder / ROWS, self.folder / FIGURES):
-            files.remove_strays(part)
+        _remove_strays(self.folder)
         self._clear()
 
     def _clear(self) -> None:

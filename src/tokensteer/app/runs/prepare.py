@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, wraps
@@ -16,7 +15,7 @@ from tokensteer.app.runs.choices import has_scheme, resampler, tilted, trigger
 from tokensteer.app.runs.jobs import Job
 from tokensteer.app.runs.prompts import one_by_one, only
 from tokensteer.app.runs.recipes import Recipe, recipe_of
-from tokensteer.app.words.lookup import choose, find
+from tokensteer.app.words.lookup import choose, file_of, find, raised
 from tokensteer.core.numerics.batching import parse_memory
 from tokensteer.core.steering.methods import Method
 from tokensteer.core.steering.planner import Plan
@@ -114,7 +113,7 @@ def reward_of(target: str) -> Callable[[list[str]], Any]:
         try:
             given = function(texts)
         except (Exception, SystemExit) as error:
-            raise ValueError(f"--reward {target} raised {_raised(error, function)}") from error
+            raise ValueError(f"--reward {target} raised {raised(error, file_of(function))}") from error
         try:
             return torch.as_tensor(given, dtype=None if isinstance(given, Tensor) else torch.float64)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -124,15 +123,6 @@ def reward_of(target: str) -> Callable[[list[str]], Any]:
             ) from error
 
     return reward
-
-
-def _raised(error: BaseException, function: Any) -> str:
-    """The error, with the last line of the function's file in its traceback."""
-    places = traceback.extract_tb(error.__traceback__)
-    file = getattr(getattr(function, "__code__", None), "co_filename", None)
-    place = [place for place in places if place.filename == file][-1:] or places[-1:]
-    at = "".join(f" at {Path(frame.filename).name}:{frame.lineno}" for frame in place)
-    return f"{type(error).__name__}{at}: {error}"
 
 
 def setup_of(job: Job, place: Environment) -> Setup:

@@ -20,6 +20,7 @@ from tokensteer.app.runs.folder import FORMAT, PICTURE, Writer
 from tokensteer.app.runs.jobs import Job
 from tokensteer.app.runs.prepare import Environment, PreparedJob, put_together
 from tokensteer.app.runs.prompts import one_by_one, only, side_by_side
+from tokensteer.app.runs.resume import inputs
 from tokensteer.app.runs.rows import answer_of, row_of
 from tokensteer.app.words.environment import versions
 from tokensteer.core.particles.gibbs import particle_gibbs
@@ -98,8 +99,10 @@ def _samples(ready: PreparedJob, result: Result, answer: Result) -> dict[str, Ca
     return files
 
 
-def config(command: str, jobs: Sequence[Job], place: Environment) -> dict[str, Any]:
-    """Everything needed to run it again."""
+def config(
+    command: str, jobs: Sequence[Job], place: Environment, options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Everything needed to run it again. `options` are those of the command that decide the results."""
     return {
         "format": FORMAT,
         "version": tokensteer.__version__,
@@ -110,5 +113,7 @@ def config(command: str, jobs: Sequence[Job], place: Environment) -> dict[str, A
         "memory": place.memory,
         "machine": torch.cuda.get_device_name(place.device) if place.device.startswith("cuda") else platform.machine(),
         "versions": versions(),
+        "inputs": inputs(jobs, place),
+        **({} if options is None else {"options": dict(options)}),
         "jobs": [job.stored() for job in jobs],
     }

@@ -94,6 +94,8 @@ CONFIG = _of(TEXT, "version", "command", "started", "weights", "device", "machin
     "memory": maybe(TEXT),
     "versions": named(maybe(TEXT)),
     "jobs": listed(record({}, JOB)),
+    "options": record({}, {}),
+    "inputs": named(TEXT),
 }
 TRAINING = {"denoiser rows": COUNT, "seconds": NUMBER, "device": TEXT, "history": listed(named(maybe(NUMBER)))}
 FAILED = _of(TEXT, "id", "error")

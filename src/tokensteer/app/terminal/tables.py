@@ -1,4 +1,4 @@
-"""Rows of results as tables and lines for a terminal. The best by reward has a table apart from posterior draws."""
+"""Rows of results as tables and lines for a terminal."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tokensteer.app.runs.seeds import over_seeds, seeds_of
 from tokensteer.app.words import metrics
 from tokensteer.app.words.numbers import NOTHING, loaded_pair, short, with_error
 from tokensteer.app.words.plans import PILOTED, by_title, of_pilots
 
+WIDTH = 80
 Row = Mapping[str, Any]
 Column = tuple[str, Callable[[Row], str]]
 """A title, and the text of a row's cell."""
@@ -25,71 +27,79 @@ def plain_console(width: int | None = None, stderr: bool = False) -> Console:
 
 
 def terminal() -> Console:
-    """The standard output stream; a file is not wrapped at 80 columns."""
+    """The standard output stream; 80 columns for a file."""
     console = plain_console()
-    return console if console.is_terminal else plain_console(width=200)
+    return console if console.is_terminal else plain_console(width=WIDTH)
 
 
-def say(part: str | Table, console: Console | None = None) -> None:
+def say(part: str | Table | Text, console: Console | None = None) -> None:
+    """Print a table or a text of several styles within the columns of the console, and a string as one line."""
     (console or terminal()).print(part, soft_wrap=isinstance(part, str))
 
 
 def tables(rows: Sequence[Row], width: int) -> list[str | Table]:
-    """A heading and tables for each task, for a terminal of `width` columns."""
+    """For each task a heading and one table that fits into `width` columns, and what was left out of it. Rows that
+    differ in their seed only are joined."""
     found: list[str | Table] = []
     for task in dict.fromkeys(row["task"] for row in rows):
         here = [row for row in rows if row["task"] == task]
-        columns = [*_metrics(here, "metrics"), LOG_Z, *COST]
-        found += [_heading(here), *_fitted(here, columns, width)]
         joined = over_seeds(here)
-        if len(joined) < len(here):
-            sizes = " or ".join(str(n) for n in dict.fromkeys(map(seeds_of, joined)))
-            found += [f"Means ± standard errors over {sizes} seeds", *_fitted(joined, columns, width)]
-        judged = [row for row in joined if row["best"]]
-        if judged:
-            found.append("Best of N by reward, which is no draw from the target")
-            found += _fitted(judged, _metrics(judged, "best"), width)
+        columns = [*_metrics(here), LOG_Z, *COST]
+        kept = _fitting(joined, columns, width)
+        found += [_heading(here, joined), _table(joined, kept)]
+        out = [title.replace("\n", " ") for title, cell in columns if (title, cell) not in kept]
+        out += ["the best of N by reward"] if any(row["best"] for row in joined) else []
+        out += ["single seeds"] if len(joined) < len(here) else []
+        found += [f"In results.json and the report: {', '.join(out)}"] if out else []
     return found
 
 
-def _fitted(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Table]:
-    """One table, or several below each other if one would be too wide."""
-    console, fit = plain_console(width=1000), 1
-    while fit < len(columns) and console.measure(_table(rows, columns[: fit + 1])).maximum <= width:
-        fit += 1
-    rest = _fitted(rows, columns[fit:], width) if fit < len(columns) else []
-    return [_table(rows, columns[:fit]), *rest]
+def _fitting(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Column]:
+    """The most important columns that fit into `width`, in their order."""
+    console, kept = plain_console(width=1000), list[Column]()
+    for column in sorted(columns, key=lambda column: _rank(column[0])):
+        more = [one for one in columns if one in kept or one == column]
+        if console.measure(_table(rows, more)).maximum <= width:
+            kept = more
+    return kept
 
 
-def _heading(rows: Sequence[Row]) -> str:
+def _rank(title: str) -> int:
+    """The place of a column among those that have to fit, 0 for the most important."""
+    first = ("EMD", "TV", "accuracy", "activity", "reward", "log Z", "ESS/N", SECONDS, DENOISER, REWARD)
+    return first.index(title) if title in first else len(first)
+
+
+def _heading(rows: Sequence[Row], joined: Sequence[Row]) -> str:
     first = rows[0]
     exact = first["metrics"].get("exact log_z")
     known = f" Exact log Z = {exact[0]:.4f}." if exact else ""
-    sizes = " and ".join(f"{n}" for n in dict.fromkeys(row["populations"] for row in rows))
-    return f"{first['task']}: {first['about']}. Means ± standard errors over {sizes} populations.{known}"
+    if len(joined) < len(rows):
+        over = f"{' or '.join(str(n) for n in dict.fromkeys(map(seeds_of, joined)))} seeds"
+    else:
+        over = f"{' and '.join(str(n) for n in dict.fromkeys(row['populations'] for row in rows))} populations"
+    return f"{first['task']}: {first['about']}. Means ± standard errors over {over}.{known}"
 
 
 def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
-    """Method, number of particles, seed where it differs, and the columns."""
-    shown: list[Column] = [("method", lambda row: row["method"]), ("N", lambda row: f"{row['particles']:,}")]
-    if len({row["seed"] for row in rows}) > 1:
-        shown.append(("seed", lambda row: str(row["seed"])))
-    shown += columns
+    """Method, number of particles and the columns."""
+    shown: list[Column] = [("method", lambda row: row["method"]), ("N", lambda row: f"{row['particles']:,}"), *columns]
     drawn = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for title, _ in shown:
-        drawn.add_column(title, justify="left" if title == "method" else "right", vertical="bottom", no_wrap=True)
+        name = title == "method"  # a long one is broken
+        drawn.add_column(title, justify="left" if name else "right", vertical="bottom", no_wrap=not name)
     for row in rows:
         drawn.add_row(*(cell(row) for _, cell in shown))
     return drawn
 
 
-def _metrics(rows: Sequence[Row], key: str) -> list[Column]:
-    """A column for each metric of any row; `key` is "metrics" or "best"."""
+def _metrics(rows: Sequence[Row]) -> list[Column]:
+    """A column for each metric of any row."""
 
     def column(name: str) -> Column:
-        return metrics.title(name).replace(" ", "\n"), lambda row: spread(row[key].get(name))
+        return metrics.title(name).replace(" ", "\n"), lambda row: spread(row["metrics"].get(name))
 
-    return [column(name) for name in metrics.columns((row[key] for row in rows), of_best=key == "best")]
+    return [column(name) for name in metrics.columns(row["metrics"] for row in rows)]
 
 
 def _denoiser(row: Row) -> str:
@@ -102,11 +112,12 @@ def _count(rows: int) -> str:
     return short(rows) if rows else NOTHING
 
 
+DENOISER, REWARD, SECONDS = "denoiser\nrows", "reward\nrows", "s"
 LOG_Z: Column = ("log Z", lambda row: spread([row["log_z"], row["log_z_error"]]))
 COST: list[Column] = [
-    ("denoiser rows\ncomputed/needed", _denoiser),
-    ("reward rows\ncomputed", lambda row: _count(row["rows"].get("reward", 0))),
-    ("s", lambda row: f"{row['seconds']:.1f}"),
+    (DENOISER, _denoiser),
+    (REWARD, lambda row: _count(row["rows"].get("reward", 0))),
+    (SECONDS, lambda row: f"{row['seconds']:.1f}"),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
@@ -18,6 +19,12 @@ def choose(name: str, known: Mapping[str, Value], what: str) -> Value:
     if name not in known:
         raise ValueError(unknown(name, known, what))
     return known[name]
+
+
+def check_known(name: str | None, known: Iterable[str], what: str) -> None:
+    """Raise ValueError unless a name is None or known."""
+    if name is not None and name not in known:
+        raise ValueError(unknown(name, known, what))
 
 
 def unknown(name: str, known: Iterable[str], what: str) -> str:
@@ -58,4 +65,26 @@ def _load(module: str) -> object:
         spec.loader.exec_module(loaded)
         return loaded
     except (Exception, SystemExit) as error:
-        raise ValueError(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
+        place = str(file) if file.suffix == ".py" else None
+        raise ValueError(f"{module} cannot be imported: {raised(error, place)}") from error
+
+
+def raised(error: BaseException, file: str | None) -> str:
+    """An error of a user's code, with the last line of the user's file in its traceback, or the last line of all if the
+    file is not in it. An error of our own, or of Python's imports, is given without a line."""
+    places = traceback.extract_tb(error.__traceback__)
+    place = [place for place in places if place.filename == file][-1:] or places[-1:]
+    at = "".join(f" at {Path(frame.filename).name}:{frame.lineno}" for frame in place if not _is_ours(frame.filename))
+    return f"{type(error).__name__}{at}: {error}"
+
+
+def file_of(function: Any) -> str | None:
+    """The file of a function, or of the module of an object."""
+    code = getattr(function, "__code__", None)
+    return (
+        code.co_filename if code is not None else getattr(sys.modules.get(type(function).__module__), "__file__", None)
+    )
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith((str(Path(__file__).parents[2]), "<frozen"))

@@ -79,7 +79,7 @@ class Chunks(threading.local):
 
     def holds(self, answers: int) -> bool:
         """Whether results of so many bytes fit three times: those of this step, of the next, and a joined copy."""
-        room = _physical() // 2 if self.memory is None else self.memory
+        room = physical_memory() // 2 if self.memory is None else self.memory
         return 3 * answers <= room
 
     def run(self, network: Callable[[Tensor], Answer], rows: Tensor, row_bytes: int) -> list[Answer]:
@@ -125,7 +125,7 @@ class Chunks(threading.local):
         return answers
 
 
-def _physical() -> int:
+def physical_memory() -> int:
     """Bytes of memory of this machine; unlimited on Windows, where it is not known."""
     return 2**63 if sys.platform == "win32" else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 

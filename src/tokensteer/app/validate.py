@@ -1,0 +1,53 @@
+"""Names and numbers of a command, checked before anything heavy is imported. Importing this module loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from tokensteer.app.options import Command, Compare, Completion, List, Run, Train
+from tokensteer.app.words import names
+from tokensteer.app.words.lookup import check_known, unknown
+from tokensteer.tasks.common.settings import Settings
+
+
+def validate(command: Command) -> None:
+    """Raise ValueError for a name that does not exist, with the nearest one."""
+    if isinstance(command, Run | Compare) and command.where.force and command.where.resume:
+        raise ValueError("--resume keeps the run that is in the folder and --force replaces it: give one of the two")
+    match command:
+        case Run():
+            check_known(command.task, names.TASKS, "task")
+            check_known(command.method, names.METHODS, "method")
+            _settings(command.settings)
+        case Compare():
+            check_known(command.task, names.TASKS, "task")
+            for method in (*(command.methods or ()), command.match_rows):
+                check_known(method, names.METHODS, "method")
+            check_known(command.recipe, names.RECIPES, "recipe")
+            _settings(command.settings)
+        case Train():
+            check_known(command.task, names.TASKS, "task")
+            check_known(command.objective, names.OBJECTIVES, "objective")
+            check_known(command.baseline, names.BASELINES, "baseline")
+        case List():
+            check_known(command.what, names.LISTS, "list")
+        case Completion():
+            check_known(command.shell, names.SHELLS, "completion")
+        case _:
+            pass
+
+
+def _settings(settings: Settings) -> None:
+    settings.check()
+    _with_number(settings.ramp, names.RAMPS, names.RAMPS_WITH_NUMBER, "ramp")
+    _with_number(settings.trigger, names.TRIGGERS, names.TRIGGERS_WITH_NUMBER, "trigger")
+    check_known(settings.resample, names.SCHEMES, "resampling scheme")
+    check_known(settings.noise, names.NOISES, "noise")
+
+
+def _with_number(text: str | None, plain: Iterable[str], numbered: Mapping[str, str], what: str) -> None:
+    """Raise unless a text is one of the names, or one that takes a number, with a colon after it."""
+    if text is not None and text not in plain:
+        name, colon, _ = text.partition(":")
+        if not colon or name not in numbered:
+            raise ValueError(unknown(text, [*plain, *numbered.values()], what))

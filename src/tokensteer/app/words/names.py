@@ -1,0 +1,74 @@
+"""The names that the command line knows, with a line about each. Importing this module loads no torch, so that a
+mistyped name is answered at once. Tests compare these tables with the objects that the names stand for."""
+
+from __future__ import annotations
+
+TASKS = {
+    "mog": "two tokens of 64 states, a mixture of nine Gaussians; the exact target is known",
+    "product": "two tokens of 64 states, a ring times a cross of stripes; the exact target is known",
+    "digits": "handwritten digits of 8 x 8 binary pixels",
+    "mnist": "handwritten digits of 28 x 28 binary pixels",
+    "text": "movie reviews of 64 pieces of words; takes prompts and rewards of your own",
+    "dna": "DNA of 200 letters, towards sites open or active in a cell type",
+    "tfbind": "words of eight DNA letters, with a measured reward; the exact target is known",
+    "tfbind-fitted": "the same with a model fitted to the words that some factor binds",
+}
+METHODS = {
+    "auto": "SMC with trigger, ramp, proposal, draws and N that pilots choose within --budget",
+    "pretrained": "the model alone, unsteered",
+    "best-of-n": "independent samples, weighted at the end",
+    "svdd": "one survivor in every step, drawn by weight",
+    "svdd-argmax": "one survivor in every step, the best by reward",
+    "nested-svdd": "SVDD in groups of up to four, with SMC between them",
+    "fk-difference": "Feynman-Kac steering by differences of rewards",
+    "fk-max": "Feynman-Kac steering by the highest reward so far",
+    "fk-sum": "Feynman-Kac steering by the sum of rewards",
+    "prop-grad": "the gradient proposal without its weights: classifier guidance",
+    "cfg": "classifier-free guidance (dna, product)",
+    "smc-cfg": "classifier-free guidance with the weights that make it exact (dna, product)",
+    "drakes": "the model tuned by the gradient of the reward (dna)",
+    "drakes-kl": "the same with a KL penalty that keeps it near the model (dna)",
+    "sgdd": "split Gibbs sampling with uniform noise (dna)",
+    "sgdd-long": "a longer run of it (dna)",
+    "smc-base": "SMC with the model as proposal",
+    "smc-grad": "SMC with the model tilted by the gradient of the reward as proposal",
+    "smc-enumerated": "SMC with the locally optimal proposal, where there are few states",
+    "prop-amot": "the learned proposal without its weights",
+    "smc-amot": "SMC with the learned proposal",
+    "smc-learned": "SMC with the learned proposal and the learned twist",
+    "particle-gibbs": "SMC refined by three sweeps of particle Gibbs",
+}
+REWARDS = {
+    "mog": "r = -x²/100 - y², with the expectation in closed form",
+    "product": "the log-density of the stripes",
+    "digits": "log p(--goal | x) of a classifier",
+    "mnist": "log p(--goal | x) of a classifier",
+    "text": "log p(praise | x) of a classifier, or of blame with --goal 0",
+    "text --reward FILE.py:FUNCTION": "a function of your own, from a list of texts to a number for each",
+    "dna": "log p(open in the cell type --goal | x) of a classifier; --reward log-p is the same",
+    "dna --reward logit": "log p - log(1 - p) of the same classifier",
+    "tfbind": "the measured binding of the factor --goal",
+    "tfbind-fitted": "the same",
+}
+"""Rewards by the words of the command line that choose them."""
+RECIPES = {
+    "methods": "all methods that suit the task",
+    "ramps": "the full reward after k tenths of the time, without and with remasking",
+    "draws": "the reward from 1 to 25 clean samples",
+    "steps": "10 to 200 denoising steps",
+    "kl": "from a quarter of the kl to four times as much",
+    "resampling": "four schemes at three triggers each, and no resampling",
+    "traces": "ESS and reward without resampling",
+}
+RAMPS = ("linear", "constant", "end", "exponential")
+RAMPS_WITH_NUMBER = {"clipped": "clipped:3", "adaptive": "adaptive:0.9"}
+"""Names that take a number after a colon, each with an example."""
+TRIGGERS = ("always", "never", "observe")
+TRIGGERS_WITH_NUMBER = {"ess": "ess:0.5", "every": "every:20"}
+SCHEMES = ("systematic", "stratified", "residual", "multinomial", "ssp")
+NOISES = ("fresh", "shared")
+OBJECTIVES = ("step-variance", "balance", "detailed-balance", "trajectory-balance", "path-variance", "likelihood")
+SHELLS = ("bash", "zsh", "fish")
+BASELINES = ("state", "time", "per-step")
+LISTS = {"methods": METHODS, "tasks": TASKS, "rewards": REWARDS, "recipes": RECIPES}
+"""What `tokensteer list` prints."""
