@@ -47,7 +47,7 @@ def test_same_seed_same_choice_by_rows(planned: Path, tmp_path: Path):
 
 
 def test_the_choice_is_told_and_reported(planned: Path, tmp_path: Path, capsys):
-    words = ["run", "digits", "--budget", "6000", *SMALL, "--draws", "1", "--ramp", "constant", "--trigger", "every:2"]
+    words = ["run", "digits", "--budget", "3000", *SMALL, "--draws", "1", "--ramp", "constant", "--trigger", "every:2"]
     assert tokensteer(*words, "--out", tmp_path / "run") == 0
     said = capsys.readouterr().out
     assert "auto, seed 0, chose" in said
