@@ -194,9 +194,14 @@ def test_gradient_variants(sampler, options):
     _check(path, populations=4096)  # fewer can miss a sequence that is rarely proposed
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("potential", [ts.potentials.maximum, ts.potentials.total])
-@pytest.mark.parametrize("estimator", [{}, {"estimator": ts.Sampled(), "draws": 2}], ids=["value", "draws"])
+@pytest.mark.parametrize(
+    ("estimator", "potential", "sampler"),
+    all_pairs(
+        {"value": {}, "draws": {"estimator": ts.Sampled(), "draws": 2}},
+        {"maximum": ts.potentials.maximum, "total": ts.potentials.total},
+        {name: name for name in SAMPLERS},
+    ),
+)
 def test_potentials(estimator, potential, sampler):
     tilt = A.tilt(sampler, potential=potential, ramp=ts.ramps.constant, **estimator)
     _check(ts.Steering(A.model(sampler), tilt), populations=4096)  # a sum of many rewards is steep
@@ -226,9 +231,14 @@ def test_hard_constraints(sampler, draws_average, proposal):
 # ---- models
 
 
-@pytest.mark.parametrize("proposal", [ts.FromModel(), ts.Guided(), ts.Optimal()], ids=["base", "cfg", "optimal"])
-@pytest.mark.parametrize("tilted", [False, True], ids=["product", "product+tilt"])
-@pytest.mark.parametrize("toy", [A, B], ids=["A", "B"])
+@pytest.mark.parametrize(
+    ("toy", "tilted", "proposal"),
+    all_pairs(
+        {"A": A, "B": B},
+        {"product": False, "product+tilt": True},
+        {"base": ts.FromModel(), "cfg": ts.Guided(), "optimal": ts.Optimal()},
+    ),
+)
 def test_corrected_remasking(toy, tilted, proposal):
     _check(ts.Steering(toy.product("remdm", *POWERS), toy.tilt("remdm") if tilted else None, proposal))
 
