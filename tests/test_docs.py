@@ -30,15 +30,23 @@ NEEDED = {
 
 # Numbers of examples that are there for their figures: what they run is the same with smaller ones.
 SMALLER = {
-    "choosing": {"populations=100": "populations=10", "600_000": "100_000"},
-    "continuous": {"2000": "500", "ts.uniform_steps(64)": "ts.uniform_steps(16)"},
+    "choosing": {"populations=100": "populations=10", "600_000": "60_000"},
+    "constraints": {"ts.uniform_steps(20)": "ts.uniform_steps(8)", "particles=16, populations=4": "particles=8"},
+    "continuous": {"2000": "200", "ts.uniform_steps(64)": "ts.uniform_steps(16)"},
     "dna-rewards": {
         "ts.uniform_steps(40)": "ts.uniform_steps(20)",
         "num_particles=64, populations=2": "num_particles=32, populations=1",
         "steps=25": "steps=10",
     },
     "guidance": {"ts.uniform_steps(50)": "ts.uniform_steps(10)", "populations=40": "populations=8"},
-    "mog": {"Setup()": "Setup(20)", "sets = 4": "sets = 2", "sample(2000": "sample(500"},
+    "learned": {"rounds=20, paths=32": "rounds=5, paths=16"},
+    "learned-more": {"rounds=8": "rounds=3"},
+    "mog": {"Setup()": "Setup(5)", "sets = 4": "sets = 2", "sample(2000": "sample(500", "Setup(10": "Setup(3"},
+    "moves": {
+        "ts.uniform_steps(24)": "ts.uniform_steps(12)",
+        "sweeps=10": "sweeps=3",
+        "populations=20": "populations=5",
+    },
     "start": {"range(300)": "range(100)", "(2.0, 1.0, 0.5, 0.25, 0.1)": "(0.5, 0.1)"},
 }
 

@@ -25,7 +25,7 @@ from tokensteer.core.twists.straight_through import straight_through
 pytest.importorskip("transformers")
 import checks
 import hubs
-import transformers
+from hubs import transformers
 
 torch.set_num_threads(1)
 TEXTS = {"bert": "the movie was", "roberta": "the movie was", "esm": "LAG"}
@@ -125,8 +125,7 @@ def test_gradient_is_that_of_finite_differences(
         cos, sin = (table.unsqueeze(unsqueeze_dim).double() for table in (cos, sin))
         return tuple(h * cos + rotated(h) * sin for h in (q, k))
 
-    from transformers.models.esm import modeling_esm
-
+    modeling_esm = transformers.models.esm.modeling_esm
     rotated = modeling_esm.rotate_half
     monkeypatch.setattr(modeling_esm, "apply_rotary_pos_emb", exactly)  # ESM's own rounds to float32
     model = load(kind, folders, dtype=torch.float64)
@@ -700,7 +699,7 @@ def test_transformers_is_imported_when_a_model_is_loaded() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def kin(vocab_size: int) -> dict[str, transformers.PretrainedConfig]:
+def kin(vocab_size: int) -> dict[str, Any]:
     size: dict[str, Any] = {"vocab_size": vocab_size, "max_position_embeddings": 18}
     distil: dict[str, Any] = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24}
     return {

@@ -132,7 +132,7 @@ SCHEMES = [
     ],
 )
 def test_recipes_vary_what_they_say(recipe: str, labels: list[str], tmp_path: Path):
-    words = ["--methods", "smc-base", *TINY, "--recipe", recipe]
+    words = ["--methods", "smc-base", "--particles", "2", "--populations", "1", "--steps", "3", "--recipe", recipe]
     assert tokensteer("compare", "digits", *words, "--out", tmp_path / "x") == 0
     run = ts.open_run(tmp_path / "x")
     assert [row["method"] for row in run.rows] == labels
@@ -812,7 +812,7 @@ def test_demo_compares_two_tasks_and_writes_a_report(tmp_path: Path, monkeypatch
     report = tmp_path / "demo" / "report.html"
     assert report.is_file()
     assert str(report) in capsys.readouterr().out
-    monkeypatch.setattr(demo, "SIZES", demo.SIZES[1:])
+    monkeypatch.setattr(demo, "SIZES", (demo.Size("digits", 2, 1, 1),))
     assert tokensteer("demo", "--out", tmp_path / "demo", "--force") == 0
 
 

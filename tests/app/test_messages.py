@@ -14,7 +14,7 @@ import tokensteer as ts
 from tokensteer import files
 from tokensteer.app import cli
 from tokensteer.app.report import write
-from tokensteer.app.runs import match_rows, runner
+from tokensteer.app.runs import match_rows, match_seconds, runner
 from tokensteer.app.runs.jobs import Job
 from tokensteer.app.terminal import progress
 from tokensteer.app.terminal import tables as table
@@ -148,7 +148,7 @@ HUGE = "1" + "0" * 12
     ],
 )
 def test_numbers_are_checked_before_anything_runs(words: list[str], says: str, tmp_path: Path, monkeypatch, capsys):
-    for module in (runner, match_rows):
+    for module in (runner, match_rows, match_seconds):
         monkeypatch.setattr(module, "run_one", lambda *given: pytest.fail("it ran"))
     assert tokensteer(*(str(tmp_path / "out") if word == "OUT" else word for word in words)) == 2
     said = capsys.readouterr()

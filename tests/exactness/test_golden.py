@@ -116,15 +116,16 @@ def test_trajectories(name: str, proposal: str, form: str) -> None:
     model, tilt = target_of(toy, c["sampler"], c["target"], c["a"], c["b"])
     for q in proposals_of(toy, c["target"], c["a"], c["b"])[proposal]:
         steering = ts.Steering(model, tilt, q)
-        for golden in c["outputs"]["trajectories"][proposal]:
+        trajectories = c["outputs"]["trajectories"][proposal]
+        ours = score(steering, torch.tensor([golden["x"] for golden in trajectories]))
+        for k, golden in enumerate(trajectories):
             x = torch.tensor(golden["x"])
-            ours = score(steering, x.unsqueeze(0))
-            close(ours.log_p[0], golden["log_M"])
-            close(ours.log_q[0], golden["log_q"])
-            close(ours.log_increment[0], golden["log_inc"])
-            close(ours.log_increment.sum(), golden["sum_log_inc"])
+            close(ours.log_p[k], golden["log_M"])
+            close(ours.log_q[k], golden["log_q"])
+            close(ours.log_increment[k], golden["log_inc"])
+            close(ours.log_increment[k].sum(), golden["sum_log_inc"])
             if "log_normaliser" in golden:
-                close(ours.log_increment[0] + ours.log_twist[0, :-1], golden["log_normaliser"])
+                close(ours.log_increment[k] + ours.log_twist[k, :-1], golden["log_normaliser"])
             for step in steering.steps if "q_tokens" in golden else ():
                 here = x[step.index].unsqueeze(0)
                 measure = untyped(steering.propose(here, steering.evaluate(here, step.t, None), step))

@@ -14,6 +14,7 @@ import pytest
 import torch
 from checks import POWERS, Answer, answer, judge, runs, steering, total_variation, trial
 from narrow import untyped
+from pairs import all_pairs
 from toys import Toy, case, multilinear
 
 import tokensteer as ts
@@ -46,14 +47,14 @@ def _rows(*values: Any, name: str = "S") -> list[Any]:
 
 
 def _check(path: ts.Steering, truth: Answer | None = None, **options: Any) -> None:
-    """With as many particles in all as those that test_mutants.py catches its bugs with."""
-    outcome = trial(path, truth or answer(path.model, path.twist), **{"populations": 4096, **options})
+    outcome = trial(path, truth or answer(path.model, path.twist), **options)
     assert outcome.unbiased, str(outcome)
 
 
 @pytest.mark.fast
 @pytest.mark.parametrize(("sampler", "target", "proposal", "seed"), _rows())
 def test_combinations(sampler, target, proposal, seed):
+    """With as many particles in all as those that test_mutants.py catches its bugs with."""
     # One sequence of this one's target is so rarely proposed that 4096 populations can miss it.
     rare = (sampler, target, proposal) == ("lowconf", "tilt", "gradient")
     _check(steering(B, sampler, target, proposal), populations=8192 if rare else 4096, seed=seed)
@@ -151,7 +152,7 @@ SMOOTH = {"reward": multilinear(A.soft_reward, A.tokens + 1, A.length), "differe
 @pytest.mark.parametrize("proposal", [ts.FromModel(), GENTLE], ids=["base", "gradient"])
 @pytest.mark.parametrize("average", AVERAGES)
 @pytest.mark.parametrize("draws", [1, 2])
-@pytest.mark.parametrize("populations", [4096, pytest.param(30_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("populations", [2048, pytest.param(30_000, marks=pytest.mark.slow)])
 def test_random_twists(populations, draws, average, proposal):
     """The draws are carried along, and a gradient (REINFORCE) from the same draws is as good a proposal as any."""
     tilt = A.tilt("mdm", draws=draws, average=AVERAGES[average], estimator=ts.Sampled())
@@ -189,45 +190,67 @@ def test_gradients_through_the_reward(estimator, sampler):
 @pytest.mark.parametrize("options", [{"tokens_only": True}, {"clip": 0.5}], ids=repr)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_gradient_variants(sampler, options):
-    _check(ts.Steering(B.model(sampler), B.tilt(sampler), ts.Gradient(**options)))
+    path = ts.Steering(B.model(sampler), B.tilt(sampler), ts.Gradient(**options))
+    _check(path, populations=4096)  # fewer can miss a sequence that is rarely proposed
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("potential", [ts.potentials.maximum, ts.potentials.total])
-@pytest.mark.parametrize("estimator", [{}, {"estimator": ts.Sampled(), "draws": 2}], ids=["value", "draws"])
+@pytest.mark.parametrize(
+    ("estimator", "potential", "sampler"),
+    all_pairs(
+        {"value": {}, "draws": {"estimator": ts.Sampled(), "draws": 2}},
+        {"maximum": ts.potentials.maximum, "total": ts.potentials.total},
+        {name: name for name in SAMPLERS},
+    ),
+)
 def test_potentials(estimator, potential, sampler):
     tilt = A.tilt(sampler, potential=potential, ramp=ts.ramps.constant, **estimator)
-    _check(ts.Steering(A.model(sampler), tilt))
+    _check(ts.Steering(A.model(sampler), tilt), populations=4096)  # a sum of many rewards is steep
 
 
-@pytest.mark.parametrize("proposal", [ts.FromModel(), GENTLE], ids=["base", "gradient"])
-@pytest.mark.parametrize(("draws", "average"), [(1, "inside"), (2, "inside"), (2, "mean")])
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_hard_constraints(sampler, draws, average, proposal):
+@pytest.mark.parametrize(
+    ("sampler", "draws_average", "proposal"),
+    all_pairs(
+        {name: name for name in SAMPLERS},
+        {"1-inside": (1, "inside"), "2-inside": (2, "inside"), "2-mean": (2, "mean")},
+        {"base": ts.FromModel(), "gradient": GENTLE},
+    ),
+)
+def test_hard_constraints(sampler, draws_average, proposal):
     """Sequences below the median reward are forbidden; a draw that breaks the constraint does not end a particle."""
 
     def reward(x):
         r = B.reward(x)
         return torch.where(r < B.reward(B.clean).median(), -torch.inf, r)
 
+    draws, average = draws_average
     # The less hope is lost over one bad draw, the lighter the tails: at the default of -10 they hide what is tested.
     tilt = ts.Tilt(reward, kl=2.0, draws=draws, average=AVERAGES[average], floor=-2.0)
-    _check(ts.Steering(B.model(sampler), tilt, proposal), populations=2048)
+    _check(ts.Steering(B.model(sampler), tilt, proposal))
 
 
 # ---- models
 
 
-@pytest.mark.parametrize("proposal", [ts.FromModel(), ts.Guided(), ts.Optimal()], ids=["base", "cfg", "optimal"])
-@pytest.mark.parametrize("tilted", [False, True], ids=["product", "product+tilt"])
-@pytest.mark.parametrize("toy", [A, B], ids=["A", "B"])
+@pytest.mark.parametrize(
+    ("toy", "tilted", "proposal"),
+    all_pairs(
+        {"A": A, "B": B},
+        {"product": False, "product+tilt": True},
+        {"base": ts.FromModel(), "cfg": ts.Guided(), "optimal": ts.Optimal()},
+    ),
+)
 def test_corrected_remasking(toy, tilted, proposal):
     _check(ts.Steering(toy.product("remdm", *POWERS), toy.tilt("remdm") if tilted else None, proposal))
 
 
-@pytest.mark.parametrize("proposal", [ts.FromModel(), ts.Guided(), ts.Optimal()], ids=["base", "cfg", "optimal"])
-@pytest.mark.parametrize("convention", [ts.denoiser_powers, ts.kernel_powers, ts.paper_powers])
-@pytest.mark.parametrize("powers", sorted({(o["a"], o["b"]) for o in case(14)["outputs"].values()}), ids=str)
+@pytest.mark.parametrize(
+    ("powers", "convention", "proposal"),
+    all_pairs(
+        {f"{o['a']},{o['b']}": (o["a"], o["b"]) for o in case(14)["outputs"].values()},
+        {f.__name__: f for f in (ts.denoiser_powers, ts.kernel_powers, ts.paper_powers)},
+        {"base": ts.FromModel(), "cfg": ts.Guided(), "optimal": ts.Optimal()},
+    ),
+)
 def test_powers_that_do_not_sum_to_one(powers, convention, proposal):
     _check(ts.Steering(A.product("mdm", *powers, convention=convention), None, proposal))
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+transformers: Any = import_module("transformers")  # to read its types takes pyright a quarter of its time
 WORDS = ["the", "movie", "was", "good", "bad", "long", "because", "of", "a", "plot", "and", "its", "end", "##s", "##er"]
 SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 SHAPE: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 
 
-def tokenizer(
-    special: dict[str, str], extra: tuple[str, ...] = (), known: Sequence[str] = WORDS
-) -> transformers.PreTrainedTokenizerFast:
+def tokenizer(special: dict[str, str], extra: tuple[str, ...] = (), known: Sequence[str] = WORDS) -> Any:
     """Words split at spaces; sentences stand between the tokens for classes and separation, where there are any."""
     vocab = {word: i for i, word in enumerate(dict.fromkeys([*special.values(), *extra, *known]))}
     words = Tokenizer(models.WordPiece(vocab, unk_token=special["unk"]))
@@ -32,7 +31,7 @@ def tokenizer(
     return transformers.PreTrainedTokenizerFast(tokenizer_object=words, **names)
 
 
-def save(folder: Path, net: transformers.PreTrainedModel, words: transformers.PreTrainedTokenizerBase) -> str:
+def save(folder: Path, net: Any, words: Any) -> str:
     """The folder of a model whose weights are large enough to matter."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

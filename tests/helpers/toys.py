@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,11 @@ def case(number: int) -> dict[str, Any]:
 
 def numbers(values: object) -> Tensor:
     """Golden numbers as float64; null is -inf."""
-    if isinstance(values, list):
-        return torch.stack([numbers(v) for v in values])
-    return torch.tensor(-torch.inf if values is None else float(values), dtype=torch.float64)  # type: ignore[arg-type]
+
+    def filled(value: Any) -> Any:
+        return [filled(v) for v in value] if isinstance(value, list) else -torch.inf if value is None else value
+
+    return torch.tensor(filled(values), dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -136,11 +138,10 @@ class Toy:
         return all_sequences(self.tokens, self.length)
 
     def joint(self, name: str) -> Tensor:
-        return numbers(self.data[name]).to(self.dtype).view([self.tokens] * self.length)
+        return _table(self, name)
 
     def reward(self, x: Tensor) -> Tensor:
-        table = numbers(self.data["r"]).to(self.dtype).view([self.tokens] * self.length)
-        return table[tuple(x.unbind(-1))]
+        return _table(self, "r")[tuple(x.unbind(-1))]
 
     def num_steps(self, sampler: str) -> int:
         return self.data["T_lowconf" if sampler == "lowconf" else "T"]
@@ -176,12 +177,9 @@ class Toy:
         options = {"lookahead": False, **options}
         return ts.Product((self.model(sampler), self.model(sampler, "p2")), (a, b), **options)
 
-    @cached_property
+    @property
     def soft_reward(self) -> Tensor:
-        """kl log E[exp(r/kl)] at every state, computed by the library."""
-        tilt = ts.Tilt(self.reward, self.kl, estimator=ts.Exact())
-        log_x0 = self.model("mdm").predict(self.states, 0.5).laws()
-        return tilt.estimate(ts.NoisyState(self.states, log_x0, 0.5, self.mask_id), None)
+        return _soft_reward(self)
 
     def tilt(self, sampler: str, **options: Any) -> ts.Tilt:
         """The golden twist: the soft reward as a known function, extended multilinearly for its gradient."""
@@ -192,6 +190,20 @@ class Toy:
     def amortised(self, **options: Any) -> ts.Amortised:
         table = StateTable(numbers(self.data["muq"]).to(self.dtype))
         return ts.Amortised(in_form(table, self.tokens + 1, self.form), **options)
+
+
+@cache
+def _table(toy: Toy, name: str) -> Tensor:
+    """Numbers over all clean sequences, with an axis for each site."""
+    return numbers(toy.data[name]).to(toy.dtype).view([toy.tokens] * toy.length)
+
+
+@cache
+def _soft_reward(toy: Toy) -> Tensor:
+    """kl log E[exp(r/kl)] at every state, computed by the library."""
+    tilt = ts.Tilt(toy.reward, toy.kl, estimator=ts.Exact())
+    log_x0 = toy.model("mdm").predict(toy.states, 0.5).laws()
+    return tilt.estimate(ts.NoisyState(toy.states, log_x0, 0.5, toy.mask_id), None)
 
 
 @dataclass(frozen=True)

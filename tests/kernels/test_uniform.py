@@ -15,7 +15,7 @@ import tokensteer as ts
 from tokensteer.testing import enumerate_steering
 
 
-def check(steering: ts.Steering, populations: int = 2000, particles: int = 8, seed: int = 5) -> None:
+def check(steering: ts.Steering, populations: int = 1000, particles: int = 8, seed: int = 5) -> None:
     """log Z and the law of clean sequences against enumeration, as z-scores."""
     exact = enumerate_steering(steering)
     result = ts.smc(
@@ -196,7 +196,7 @@ def test_prompts_stay_and_are_known() -> None:
     check(steering)
 
 
-def check_prompts(uniform: ts.Diffusion, populations: int = 2000) -> None:
+def check_prompts(uniform: ts.Diffusion, populations: int = 1000) -> None:
     """Every prompt keeps its tokens, and has the log Z that it has by itself."""
     toy, prompts = Toy("B"), uniform.template
     tilt = ts.Tilt(toy.reward, 1.0, estimator=ts.Exact())

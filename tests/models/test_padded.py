@@ -160,7 +160,7 @@ REMEMBERING = {
 def test_a_step_is_that_of_the_template_alone(kernel: str, form: str) -> None:
     """At states half open, of all templates in one batch: the same probability of the same move, whatever is behind."""
     case, generator, each = (KERNELS | REMEMBERING)[kernel], seeded(), 50
-    together = case.together(form)
+    together, apart = case.together(form), [case.alone(row) for row in case.rows]
     path, start = ts.Steering(together), together.start(each * len(case.rows), None)
     before = path.evaluate(start, 1.0, generator)
     half = (start == MASK) & (torch.rand(start.shape, generator=generator) < 0.5)
@@ -172,7 +172,7 @@ def test_a_step_is_that_of_the_template_alone(kernel: str, form: str) -> None:
         assert torch.equal(y[start != MASK], start[start != MASK])
         ours = p.log_prob(y).split(each)
         for place, row in enumerate(case.rows):
-            alone, own = case.alone(row), slice(place * each, (place + 1) * each)
+            alone, own = apart[place], slice(place * each, (place + 1) * each)
             if step.index >= len(alone.steps):  # its last block or jump is done
                 continue
             here, there = (_without_padding(s[own], alone) for s in (x, y))

@@ -158,22 +158,23 @@ def _plain(logits: Tensor, rows: Tensor, ask: Tensor, mask: int) -> tuple[Tensor
     total = sums.sum(-1)
     tokens = ask
     if ask.is_floating_point():
-        block, rest = _invert(sums, ask * total)
+        block = _invert(sums, ask * total)
+        before = torch.arange(sums.shape[-1], device=x.device) < block.unsqueeze(-1)
+        rest = ask * total - torch.where(before, sums, 0.0).sum(-1)
         inside = weights.gather(1, block.unsqueeze(-1).expand(-1, -1, size)).double()  # (k, M, size)
-        tokens = torch.where(total > 0, block * size + _invert(inside, rest)[0], int(mask == 0))
+        tokens = torch.where(total > 0, block * size + _invert(inside, rest), int(mask == 0))
         tokens = tokens.masked_fill(rows.unsqueeze(-1) < 0, 0)
     log_norm = total.log().squeeze(-1) + top.squeeze(-1)
     return tokens, _score(logits.gather(1, tokens.clamp(min=0)), log_norm, rows, tokens, mask)
 
 
-def _invert(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The first cell with mass where the cumulative sums of (..., n) weights reach target (...), and the target minus
-    the sum before it. If rounding puts the target out of reach, it is the last cell with mass."""
+def _invert(weights: Tensor, target: Tensor) -> Tensor:
+    """The first cell with mass where the cumulative sums of (..., n) weights reach target (...). If rounding puts the
+    target out of reach, it is the last cell with mass."""
     cells = torch.arange(weights.shape[-1], device=weights.device)
     last = torch.where(weights > 0, cells, 0).amax(-1, keepdim=True)
     reached = (weights > 0) & (weights.cumsum(-1) >= target.unsqueeze(-1))
-    cell = torch.where(reached, cells, last).amin(-1)
-    return cell, target - torch.where(cells < cell.unsqueeze(-1), weights, 0.0).sum(-1)
+    return torch.where(reached, cells, last).min(-1).values  # amin of integers is twenty times as slow
 
 
 def head_logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
