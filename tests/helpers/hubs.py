@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-transformers: Any = import_module("transformers")  # to read its types takes pyright a quarter of its time
+transformers: Any = import_module("transformers")  # to read its types takes pyright a third of its time
 WORDS = ["the", "movie", "was", "good", "bad", "long", "because", "of", "a", "plot", "and", "its", "end", "##s", "##er"]
 SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 SHAPE: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}

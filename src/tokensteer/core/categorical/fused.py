@@ -174,7 +174,7 @@ def _invert(weights: Tensor, target: Tensor) -> Tensor:
     cells = torch.arange(weights.shape[-1], device=weights.device)
     last = torch.where(weights > 0, cells, 0).amax(-1, keepdim=True)
     reached = (weights > 0) & (weights.cumsum(-1) >= target.unsqueeze(-1))
-    return torch.where(reached, cells, last).min(-1).values  # amin of integers is twenty times as slow
+    return torch.where(reached, cells, last).min(-1).values  # amin of integers is slower on a CPU
 
 
 def head_logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
