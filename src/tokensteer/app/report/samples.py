@@ -71,7 +71,7 @@ def sheet(row: Row, look: Look | None, name: str, colour: int) -> str:
     kind = "Draws" if not steered else "Draws from the posterior" if row.weighted else "Draws, unweighted"
     return element(
         "article",
-        'class="card told"' if row.texts else 'class="card"',
+        f'class="card told" tabindex="0" aria-label="{escape(name)}"' if row.texts else 'class="card"',
         element("h3", "", swatch(colour), escape(name)),
         *(text("p", words, 'class="note"') for words in notes),
         text("h4", kind) + drawn,
