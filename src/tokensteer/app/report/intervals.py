@@ -14,6 +14,7 @@ from tokensteer.tasks.common import grid
 from tokensteer.tasks.common.metrics import Measured
 
 LEVEL = 0.05
+MOST = 1000
 LEVELS = "the 5% level over the whole table"
 OF_SETS = frozenset({"emd", "tv"})
 """Distances on a grid, which are measured on sets of populations."""
@@ -33,7 +34,8 @@ def tail(t: float, df: int) -> float:
 
 @cache
 def student(level: float, df: int) -> float:
-    """The t with P(|T| > t) = level."""
+    """The t with P(|T| > t) = level. Beyond MOST degrees of freedom it hardly falls."""
+    df = min(df, MOST)
     low, high = 0.0, 1.0
     while tail(high, df) > level:
         high *= 2.0
@@ -62,11 +64,11 @@ def interval(row: Row, metric: str) -> Measured:
 
 def differ(one: Measured, n: int, other: Measured, m: int, comparisons: int) -> bool:
     """Whether the means of n and of m values differ, by Welch's test at LEVEL over all `comparisons`."""
-    parts = [(v.error**2, k) for v, k in ((one, n), (other, m)) if math.isfinite(v.error) and k > 1]
-    if len(parts) < 2:
+    if not (math.isfinite(one.error) and math.isfinite(other.error) and min(n, m) > 1):
         return False
-    total = sum(square for square, _ in parts)
-    if not total:
+    error = math.hypot(one.error, other.error)
+    if not error:
         return one.mean != other.mean
-    df = total**2 / sum(square**2 / (k - 1) for square, k in parts)
-    return abs(one.mean - other.mean) > student(LEVEL / comparisons, max(1, math.floor(df))) * math.sqrt(total)
+    shares = ((one.error / error) ** 2, n), ((other.error / error) ** 2, m)
+    df = 1.0 / sum(share**2 / (k - 1) for share, k in shares)
+    return abs(one.mean - other.mean) > student(LEVEL / comparisons, max(1, math.floor(df))) * error

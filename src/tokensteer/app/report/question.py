@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, cast
@@ -18,6 +17,7 @@ from tokensteer.tasks.catalogue import TASKS
 MISSING = 12  # how many missing rows are named, at most
 SHOWN = 8  # samples before and after
 SETTINGS = ("steps", "seed", "draws", "noise", "ramp", "trigger", "resample")
+EVERY = ("steps", "seed")  # settings of which every value is listed
 CLOSED = "none, the estimate has a closed form"
 
 
@@ -48,14 +48,14 @@ def _question(task: str, rows: Sequence[Row]) -> str:
     facts = {"Task": task, "Target": f"π(x) ∝ p(x) · exp(r(x)/kl){_kl(rows)}", "Reward r(x)": words}
     sizes = listed([f"{n:,}" for n in sorted({row.particles for row in rows})])
     facts["Size"] = f"{plural(max(row.populations for row in rows), 'population')} of {sizes} particles"
+    best = recommended(rows)
     for name in SETTINGS:
-        found = Counter(_words(row.resolved[name]) for row in rows if name in row.resolved)
-        if name in ("steps", "seed") and found:
-            facts[name.capitalize()] = listed(list(found))
+        found = list(dict.fromkeys(_words(row.resolved[name]) for row in rows if name in row.resolved))
+        if name in best.resolved and name not in EVERY:
+            usual = CLOSED if (name, best.resolved[name]) == ("draws", 0) else _words(best.resolved[name])
+            facts[name.capitalize()] = usual + (f" ({best.method}; others below)" if len(found) > 1 else "")
         elif found:
-            usual = found.most_common(1)[0][0]
-            usual = CLOSED if (name, usual) == ("draws", "0") else usual
-            facts[name.capitalize()] = usual + (" (others by method)" if len(found) > 1 else "")
+            facts[name.capitalize()] = listed(found)
     goals = dict.fromkeys(_words(row.job["goal"]) for row in rows if row.job.get("goal") is not None)
     facts |= {"Goal": ", ".join(goals)} if goals else {}
     return element("dl", 'class="facts wide"', *(text("dt", k) + text("dd", v) for k, v in facts.items() if v))

@@ -66,8 +66,16 @@ def floors(rows: Sequence[Row]) -> list[Row]:
     """A row of exact draws for each number of particles for which their distance to the target is known."""
     found: dict[tuple[int, int], Row] = {}
     for row in rows:
-        if known := {name.removesuffix(FLOOR): v for name, v in row.metrics.items() if name.endswith(FLOOR)}:
-            exact = replace(row, method=EXACT, metrics=known, log_z=UNMEASURED, seconds=math.nan, rows={}, saved={})
+        if known := {m.removesuffix(FLOOR): v.mean for m, v in row.metrics.items() if m.endswith(FLOOR)}:
+            exact = replace(
+                row,
+                method=EXACT,
+                metrics={m: Measured(v, math.nan) for m, v in known.items()},
+                log_z=UNMEASURED,
+                seconds=math.nan,
+                rows={},
+                saved={},
+            )
             found.setdefault((row.particles, row.populations), exact)
     return list(found.values())
 
@@ -75,7 +83,7 @@ def floors(rows: Sequence[Row]) -> list[Row]:
 def best_table(rows: Sequence[Row], colours: Mapping[str, int]) -> str:
     """The metrics of the best particle by reward of each population; "" if they were not measured."""
     rows = [replace(row, metrics=row.best) for row in rows if row.best]
-    metrics = columns((row.metrics for row in rows), of_best=True)
+    metrics = [m for m in columns((row.metrics for row in rows), of_best=True) if not m.endswith(FLOOR)]
     shown = _identity(rows, colours) + [_metric(rows, rows, metric, False) for metric in metrics]
     return _table("The best particle by reward of each population", shown, len(rows)) if rows else ""
 

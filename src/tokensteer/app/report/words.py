@@ -116,9 +116,8 @@ def verdict(rows: Sequence[Row]) -> str:
     _, level = leaders([best, *others], main)
     if level:
         quick = min(level, key=lambda row: row.seconds)
-        said += (
-            f"; {plural(len(level), 'other')} cannot be told from it; the quickest, {name(quick)}, took {spent(quick)}"
-        )
+        same = f"{plural(len(level), 'other')} do not differ from it at the 5% level"
+        said += f"; {same}; the quickest, {name(quick)}, took {spent(quick)}"
     return said + "."
 
 

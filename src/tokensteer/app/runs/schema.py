@@ -86,6 +86,7 @@ JOB = {
     "seed": COUNT,
     "budget": maybe(TEXT),
     "why": maybe(TEXT),
+    "reward": maybe(TEXT),
     "kl": maybe(POSITIVE),
     "remask": SHARE,
     "extra": listed(TEXT),
