@@ -435,11 +435,12 @@ def test_text_cards_can_be_scrolled_with_the_keyboard(tmp_path: Path) -> None:
     result = toy(2)
     line = {"text": "a", "prompt": "b", "reward": 0.0, "log_w": 0.0, "judge": 0.5, "weight": 0.5}
     config = {"format": FORMAT, "version": "0.1.0", "command": "tokensteer run", "started": "2025-11-15T06:50:00"}
+
+    def written(file: Path) -> None:
+        file.write_text("\n".join([json.dumps(line)] * 4))
+
     with writing(tmp_path / "run", config) as writer:
-        lines = "\n".join([json.dumps(line)] * 4)
-        writer.add(
-            "a", row("text", "smc-base", result, {}), result, {".jsonl": lambda file: file.write_text(lines) and None}
-        )
+        writer.add("a", row("text", "smc-base", result, {}), result, {".jsonl": written})
     (card,) = page(tmp_path / "run").find("article", "told")
     assert (card.attributes["tabindex"], card.attributes["aria-label"]) == ("0", "smc-base")
 

@@ -129,7 +129,7 @@ def note(rows: Sequence[Row], finished: bool) -> str:
     if any(metric in BIASED for metric in metrics_of(rows)):
         said.append("Columns of the reward itself have no best: biased methods can exceed the target.")
     if floors(rows):
-        said.append(f"{EXACT.capitalize()} is the distance of as many exact draws: no sampler is lower on average.")
+        said.append(f"{EXACT.capitalize()} is the mean distance of as many independent draws from the target.")
     exact = sorted({number(row.metrics["exact log_z"].mean, 5) for row in rows if "exact log_z" in row.metrics})
     if exact:
         said.append(f"The exact log Z is {listed(exact)}.")

@@ -116,7 +116,8 @@ def verdict(rows: Sequence[Row]) -> str:
     _, level = leaders([best, *others], main)
     if level:
         quick = min(level, key=lambda row: row.seconds)
-        same = f"{plural(len(level), 'other')} do not differ from it at the 5% level"
+        does = "does" if len(level) == 1 else "do"
+        same = f"{plural(len(level), 'other')} {does} not differ from it at the 5% level"
         said += f"; {same}; the quickest, {name(quick)}, took {spent(quick)}"
     return said + "."
 
