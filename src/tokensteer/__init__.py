@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ __version__ = "0.2.0"
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return sorted(_public())
+    if not name.startswith("_") and (spec := find_spec(f"{__name__}.{name}")) is not None and spec.origin is not None:
+        return import_module(spec.name)  # a module of the package: the api would import it in a circle
     if name.startswith("__") or name not in _public():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = _public()[name]

@@ -18,13 +18,19 @@ import torch
 
 import tokensteer as ts
 from tokensteer.app import report
-from tokensteer.app.report import figures, genealogy, samples, trades, write
+from tokensteer.app.report import figures, genealogy, intervals, samples, trades, write
 from tokensteer.app.report.folder import read
 from tokensteer.app.report.markup import most_within
 from tokensteer.app.runs.folder import FORMAT, writing
+from tokensteer.app.runs.jobs import Job
+from tokensteer.app.runs.prepare import Environment, prepare
+from tokensteer.app.runs.recipes import METHODS
+from tokensteer.app.runs.rows import resolved
+from tokensteer.app.words.methods import DESCRIBED
 from tokensteer.app.words.numbers import number, short, spread
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.metrics import Measured
+from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.common.task import Setup, Task
 
 HOSTILE = "<script>alert(1)</script>&\"'"
@@ -212,6 +218,81 @@ def test_header_says_what_was_run(digits: Path) -> None:
         assert said in words
 
 
+def test_header_asks_the_question(tmp_path: Path) -> None:
+    results = [toy(4), toy(4)]
+    resolved = {"steps": 12, "kl": 0.5, "draws": 10, "ramp": "linear", "trigger": "ess:0.5:10", "seed": 3}
+    metrics = ({"accuracy": [0.1, 0.01]}, {"accuracy": [0.9, 0.01]})
+    rows = [
+        row("digits", name, result, measured, resolved=resolved, job={"method": name})
+        for name, result, measured in zip(("pretrained", "smc-base"), results, metrics, strict=True)
+    ]
+    root = page(fill(tmp_path / "run", list(zip(rows, results, strict=True))))
+    head = root.find("header")[0]
+    facts = dict(zip([n.words() for n in head.find("dt")], [n.words() for n in head.find("dd")], strict=True))
+    assert facts["Target"] == "π(x) ∝ p(x) · exp(r(x)/kl), kl = 0.5"
+    assert facts["Reward r(x)"] == TASKS["digits"].rewarded
+    wanted = {"Steps": "12", "Draws": "10", "Ramp": "linear", "Trigger": "ess:0.5:10", "Seed": "3"}
+    assert wanted.items() <= facts.items()
+    assert "Use smc-base" in head.words()
+    assert "1.5 s and 1.3k network rows" in head.words()  # 1234 of the denoiser and 56 of the reward
+    assert [n.words() for n in head.find("figcaption")] == ["Before: the model alone", "After: smc-base"]
+
+
+def test_settings_are_stored_as_resolved() -> None:
+    asked = [Job("digits", name, 4, 2, settings=Settings(steps=12)) for name in ("smc-base", "smc-grad", "fk-max")]
+    asked.append(Job("mog", "smc-base", 4, 2, settings=Settings(trigger="every:3", ramp="clipped:3")))
+    base, grad, fk, mog = map(resolved, prepare(asked, Environment()))
+    same = {"steps": 12, "seed": 0, "kl": 1.0, "draws": 10, "ramp": "exponential", "noise": "fresh"}
+    assert base == {**same, "trigger": "ess:0.5:10", "resample": "systematic"}
+    assert grad == {**same, "trigger": "ess:0.5", "resample": "systematic"}
+    assert (fk["trigger"], fk["resample"]) == ("every:2", "multinomial")
+    assert (mog["steps"], mog["draws"], mog["ramp"], mog["trigger"]) == (100, 0, "clipped:3", "every:3")
+
+
+def test_no_best_by_reward(tmp_path: Path) -> None:
+    values = {"accuracy": [0.5, 0.1], "reward": [-1.0, 0.1], "reward accuracy": [0.5, 0.1], "activity": [1.0, 0.1]}
+    rows = [(row("dna", f"method {k}", toy(4), values, best=values), toy(4)) for k in range(2)]
+    tables = page(fill(tmp_path / "run", rows)).find("table")
+    assert [len(table.find("span", "star")) for table in tables] == [2, 0]  # accuracy; none in the best of N
+
+
+def test_exact_draws_are_a_row(tmp_path: Path) -> None:
+    values = {"emd": [3.0, 0.1], "emd floor": [1.0, 0.05], "tv": [0.5, 0.01]}
+    rows = [(row("product", name, toy(4), values), toy(4)) for name in ("smc-base", "smc-grad")]
+    found = cells(page(fill(tmp_path / "run", rows)))
+    assert [(line["method"], line["EMD"]) for line in found][2:] == [("exact draws", "1.0")]
+    assert found[2]["TV"] == found[2]["seconds"] == ""
+    assert "EMD floor" not in found[0]
+
+
+def test_every_method_and_metric_is_described(digits: Path, mog: Path) -> None:
+    assert set(DESCRIBED) == set(METHODS)
+    for folder in (digits, mog):
+        root = page(folder)
+        shown = {n.words() for table in root.find("table") for n in table.find("thead")[0].find("th")}
+        defined = {n.words() for n in root.find("dl", "defined")[0].find("dt")} | {"method", "N", "log\u00a0Z"}
+        assert {name for name in shown if "rows" not in name} - defined <= {"rewardaccuracy"}
+
+
+@pytest.mark.parametrize(
+    ("level", "df", "t"),
+    [(0.05, 1, 12.7062), (0.05, 4, 2.776445), (0.05, 7, 2.364624), (0.001, 10, 4.586894), (0.01, 30, 2.749996)],
+)
+def test_student(level: float, df: int, t: float) -> None:
+    assert intervals.student(level, df) == pytest.approx(t, rel=1e-5)
+
+
+def test_equal_means_differ_at_the_stated_level() -> None:
+    tables, k, n = 2000, 6, 4
+    values = torch.randn(tables, k, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mean, error = values.mean(-1).tolist(), (values.std(-1) / n**0.5).tolist()
+    found = 0
+    for means, errors in zip(mean, error, strict=True):
+        rows = [Measured(m, e) for m, e in zip(means, errors, strict=True)]
+        found += any(intervals.differ(a, n, b, n, 15) for i, a in enumerate(rows) for b in rows[:i])
+    assert 0 < found / tables < 0.05
+
+
 def test_images_are_the_samples(digits: Path) -> None:
     root = page(digits)
     results = {s["method"]: ts.Result.load(digits / s["file"]) for s in stored(digits)}
@@ -260,7 +341,9 @@ def test_everything_has_words_for_those_who_cannot_see_it(digits: Path) -> None:
     assert root.find("html")[0].attributes["lang"] == "en"
     keys = [n.attributes["id"] for n in root.all() if "id" in n.attributes]
     assert len(keys) == len(set(keys))
-    assert {a.attributes["href"] for a in root.find("nav")[0].find("a")} == {f"#{key}" for key in keys}
+    parts = {f"#{key}" for key in keys if not (key or "").startswith("method-")}
+    assert {a.attributes["href"] for a in root.find("nav")[0].find("a")} == parts
+    assert {a.attributes["href"] for a in root.find("a")} <= {f"#{key}" for key in keys}
 
 
 def test_nothing_comes_from_elsewhere(digits: Path, mog: Path) -> None:
@@ -280,19 +363,20 @@ def test_heat_maps_and_the_exact_answer(mog: Path) -> None:
 
 
 def test_an_estimate_far_from_the_exact_answer_is_marked(tmp_path: Path) -> None:
-    result = toy(4)
+    result = toy(4, populations=8)
     log_z, error = result.pooled_log_z
-    exact = {name: {"exact log_z": [log_z + far * error, 0.0]} for name, far in (("near", 2.9), ("far", 3.1))}
+    edge = 2.8412  # of Student's t with 7 degrees of freedom at 5% over two rows
+    exact = {name: {"exact log_z": [log_z + far * edge * error, 0.0]} for name, far in (("near", 0.99), ("far", 1.01))}
     rows = [(row("text", name, result, metrics), result) for name, metrics in exact.items()]
     root = page(fill(tmp_path / "run", rows))
     lines = root.find("tbody")[0].find("tr")
     assert [line.find("th")[0].words() for line in lines if line.find("span", "off")] == ["far"]
-    assert "≠ is more than three standard errors" in root.words()
+    assert "≠ differs from it at the 5% level over the whole table" in root.words()
 
 
 def test_an_estimate_that_another_outdoes_is_marked(tmp_path: Path) -> None:
     def estimated(method: str, log_z: float, error: float, kl: float) -> tuple[dict[str, Any], ts.Result]:
-        result, numbers = toy(3), {"log_z": log_z, "log_z_error": error}
+        result, numbers = toy(3, populations=8), {"log_z": log_z, "log_z_error": error}
         return row("dna", method, result, {"accuracy": [0.5, 0.1]}, job={"kl": kl, "method": method}) | numbers, result
 
     rows = [
@@ -315,7 +399,7 @@ def test_seeds_come_together_before_they_come_apart(tmp_path: Path) -> None:
     root = page(fill(tmp_path / "run", list(zip(rows, done, strict=True))))
     joined, single = (len(table.find("tbody")[0].find("tr")) for table in root.find("table")[:2])
     assert (joined, single) == (1, 2)
-    assert "over 2 seeds" in root.words()
+    assert "n = 2 seeds" in root.words()
     assert float(cells(root)[0]["accuracy"]) == pytest.approx(0.6)
 
 
@@ -345,6 +429,20 @@ def test_other_tasks_show_tokens(tmp_path: Path) -> None:
     known = {" ".join(map(str, ids)) for ids in result.samples.flatten(0, 1).tolist()}
     assert shown
     assert set(shown) <= known
+
+
+def test_text_cards_can_be_scrolled_with_the_keyboard(tmp_path: Path) -> None:
+    result = toy(2)
+    line = {"text": "a", "prompt": "b", "reward": 0.0, "log_w": 0.0, "judge": 0.5, "weight": 0.5}
+    config = {"format": FORMAT, "version": "0.1.0", "command": "tokensteer run", "started": "2025-11-15T06:50:00"}
+
+    def written(file: Path) -> None:
+        file.write_text("\n".join([json.dumps(line)] * 4))
+
+    with writing(tmp_path / "run", config) as writer:
+        writer.add("a", row("text", "smc-base", result, {}), result, {".jsonl": written})
+    (card,) = page(tmp_path / "run").find("article", "told")
+    assert (card.attributes["tabindex"], card.attributes["aria-label"]) == ("0", "smc-base")
 
 
 def test_dna_is_shown_in_letters(tmp_path: Path) -> None:
@@ -681,3 +779,46 @@ def test_in_a_browser(digits: Path, tmp_path: Path) -> None:
     assert answers["before"].startswith("Step 11, particle")
     assert answers["line"] > 10
     assert answers["at"] == "at step 0"
+
+
+CROWD = """<script>
+addEventListener("load", () => setTimeout(() => {
+  const page = document.querySelector("iframe").contentDocument, table = page.querySelector("table.methods");
+  const seen = () => [...table.tBodies[0].rows].filter((row) => row.offsetHeight).length;
+  const lines = () => [...page.querySelector("svg.trace").querySelectorAll(".line")]
+    .filter((line) => page.defaultView.getComputedStyle(line).display !== "none").length;
+  const answers = { few: [seen(), lines()], tall: page.documentElement.scrollHeight / 800 };
+  answers.cut = table.scrollWidth - table.parentElement.clientWidth;
+  page.querySelector("#all").click();
+  answers.all = [seen(), lines()];
+  const button = page.querySelector("svg.trace").closest("figure").querySelector(".key button");
+  button.click();
+  answers.alone = page.querySelector("svg.trace").querySelectorAll(".line:not(.faded)").length;
+  button.click();
+  answers.again = page.querySelector("svg.trace").querySelectorAll(".faded").length;
+  document.body.textContent = JSON.stringify(answers);
+}, 300));
+</script>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser here")
+def test_many_methods_in_a_browser(tmp_path: Path) -> None:
+    assert BROWSER is not None
+    names = ("accuracy", "reward accuracy", "diversity", "ess", "reward")
+    values = {name: [-0.4321, 0.0321] for name in names}
+    result = toy(16, populations=4, steps=12)
+    methods = [name for name in METHODS if name != "auto"][:13]
+    rows = [(row("text", name, result, values, job={"method": name}), result) for name in methods]
+    folder = fill(tmp_path / "run", rows)
+    write(folder)
+    (folder / "probe.html").write_text(f'{CROWD}<iframe src="report.html" style="width:1280px;height:800px"></iframe>')
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--window-size=1400,900"]
+    flags += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000", "--dump-dom"]
+    place = (folder / "probe.html").as_uri()
+    done = subprocess.run([BROWSER, *flags, place], capture_output=True, text=True, timeout=120)
+    answers = json.loads(re.sub(r"<[^>]*>", "", re.search(r"<body.*</body>", done.stdout, re.DOTALL)[0]))  # type: ignore[index]
+    assert answers["few"] == [5, 5]
+    assert answers["all"] == [13, 13]
+    assert answers["cut"] <= 0
+    assert answers["tall"] <= 8
+    assert (answers["alone"], answers["again"]) == (1, 0)

@@ -30,12 +30,14 @@ from tokensteer.tasks.text import train as texts
 class Entry:
     """A task: `make` it, `train` its networks, or train a `proposal` for a goal from the networks of a folder.
 
-    The rest needs neither weights nor data: how samples `look` in a report (as numbers if None), the default number of
-    denoising `steps` and `kl`, the kl of each of its `rewards` if it has several, whether its reward may be a function
-    of texts (`judges_texts`), and the file of `data` that training reads, if it does not come with the package.
+    The rest needs neither weights nor data: the reward in words (`rewarded`), how samples `look` in a report (as
+    numbers if None), the default number of denoising `steps` and `kl`, the kl of each of its `rewards` if it has
+    several, whether its reward may be a function of texts (`judges_texts`), and the file of `data` that training reads,
+    if it does not come with the package.
     """
 
     make: Callable[[Setup], Task]
+    rewarded: str
     look: Look | None = None
     steps: int = 100
     kl: float = 1.0
@@ -50,19 +52,24 @@ LETTERS = Letters(dna_data.LETTERS)
 TASKS: dict[str, Entry] = {
     "mog": Entry(
         mog_trained.task,
+        "−x²/100 − y², highest where y is near 0",
         HeatMap(grid.histogram, mog_trained.exact_pmf),
         train=mog_trained.train,
         proposal=mog_trained.proposal,
     ),
-    product.NAME: Entry(product.task, HeatMap(grid.histogram, product.exact)),
+    product.NAME: Entry(
+        product.task, "log-probability under a second model, a cross of stripes", HeatMap(grid.histogram, product.exact)
+    ),
     "digits": Entry(
         digits.task,
+        "log-probability of the digit under a classifier",
         Image(digits.SIDE),
         train=partial(images.train, digits.RECIPE),
         proposal=partial(images.proposal, digits.RECIPE),
     ),
     "mnist": Entry(
         mnist.task,
+        "log-probability of the digit under a classifier",
         Image(mnist.SIDE),
         data=mnist.FILE,
         train=partial(images.train, mnist.RECIPE),
@@ -70,6 +77,7 @@ TASKS: dict[str, Entry] = {
     ),
     "text": Entry(
         reviews.task,
+        "log-probability of the sentiment under a classifier",
         steps=reviews.NUM_STEPS,
         kl=reviews.KL,
         judges_texts=True,
@@ -79,6 +87,7 @@ TASKS: dict[str, Entry] = {
     ),
     "dna": Entry(
         dna.task,
+        "log-probability of the cell type under a classifier",
         LETTERS,
         kl=dna_model.KL,
         rewards=dna_model.KLS,
@@ -86,6 +95,6 @@ TASKS: dict[str, Entry] = {
         train=dna.train,
         proposal=dna.proposal,
     ),
-    tfbind.NAME: Entry(tfbind.task, LETTERS, kl=tfbind.KL),
-    tfbind.FITTED: Entry(tfbind.fitted_task, LETTERS, kl=tfbind.KL),
+    tfbind.NAME: Entry(tfbind.task, "measured binding of the factor to the word", LETTERS, kl=tfbind.KL),
+    tfbind.FITTED: Entry(tfbind.fitted_task, "measured binding of the factor to the word", LETTERS, kl=tfbind.KL),
 }

@@ -14,13 +14,13 @@ from tokensteer.app.report.markup import data, element, text
 from tokensteer.app.words.numbers import fixed
 from tokensteer.tasks.common.metrics import Measured
 
-BANDS = 6  # with more lines than this, bands are not drawn: they would hide the lines
+BANDS = 6  # of more lines than this, bands are not shown together: they would hide the lines
 WIDTH, HEIGHT = 1000, 400  # of the drawing, in SVG units
 
 
 @dataclass(frozen=True)
 class Line:
-    """A series: its mean and the half-width of its band or error bar, two standard errors; NaN where unknown."""
+    """A series: its mean and the half-width of its band or error bar, a 95% interval; NaN where unknown."""
 
     name: str
     colour: int
@@ -30,7 +30,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Spot:
-    """A point of a scatter plot, with standard errors both ways."""
+    """A point of a scatter plot; the errors are half-widths of 95% intervals."""
 
     name: str
     colour: int
@@ -89,22 +89,28 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
     return [k * step for k in range(first, last + 1)]
 
 
-def frame(
-    title: str, summary: str, drawing: str, x: Sequence[tuple[float, str]], y: Sequence[tuple[float, str]], extra: str
-) -> str:
-    """A chart with its labels, each at a place from 0 to 1, y upwards. `summary` is the text for screen readers."""
+Labels = Sequence[tuple[float, str]]
+"""Texts, each at a place from 0 to 1."""
+
+
+def frame(title: str, axes: tuple[str, str], summary: str, drawing: str, x: Labels, y: Labels, extra: str) -> str:
+    """A chart with the names of its `axes` and its labels, y upwards. `title` is markup; `summary` is the text for
+    screen readers."""
     y_labels = "".join(text("span", label, f'style="bottom:{at:.2%}"') for at, label in y)
     body = element("div", 'class="y" aria-hidden="true"', y_labels) + element("div", 'class="plot"', drawing)
-    picture = element("div", f'class="chart" role="img" aria-label="{escape(summary)}"', body, x_axis(x))
-    return element("figure", "", text("figcaption", title), picture, extra)
+    named = text("p", axes[1], 'class="axis" aria-hidden="true"') if axes[1] else ""
+    label = f'class="chart" role="img" aria-label="{escape(summary)}"'
+    picture = element("div", label, body, x_axis(x, axes[0]))
+    return element("figure", 'class="one"', element("figcaption", "", title), named, picture, extra)
 
 
-def x_axis(labels: Sequence[tuple[float, str]]) -> str:
-    """Labels below a drawing. The first and the last are aligned so that they stay inside."""
+def x_axis(labels: Labels, name: str) -> str:
+    """Labels below a drawing, and the name of the axis. The first and the last are aligned so that they stay inside."""
     edges = ["first" if at < 0.03 else "last" if at > 0.97 else "mid" for at, _ in labels]
     places = [f'class="{edge}" style="left:{at:.2%}"' for edge, (at, _) in zip(edges, labels, strict=True)]
     spans = [text("span", label, place) for (_, label), place in zip(labels, places, strict=True)]
-    return element("div", 'class="x" aria-hidden="true"', *spans)
+    named = text("p", name, 'class="axis x-name" aria-hidden="true"')
+    return element("div", 'class="x" aria-hidden="true"', *spans) + named
 
 
 def step_labels(steps: int) -> list[tuple[float, str]]:
@@ -122,7 +128,10 @@ def drawing(content: str, width: int = WIDTH, height: int = HEIGHT, attributes: 
 
 def key(entries: Sequence[tuple[str, int, str]], after: str = "") -> str:
     """Names with their colours, each followed by markup, and something after all of them."""
-    items = [element("li", "", swatch(colour), escape(name) + " ", more) for name, colour, more in entries]
+    items = [
+        element("li", "", element("button", 'type="button" aria-pressed="false"', swatch(colour), escape(name)), more)
+        for name, colour, more in entries
+    ]
     return element("ul", 'class="key"', *items, after)
 
 
@@ -146,16 +155,17 @@ def line_chart(title: str, lines: Sequence[Line], span: tuple[float, float] | No
         return ""
     steps = max(len(line.mean) for line in lines) - 1
     scale = Scale(*span) if span else Scale.around([(m, b) for line in lines for _, m, b in _points(line)])
-    drawn = "".join(_band(line, scale) for line in lines) if len(lines) <= BANDS else ""
-    drawn += "".join(_stroke(line, scale) for line in lines)
+    drawn = "".join(_band(line, scale) for line in lines) + "".join(_stroke(line, scale) for line in lines)
     series = [[round(v, 4) if math.isfinite(v) else None for v in line.mean] for line in lines]
     content = scale.rules() + drawn + '<path class="cursor" d="" hidden=""/>'
-    svg = drawing(content, attributes=f'class="trace" data-series="{data(series)}"')
+    many = " many" if len(lines) > BANDS else ""
+    svg = drawing(content, attributes=f'class="trace{many}" data-series="{data(series)}"')
     when = "at the first step" if first else "at the last step"
     ends = [(line, brief(_points(line)[0 if first else -1][1])) for line in lines]
     summary = f"{title}, {when}: " + ", ".join(f"{line.name} {end}" for line, end in ends)
-    entries = [(line.name, line.colour, text("b", end, 'class="value"')) for line, end in ends]
-    return frame(title, summary, svg, step_labels(steps), scale.labels(), key(entries, text("li", when, 'class="at"')))
+    entries = [(line.name, line.colour, " " + text("b", end, 'class="value"')) for line, end in ends]
+    below = key(entries, text("li", when, 'class="at"'))
+    return frame(escape(title), ("step", ""), summary, svg, step_labels(steps), scale.labels(), below)
 
 
 def _points(line: Line) -> list[tuple[float, float, float]]:
@@ -181,8 +191,9 @@ def _stroke(line: Line, scale: Scale) -> str:
     return f'<path class="line c{line.colour}" d="M{"L".join(known)}"/>'
 
 
-def point_chart(title: str, lines: Sequence[Line], labels: Sequence[str]) -> str:
+def point_chart(axes: tuple[str, str], lines: Sequence[Line], labels: Sequence[str]) -> str:
     """One line for each series over a few values at equal distances, with error bars."""
+    title = f"{axes[1]} against {axes[0]}"
     places = [(k + 0.5) / len(labels) for k in range(len(labels))]
     known = [
         [point for point in zip(places, line.mean, line.band, labels, strict=True) if math.isfinite(point[1])]
@@ -204,27 +215,33 @@ def point_chart(title: str, lines: Sequence[Line], labels: Sequence[str]) -> str
     said = [", ".join(f"{brief(mean)} at {label}" for _, mean, _, label in points) for points in known]
     summary = f"{title}. " + "; ".join(f"{line.name}: {words}" for line, words in zip(lines, said, strict=True))
     x = list(zip(places, labels, strict=True))
-    return frame(title, summary, drawing(drawn), x, scale.labels(), key([(p.name, p.colour, "") for p in lines]))
+    below = key([(p.name, p.colour, "") for p in lines])
+    return frame(escape(title), axes, summary, drawing(drawn), x, scale.labels(), below)
 
 
-def scatter(title: str, spots: Sequence[Spot], way: Sequence[tuple[float, float]], note: str) -> str:
-    """Points with error bars of two standard errors, and a line through the `way`."""
-    x = Scale.around([(spot.x.mean, 2.0 * spot.x.error) for spot in spots])
-    y = Scale.around([(spot.y.mean, 2.0 * spot.y.error) for spot in spots])
+def scatter(axes: tuple[str, str], spots: Sequence[Spot], way: Sequence[tuple[float, float]], note: str) -> str:
+    """Points with their names and error bars, and a line through the `way`."""
+    title, labels = f"{axes[1]} against {axes[0]}", ""
+    x = Scale.around([(spot.x.mean, spot.x.error) for spot in spots])
+    y = Scale.around([(spot.y.mean, spot.y.error) for spot in spots])
     line = "L".join(f"{x.across(a):.0f} {y.up(b):.1f}" for a, b in way)
     drawn = f'{y.rules()}<path class="line c0" d="M{line}"/>'
     entries: list[str] = []
     for spot in spots:
         a, b = spot.x.mean, spot.y.mean
-        wide, tall = (2.0 * e if math.isfinite(e) else 0.0 for e in (spot.x.error, spot.y.error))
+        wide, tall = (e if math.isfinite(e) else 0.0 for e in (spot.x.error, spot.y.error))
         cross = f"M{x.across(a - wide):.0f} {y.up(b):.1f}H{x.across(a + wide):.0f}"
         cross += f"M{x.across(a):.0f} {y.up(b - tall):.1f}V{y.up(b + tall):.1f}"
         entries.append(f"{spot.name}: {brief(a)}, {brief(b)}")
         drawn += f'<path class="span c{spot.colour}" d="{cross}"/>'
         dot = f"M{x.across(a):.0f} {y.up(b):.1f}h0"
         drawn += f'<path class="dot c{spot.colour}" d="{dot}">{text("title", entries[-1])}</path>'
+        place = f"left:{x.share(a):.1%};bottom:{y.share(b):.1%}"
+        side = " left" if x.share(a) > 0.8 else ""
+        labels += text("span", spot.name, f'class="label{side} c{spot.colour}" style="{place}"')
     names = key([(spot.name, spot.colour, "") for spot in spots], text("li", note, 'class="note"'))
-    return frame(title, f"{title}. {'; '.join(entries)}", drawing(drawn), x.labels(), y.labels(), names)
+    drawn, summary = drawing(drawn) + labels, f"{title}. {'; '.join(entries)}"
+    return frame(escape(title), axes, summary, drawn, x.labels(), y.labels(), names)
 
 
 def histogram(
@@ -243,7 +260,8 @@ def histogram(
     summary = f"{title}: share of particles by N times their weight. Most often {labels[most]}, {shares[most]:.0%}"
     x = [((k + 0.5) / len(shares), label) for k, label in enumerate(labels) if label in marked]
     y = [(scale.share(v), f"{v:.0%}") for v in scale.marks()]
-    return frame(title, summary, drawing(scale.rules() + bars), x, y, "")
+    axes, drawn = ("N · weight", "share of particles"), drawing(scale.rules() + bars)
+    return frame(swatch(colour) + escape(title), axes, summary, drawn, x, y, "")
 
 
 def bars(title: str, rows: Sequence[tuple[str, int, float, float, str]]) -> str:
@@ -256,7 +274,9 @@ def bars(title: str, rows: Sequence[tuple[str, int, float, float, str]]) -> str:
             for kind, share in (("full", value), ("light", more))
             if share > 0
         )
-        cells = text("span", name, 'class="name"') + element("span", 'class="track" aria-hidden="true"', track)
+        cells = element("span", 'class="name"', swatch(colour), escape(name)) + element(
+            "span", 'class="track" aria-hidden="true"', track
+        )
         return element("li", "", cells, text("span", words, 'class="amount"'))
 
     listed = element("ul", "", *(line(*row) for row in rows))

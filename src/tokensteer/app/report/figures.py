@@ -110,8 +110,11 @@ def _bar(measured: Measured) -> float:
 
 
 def _style(index: int) -> dict[str, str]:
-    """The colours of the page, then the same ones with dashes."""
-    return {"color": TONES[(index - 1) % 6 + 1] if index else TONES[0], "linestyle": "--" if index > 6 else "-"}
+    """The colours of the page in four patterns."""
+    return {
+        "color": TONES[(index - 1) % 6 + 1] if index else TONES[0],
+        "linestyle": ("-", "--", ":", "-.")[(index - 1) // 6 % 4] if index else "-",
+    }
 
 
 def _traces(figure: Figure, panels: Panels, colours: Mapping[str, int]) -> None:

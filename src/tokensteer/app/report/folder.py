@@ -28,9 +28,11 @@ class Row:
 
     `method` is its full label: `family`, and `variant` if there are several of it. `best` has the metrics of the best
     particles by reward. `answer` is the result that the method's metrics are measured on: all particles or some of
-    them, with equal weights unless `weighted`. `texts` are its samples, if texts; `failed` are prompts that gave none.
+    them, with equal weights unless `weighted`; it is `exact` if it tends to the target as N grows. `texts` are its
+    samples, if texts; `failed` are prompts that gave none.
     `plan` has the reasons of what pilots or timing chose for it, `learned_for` names another reward that its
-    networks were learned for. `mask` is the mask token of stored states, and `pieces` the text of other tokens, by id.
+    networks were learned for. `job` has the settings that were given, and `resolved` those it was run with. `mask` is
+    the mask token of stored states, and `pieces` the text of other tokens, by id.
     """
 
     task: str
@@ -51,7 +53,9 @@ class Row:
     result: Result
     answer: Result
     weighted: bool
+    exact: bool
     job: Mapping[str, Any]
+    resolved: Mapping[str, Any]
     training: Mapping[str, Any] | None
     texts: Sequence[Mapping[str, Any]]
     failed: Sequence[Mapping[str, Any]]
@@ -145,6 +149,8 @@ def _row(run: runs.Run, index: int) -> Row:
         result=result,
         answer=_answer(result, stored.get("answer", "weighted")),
         weighted=stored.get("answer") != "unweighted",
+        exact=stored.get("answer", "weighted") == "weighted",
+        resolved=stored.get("resolved", {}),
         job=job,
         training=stored.get("training"),
         texts=_texts(run.written(index), result.log_w.numel()),

@@ -40,7 +40,7 @@ def _curves(rows: Sequence[Row]) -> str:
     history: Sequence[Mapping[str, Any]] = training["history"]
     unknown = [math.nan] * len(history)
     drawn = [
-        line_chart(title, [Line("training", 1, [loaded(entry.get(name)) for entry in history], unknown)], span)
+        line_chart(title, [Line("training", 0, [loaded(entry.get(name)) for entry in history], unknown)], span)
         for name, (title, span) in CURVES.items()
     ]
     took = (

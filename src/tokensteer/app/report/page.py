@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, cast
 
 from tokensteer import files
-from tokensteer.app.report import charts, genealogy, learning, player, samples, sweeps, traces, trades
+from tokensteer.app.report import charts, genealogy, learning, player, question, samples, sweeps, traces, trades
+from tokensteer.app.report.charts import swatch
 from tokensteer.app.report.folder import Row, Run, read
 from tokensteer.app.report.markup import element, most_within, pickers, section, text
-from tokensteer.app.report.table import best_table, table
-from tokensteer.app.report.words import colours_of, most_telling, naming, plural, verdict
+from tokensteer.app.report.table import best_table, definitions, table
+from tokensteer.app.report.words import anchor, colours_of, headlines, most_telling, naming, plural
 from tokensteer.app.runs import folder as runs
+from tokensteer.app.words.methods import DESCRIBED
 from tokensteer.app.words.plans import PILOTED, by_title
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.looks import HeatMap, Look
 
 HERE = Path(__file__).parent
-MISSING = 12  # how many missing rows are named, at most
 TREES = 8  # how many populations of a row have their genealogy drawn, at most
 TREE_BYTES = 1_100_000  # the size of all genealogies together, at most
 HEAD = """\
@@ -29,8 +28,8 @@ HEAD = """\
 script-src 'unsafe-inline'; img-src data:"><meta name="color-scheme" content="light dark">\
 <link rel="icon" href="data:,">"""
 TRACES = (
-    "Means over populations from the first step, all noise, to the last; the band is two standard errors. "
-    "Point at a chart to read it, or at a name to see its line alone. "
+    "Means over populations from the first step, all noise, to the last; the band is the 95% interval by Student's t. "
+    "Point at a chart to read it; click a name to see its line alone. "
     "ESS/N is the share of particles that count; resampling restores it."
 )
 WEIGHTS = (
@@ -61,62 +60,47 @@ def write(folder: Path) -> Path:
 
 
 def html(run: Run) -> str:
-    tasks = run.by_task()
-    parts = [part for task, rows in tasks.items() for part in _task(run, task, *rows, several=len(tasks) > 1)]
-    links = "".join(text("a", title, f'href="#{escape(key)}"') for key, title, _ in parts)
-    body = element("header", "", _header(run)) + element("nav", 'aria-label="Parts of this page"', links)
-    body += element("main", "", *(content for _, _, content in parts))
+    tasks, colours = run.by_task(), colours_of(run.rows)
+    groups = {task: _task(run, task, *rows, several=len(tasks) > 1) for task, rows in tasks.items()}
+    described = section("methods", "Methods", "", _methods(run.rows, colours))
+    links = [(key, title) for parts in groups.values() for key, title, _ in parts] + [("methods", "Methods")]
+    shown, methods = headlines(run.rows), list(dict.fromkeys(row.method for row in run.rows))
+    hidden = [colours[method] for method in methods if method not in shown]
+    nav = "".join(text("a", title, f'href="#{escape(key)}"') for key, title in links)
+    if hidden:
+        box = '<input type="checkbox" id="all">'
+        nav += element("label", 'class="all"', box, f" Show all {len(methods)} methods")
+    body = element("header", "", question.header(run, colours)) + element("nav", 'aria-label="Parts of this page"', nav)
+    content = [(text("h2", task, 'class="task"') if len(groups) > 1 else "", *parts) for task, parts in groups.items()]
+    body += element("main", "", *(head + "".join(c for _, _, c in parts) for head, *parts in content), described)
     scripts = ("report.js", "player.js") if 'class="player"' in body else ("report.js",)
     body += "".join(element("script", "", (HERE / script).read_text("utf-8")) for script in scripts)
-    style = element("style", "", (HERE / "report.css").read_text("utf-8"))
+    style = element("style", "", (HERE / "report.css").read_text("utf-8"), _hiding(hidden))
     head = element("head", "", HEAD, text("title", f"{', '.join(tasks)} · tokensteer"), style)
     return f'<!doctype html>\n<html lang="en">{head}\n<body>{body}</body></html>\n'
 
 
-def _header(run: Run) -> str:
-    """What was run and the verdict, or what is missing."""
-    config, tasks = run.config, run.by_task()
-    about = "; ".join(dict.fromkeys(row.about or row.task for row in run.rows))
-    goals = dict.fromkeys(_words(row.job["goal"]) for row in run.rows if row.job.get("goal") is not None)
-    said = [(f"{task}: " if len(tasks) > 1 else "") + verdict(joined) for task, (_, joined) in tasks.items()]
-    opening = text("p", " ".join(said), 'class="lead"') if run.finished else _unfinished(run)
-    facts = {
-        "Task": ", ".join(tasks),
-        "Goal": ", ".join(goals) or None,
-        "Command": config.get("command"),
-        "Date": config.get("started"),
-        "Version": config.get("version"),
-    }
-    rows = "".join(
-        text("dt", name) + element("dd", "", text("code" if name == "Command" else "span", _words(value)))
-        for name, value in facts.items()
-        if value is not None
-    )
-    shown = ("command", "started", "version", "jobs")
-    rest = {key: value for key, value in config.items() if key not in shown and value is not None}
-    settings = "".join(text("dt", str(key)) + text("dd", _words(value)) for key, value in rest.items())
-    more = element("details", "", text("summary", "All settings"), element("dl", "", settings)) if rest else ""
-    title = text("p", "tokensteer report", 'class="eyebrow"') + text("h1", about[:1].upper() + about[1:])
-    return title + opening + element("dl", 'class="facts"', rows) + more
+def _hiding(colours: Sequence[int]) -> str:
+    """Rules that hide methods by their colours unless all are asked for."""
+    if not colours:
+        return ""
+    few, some = "body:not(:has(#all:checked))", f":is({','.join(f'.c{k}' for k in colours)})"
+    marks = f"{few} :is(.line, .band, .dot, .span, .label){some}"
+    whole = f"{few} :is(main tr, main li, article):has(.swatch{some})"
+    named = f"{few} .one:has(> :is(dt, figcaption) > .swatch{some})"
+    return f"{few} .many .band {{ display: inline }} {marks}, {whole}, {named} {{ display: none }}"
 
 
-def _unfinished(run: Run) -> str:
-    """The missing rows of a run, in place of a verdict."""
-    there, missing = len(run.rows), len(run.missing)
-    few = "; ".join(run.missing[:MISSING]) + (f"; and {missing - MISSING} more" if missing > MISSING else "")
-    said = f"Unfinished: {there} of {there + missing} rows are there, so no method is called best. Missing: {few}."
-    return text("p", said, 'class="lead off"')
-
-
-def _words(value: object) -> str:
-    """A value of the config as text. A list of strings is a command line."""
-    if isinstance(value, str):
-        return value.replace("T", " ") if value[:4].isdigit() and value[10:11] == "T" else value
-    if isinstance(value, list) and all(isinstance(word, str) for word in cast("list[Any]", value)):
-        return " ".join(cast("list[str]", value))
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_words(v)}" for key, v in cast("dict[str, Any]", value).items() if v is not None)
-    return json.dumps(value, ensure_ascii=False)
+def _methods(rows: Sequence[Row], colours: Mapping[str, int]) -> str:
+    """Each method in a line, with its ramp and resampling as resolved."""
+    first = {row.family: row for row in reversed(rows)}
+    found: list[str] = []
+    for family, row in reversed(first.items()):
+        used = {name: row.resolved[name] for name in ("ramp", "trigger", "resample") if name in row.resolved}
+        words = DESCRIBED.get(family, "") + (f" ({', '.join(f'{k} {v}' for k, v in used.items())})" if used else "")
+        name = element("dt", f'id="{escape(anchor(family))}"', swatch(colours[row.method]), escape(family))
+        found.append(element("div", 'class="one"', name, text("dd", words)))
+    return element("dl", 'class="described"', *found)
 
 
 def _task(run: Run, task: str, rows: Sequence[Row], joined: Sequence[Row], several: bool) -> list[tuple[str, str, str]]:
@@ -131,7 +115,7 @@ def _task(run: Run, task: str, rows: Sequence[Row], joined: Sequence[Row], sever
         ("traces", "On the way", TRACES, traces.charts(rows, colours)),
         ("weights", "Weights at the end", WEIGHTS, traces.weights(rows, colours)),
         ("genealogy", "Genealogy", *_genealogy(rows, name, colours)),
-        ("learning", "Learning", LEARNING, learning.charts(rows)),
+        ("learning", "Learning", LEARNING, _folded("Training curves", learning.charts(rows))),
         ("cost", "Cost", COST, traces.cost(rows, name, colours)),
     ]
     return [
@@ -142,11 +126,18 @@ def _task(run: Run, task: str, rows: Sequence[Row], joined: Sequence[Row], sever
 
 
 def _results(rows: Sequence[Row], joined: Sequence[Row], colours: Mapping[str, int], finished: bool) -> str:
-    best = best_table(joined, colours, finished)
-    apart = text("h3", "Best of N by reward") + text("p", BEST, 'class="note"') + best if best else ""
+    best = best_table(joined, colours)
+    more = text("summary", "Best of N by reward")
+    apart = element("details", "", more, text("p", BEST, 'class="note"'), best) if best else ""
     single = text("h3", "Seed by seed") + table(rows, colours, finished) if len(joined) < len(rows) else ""
     trade = trades.chart(joined, colours) if finished else ""
-    return table(joined, colours, finished) + sweeps.charts(joined, colours) + trade + single + apart
+    return (
+        table(joined, colours, finished) + definitions(joined) + sweeps.charts(joined, colours) + trade + single + apart
+    )
+
+
+def _folded(title: str, content: str) -> str:
+    return element("details", "", text("summary", title), content) if content else ""
 
 
 def _choices(rows: Sequence[Row]) -> str:
@@ -201,7 +192,7 @@ def _tree(row: Row, population: int) -> str:
     words, facts = genealogy.described(tree), genealogy.facts(tree, row.result, population)
     kind = f'class="plot" style="height:{height}px" tabindex="0" role="img" aria-label="{words}" data-tree="{facts}"'
     plot = element("div", kind, genealogy.draw(tree))
-    return plot + charts.x_axis(charts.step_labels(tree.steps)) + f'<p class="note">{words}.</p>'
+    return plot + charts.x_axis(charts.step_labels(tree.steps), "step") + f'<p class="note">{words}.</p>'
 
 
 def _controls(kept: Sequence[tuple[Row, Sequence[str]]], name: Callable[[Row], str], first: int) -> str:

@@ -23,21 +23,35 @@
   }
 
   // ---- read a line chart at the pointer
+  for (const svg of all(".chart:has(+ .key) svg:not(.trace)")) filter(svg);
+
+  function filter(svg) { // names bring out their lines: while pointed at, or from one click to the next
+    const figure = svg.closest("figure");
+    all(".key li:has(button)", figure).forEach((item) => {
+      const colour = [...item.querySelector(".swatch").classList].find((name) => /^c\d+$/.test(name));
+      const fade = (on) => all(".line, .band, .dot, .span, .label", svg.parentElement).forEach((path) => {
+        path.classList.toggle("faded", on && !path.classList.contains(colour));
+      });
+      const button = item.querySelector("button"), keys = all(".key button", figure);
+      const held = () => keys.some((other) => other.getAttribute("aria-pressed") === "true");
+      item.addEventListener("pointerenter", () => { if (!held()) fade(true); });
+      item.addEventListener("pointerleave", () => { if (!held()) fade(false); });
+      button.addEventListener("click", () => { // a click keeps it, until another
+        const on = button.getAttribute("aria-pressed") !== "true";
+        keys.forEach((other) => other.setAttribute("aria-pressed", String(on && other === button)));
+        fade(on);
+      });
+    });
+  }
+
   for (const svg of all("svg.trace")) {
+    filter(svg);
     const series = JSON.parse(svg.dataset.series);
     const steps = Math.max(...series.map((line) => line.length)) - 1;
     const figure = svg.closest("figure");
     const values = all(".value", figure), at = figure.querySelector(".at"), cursor = svg.querySelector(".cursor");
     const resting = [...values, at].map((node) => node.textContent);
     const plot = svg.parentElement;
-    all(".key li:not(.at)", figure).forEach((item) => { // pointing at a name brings out its line
-      const colour = [...item.querySelector(".swatch").classList].find((name) => /^c\d+$/.test(name));
-      const fade = (on) => all(".line, .band, .dot", svg).forEach((path) => {
-        path.classList.toggle("faded", on && !path.classList.contains(colour));
-      });
-      item.addEventListener("pointerenter", () => fade(true));
-      item.addEventListener("pointerleave", () => fade(false));
-    });
     const look = (event) => {
       const box = plot.getBoundingClientRect();
       const share = Math.min(1, Math.max(0, (event.clientX - box.left) / box.width));

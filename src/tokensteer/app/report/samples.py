@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 
 from tokensteer.app.report.charts import swatch
 from tokensteer.app.report.folder import Row
+from tokensteer.app.report.intervals import interval
 from tokensteer.app.report.lists import floats, ints
 from tokensteer.app.report.markup import element, text
 from tokensteer.app.report.words import plural
@@ -71,12 +72,25 @@ def sheet(row: Row, look: Look | None, name: str, colour: int) -> str:
     kind = "Draws" if not steered else "Draws from the posterior" if row.weighted else "Draws, unweighted"
     return element(
         "article",
-        'class="card told"' if row.texts else 'class="card"',
+        f'class="card told" tabindex="0" aria-label="{escape(name)}"' if row.texts else 'class="card"',
         element("h3", "", swatch(colour), escape(name)),
         *(text("p", words, 'class="note"') for words in notes),
         text("h4", kind) + drawn,
         text("h4", f"Best of {row.particles} by reward") + top if steered else "",
     )
+
+
+def few(row: Row, look: Look | None, name: str, count: int) -> str:
+    """Some draws of a row, without their numbers."""
+    if row.texts:
+        places = torch.arange(min(3, len(row.answer.samples)))
+        return element("ul", "", *(text("li", entry["text"]) for entry in drawn_texts(row, places, 1)))
+    if isinstance(look, HeatMap) and row.result.samples.shape[-1] == 2:
+        found = look.histogram(row.answer.samples.flatten(0, 1), row.answer.weights.double().flatten())
+        return _picture(found, float(found.max()), name)
+    show, kind = shown_as(look, row.result.samples.shape[-1])
+    some = map(ints, draws(row.answer, count if kind == "grid" else 3))
+    return element("div", f'class="{kind}"', *(show(x, f"draw {k}, {name}") for k, x in enumerate(some, 1)))
 
 
 def _alive(row: Row) -> Tensor:
@@ -180,7 +194,7 @@ def heat_maps(look: HeatMap, rows: Sequence[Row], name: Callable[[Row], str], co
         cards.append(_heat_card("exact target", "", words if len(targets) > 1 else "by enumeration", target, top))
     for row in rows:
         found = look.histogram(row.answer.samples.flatten(0, 1), row.answer.weights.double().flatten())
-        note = f"EMD {with_error(row.metrics['emd'])}" if "emd" in row.metrics else ""
+        note = f"EMD {with_error(interval(row, 'emd'))}" if "emd" in row.metrics else ""
         cards.append(_heat_card(name(row), swatch(colours[row.method]), note, found, top))
     return element("div", 'class="heats"', *cards)
 
@@ -192,8 +206,12 @@ def _setup(row: Row) -> Setup:
 
 
 def _heat_card(name: str, mark: str, note: str, pmf: Tensor, top: float) -> str:
+    caption = element("figcaption", "", mark, escape(name), text("small", note))
+    return element("figure", 'class="heat one"', caption, _picture(pmf, top, name))
+
+
+def _picture(pmf: Tensor, top: float, name: str) -> str:
     picture = shaded_png((pmf.T.flip(0) / top).clamp(0, 1).sqrt(), HEAT)  # the square root makes small values visible
     source = "data:image/png;base64," + base64.b64encode(picture).decode()
     alt = escape(f"heat map of {name}, x to the right and y upwards")
-    caption = element("figcaption", "", mark, escape(name), text("small", note))
-    return element("figure", 'class="heat"', caption, f'<img src="{source}" alt="{alt}" width="64" height="64">')
+    return f'<img src="{source}" alt="{alt}" width="64" height="64">'

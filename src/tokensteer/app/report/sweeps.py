@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tokensteer.app.report.charts import Line, point_chart
 from tokensteer.app.report.folder import Row
+from tokensteer.app.report.intervals import interval
 from tokensteer.app.report.markup import element
 from tokensteer.app.report.words import COLOURS, metrics_of
 from tokensteer.app.words.metrics import title
@@ -62,10 +63,11 @@ def charts(rows: Sequence[Row], colours: Mapping[str, int]) -> str:
     for metric in metrics_of(rows):
         lines: list[Line] = []
         for k, (name, some) in enumerate(found.series.items()):
-            marks = [some[v].metrics.get(metric, UNKNOWN) if v in some else UNKNOWN for v in found.values]
+            here = [v in some and metric in some[v].metrics for v in found.values]
+            marks = [interval(some[v], metric) if h else UNKNOWN for v, h in zip(found.values, here, strict=True)]
             colour = colours.get(name, 1 + k % COLOURS)
-            lines.append(Line(name, colour, [m.mean for m in marks], [2.0 * m.error for m in marks]))
+            lines.append(Line(name, colour, [m.mean for m in marks], [m.error for m in marks]))
         labels = [f"{value:g}" for value in found.values]
         known = [line for line in lines if any(map(math.isfinite, line.mean))]
-        drawn.append(point_chart(f"{title(metric)} against {found.name}", known, labels))
+        drawn.append(point_chart((found.name, title(metric)), known, labels))
     return element("div", 'class="trio middle"', *drawn)

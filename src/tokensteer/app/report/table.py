@@ -9,9 +9,11 @@ from html import escape
 
 from tokensteer.app.report.charts import swatch
 from tokensteer.app.report.folder import Row
+from tokensteer.app.report.intervals import LEVEL, LEVELS, count, differ, half_width, student
 from tokensteer.app.report.markup import element, text
-from tokensteer.app.report.words import leaders, listed, metrics_of, plural
-from tokensteer.app.words.metrics import HIGHER, LOWER, columns, title
+from tokensteer.app.report.words import FLOOR, anchor, leaders, listed, metrics_of
+from tokensteer.app.words.methods import DESCRIBED
+from tokensteer.app.words.metrics import BIASED, DEFINED, HIGHER, LOWER, columns, title
 from tokensteer.app.words.numbers import NOTHING, number, short, spread
 from tokensteer.tasks.common.metrics import Measured
 
@@ -26,6 +28,8 @@ class Cell:
 
 
 UNKNOWN = Cell(NOTHING, math.nan)
+UNMEASURED = Measured(math.nan, math.nan)
+EXACT = "exact draws"
 
 
 @dataclass(frozen=True)
@@ -38,32 +42,64 @@ class Column:
 
 
 def table(rows: Sequence[Row], colours: Mapping[str, int], finished: bool) -> str:
-    """One line for each row; `colours` by method. Unless the run is `finished`, no row is marked as the best."""
-    shown = _identity(rows, colours)
+    """One line for each row, and one for exact draws where their distance is known; `colours` by method. Unless the run
+    is `finished`, no row is marked as the best."""
+    every = [*rows, *floors(rows)]
+    shown = _identity(every, colours)
     if len({row.populations for row in rows}) > 1:
-        shown.append(Column("B", [_count(row.populations) for row in rows], "populations"))
-    shown += [_metric(rows, metric, finished) for metric in metrics_of(rows)]
-    shown.append(Column("log Z", [_log_z(row, rows) for row in rows], "log of the mean estimate of the normaliser"))
-    shown += [_network(rows, network) for network in dict.fromkeys(n for row in rows for n in row.rows)]
-    shown.append(Column("seconds", [Cell(number(row.seconds), row.seconds) for row in rows]))
-    whole = _table("Methods, their metrics and what they cost", shown, len(rows))
+        shown.append(Column("B", [_count(row.populations) for row in every], "populations"))
+    shown += [_metric(rows, every, metric, finished) for metric in metrics_of(rows)]
+    shown.append(Column("log Z", [_log_z(row, rows) for row in every], DEFINED["log Z"]))
+    shown += [_network(every, network) for network in dict.fromkeys(n for row in rows for n in row.rows)]
+    shown.append(Column("seconds", [Cell(number(row.seconds), row.seconds) for row in every], DEFINED["seconds"]))
+    whole = _table("Methods, their metrics and what they cost", shown, len(every))
     return whole + text("p", note(rows, finished), 'class="note"')
 
 
-def best_table(rows: Sequence[Row], colours: Mapping[str, int], finished: bool) -> str:
+def definitions(rows: Sequence[Row]) -> str:
+    """What the columns mean, a line each."""
+    known = [m for m in (*metrics_of(rows), "log Z", "rows", "seconds") if m in DEFINED]
+    return element("dl", 'class="defined"', *(text("dt", title(m)) + text("dd", DEFINED[m]) for m in known))
+
+
+def floors(rows: Sequence[Row]) -> list[Row]:
+    """A row of exact draws for each number of particles for which their distance to the target is known."""
+    found: dict[tuple[int, int], Row] = {}
+    for row in rows:
+        if known := {m.removesuffix(FLOOR): v.mean for m, v in row.metrics.items() if m.endswith(FLOOR)}:
+            exact = replace(
+                row,
+                method=EXACT,
+                metrics={m: Measured(v, math.nan) for m, v in known.items()},
+                log_z=UNMEASURED,
+                seconds=math.nan,
+                rows={},
+                saved={},
+            )
+            found.setdefault((row.particles, row.populations), exact)
+    return list(found.values())
+
+
+def best_table(rows: Sequence[Row], colours: Mapping[str, int]) -> str:
     """The metrics of the best particle by reward of each population; "" if they were not measured."""
     rows = [replace(row, metrics=row.best) for row in rows if row.best]
-    metrics = columns((row.metrics for row in rows), of_best=True)
-    shown = _identity(rows, colours) + [_metric(rows, metric, finished) for metric in metrics]
+    metrics = [m for m in columns((row.metrics for row in rows), of_best=True) if not m.endswith(FLOOR)]
+    shown = _identity(rows, colours) + [_metric(rows, rows, metric, False) for metric in metrics]
     return _table("The best particle by reward of each population", shown, len(rows)) if rows else ""
 
 
 def _identity(rows: Sequence[Row], colours: Mapping[str, int]) -> list[Column]:
-    """Method, size and, where they differ, seed."""
-    shown = [
-        Column("method", [Cell(swatch(colours[row.method]) + escape(row.method), row.method) for row in rows]),
-        Column("N", [_count(row.particles) for row in rows], "particles in a population"),
-    ]
+    """Method, and where they differ size and seed."""
+
+    def named(row: Row) -> Cell:
+        if row.method == EXACT:
+            return Cell(EXACT, EXACT, "floor")
+        link = text("a", row.method, f'href="#{anchor(row.family)}"') if row.family in DESCRIBED else escape(row.method)
+        return Cell(swatch(colours[row.method]) + link, row.method)
+
+    shown = [Column("method", [named(row) for row in rows])]
+    if len({row.particles for row in rows}) > 1:
+        shown.append(Column("N", [_count(row.particles) for row in rows], "particles in a population"))
     if len({row.seed for row in rows}) > 1:
         shown.append(Column("seed", [Cell(str(row.seed), row.seed) for row in rows]))
     return shown
@@ -82,20 +118,26 @@ def _table(name: str, shown: Sequence[Column], count: int) -> str:
 
 def note(rows: Sequence[Row], finished: bool) -> str:
     """How to read the table."""
-    sizes = {row.populations for row in rows}
-    seeds = max(row.seeds for row in rows)
-    over = plural(sizes.pop(), "population") if len(sizes) == 1 else "populations"
-    said = [f"Mean ± standard error over {over if seeds == 1 else f'{seeds} seeds, each of {over}'}."]
+    n = sorted({count(row) for row in rows})
+    over = "seeds" if max(row.seeds for row in rows) > 1 else "populations"
+    sizes = listed([f"{size:,}" for size in sorted({row.particles for row in rows})])
+    said = [
+        f"Mean ± half the 95% interval by Student's t, n = {listed([str(k) for k in n])} {over} of {sizes} particles."
+    ]
     if finished and any(leaders(rows, metric)[0] for metric in metrics_of(rows)):
-        said.append("★ is the best of a column, ☆ what two standard errors do not tell from it.")
+        said.append(f"★ is the best of a column, ☆ what does not differ from it at {LEVELS}.")
+    if any(metric in BIASED for metric in metrics_of(rows)):
+        said.append("Columns of the reward itself have no best: biased methods can exceed the target.")
+    if floors(rows):
+        said.append(f"{EXACT.capitalize()} is the mean distance of as many independent draws from the target.")
     exact = sorted({number(row.metrics["exact log_z"].mean, 5) for row in rows if "exact log_z" in row.metrics})
     if exact:
         said.append(f"The exact log Z is {listed(exact)}.")
-    if any(missed(row) for row in rows):
-        said.append("≠ is more than three standard errors from it.")
+    if any(missed(row, len(rows)) for row in rows):
+        said.append(f"≠ differs from it at {LEVELS}.")
     if any(outdone(row, rows) for row in rows):
         said.append(
-            "↓: another row puts the same Z more than three standard errors higher. Believe the higher one: estimates "
+            f"↓: another row puts the same Z higher, at {LEVELS}. Believe the higher one: estimates "
             "of Z are unbiased but skewed. They reach k times Z in one of k runs at most, while most may lie far below "
             "it and agree with each other."
         )
@@ -129,8 +171,8 @@ def _small(sign: str, words: str) -> str:
     return element("small", "", f" {sign} {words}") if words else ""
 
 
-def _measured(measured: Measured, mark: str = "", kind: str = "") -> Cell:
-    mean, error = spread(measured)
+def _measured(measured: Measured, n: int, mark: str = "", kind: str = "") -> Cell:
+    mean, error = spread(Measured(measured.mean, half_width(measured, n)))
     return Cell(mark + mean + _small("±", error), measured.mean, kind)
 
 
@@ -138,51 +180,57 @@ def _mark(kind: str, words: str, sign: str) -> str:
     return f'<span class="{kind}" title="{words}" role="img" aria-label="{words}">{sign}</span>'
 
 
-def missed(row: Row) -> bool:
-    """Whether the exact log Z is known and the estimate is more than three standard errors from it."""
-    exact = row.metrics.get("exact log_z")
-    return exact is not None and abs(row.log_z.mean - exact.mean) > 3.0 * row.log_z.error
+def missed(row: Row, comparisons: int) -> bool:
+    """Whether the exact log Z is known and the estimate differs from it."""
+    exact, n = row.metrics.get("exact log_z"), count(row)
+    if exact is None or n < 2:
+        return False
+    return abs(row.log_z.mean - exact.mean) > student(LEVEL / comparisons, n - 1) * row.log_z.error
 
 
 def outdone(row: Row, rows: Sequence[Row]) -> bool:
-    """Whether the exact Z is unknown and another row puts the same Z more than three standard errors higher."""
+    """Whether the exact Z is unknown and another row puts the same Z higher."""
+    comparisons = max(1, math.comb(len(rows), 2))
 
     def target(row: Row) -> list[object]:
         """Everything that Z depends on."""
         return [row.job.get(name) for name in ("steps", "goal", "reward", "kl", "remask")]
 
-    def higher(other: Measured) -> bool:
+    def higher(other: Row) -> bool:
         """Compares Z in units of the other: errors of log Z are relative errors of Z. False if either is unknown."""
-        ratio = math.exp(min(0.0, row.log_z.mean - other.mean))
-        return 1.0 - ratio > 3.0 * math.hypot(other.error, row.log_z.error * ratio)
+        ratio = math.exp(min(0.0, row.log_z.mean - other.log_z.mean))
+        here, there = Measured(ratio, row.log_z.error * ratio), Measured(1.0, other.log_z.error)
+        return ratio < 1.0 and differ(here, count(row), there, count(other), comparisons)
 
     known = "exact log_z" in row.metrics
-    return not known and any(target(other) == target(row) and higher(other.log_z) for other in rows)
+    return not known and any(target(other) == target(row) and higher(other) for other in rows)
 
 
 def _log_z(row: Row, rows: Sequence[Row]) -> Cell:
     mark = ""
-    if missed(row):
-        mark = _mark("off", "more than three standard errors from the exact value", "≠") + " "
+    if missed(row, len(rows)):
+        mark = _mark("off", f"differs from the exact value at {LEVELS}", "≠") + " "
     elif outdone(row, rows):
-        mark = _mark("off", "another row puts the same Z more than three standard errors higher", "↓") + " "
-    return _measured(row.log_z, mark)
+        mark = _mark("off", f"another row puts the same Z higher, at {LEVELS}", "↓") + " "
+    return _measured(row.log_z, count(row), mark)
 
 
-def _metric(rows: Sequence[Row], metric: str, finished: bool) -> Column:
+def _metric(rows: Sequence[Row], every: Sequence[Row], metric: str, finished: bool) -> Column:
+    """A column for `every` row, of which `rows` are compared."""
     best, level = leaders(rows, metric) if finished else (None, [])
 
     def cell(row: Row) -> Cell:
         if metric not in row.metrics:
             return UNKNOWN
+        n = count(row, metric)
         if row is best:
-            return _measured(row.metrics[metric], _mark("star", "best", "★"), "first")
+            return _measured(row.metrics[metric], n, _mark("star", "best", "★"), "first")
         if any(row is other for other in level):
-            return _measured(row.metrics[metric], _mark("star", "level with the best", "☆"), "level")
-        return _measured(row.metrics[metric])
+            return _measured(row.metrics[metric], n, _mark("star", "does not differ from the best", "☆"), "level")
+        return _measured(row.metrics[metric], n)
 
-    side = "higher is better" if metric in HIGHER else "lower is better" if metric in LOWER else ""
-    return Column(title(metric), [cell(row) for row in rows], side, metric in HIGHER)
+    side = "; higher is better" if metric in HIGHER else "; lower is better" if metric in LOWER else ""
+    return Column(title(metric), [cell(row) for row in every], DEFINED.get(metric, metric) + side, metric in HIGHER)
 
 
 def _network(rows: Sequence[Row], network: str) -> Column:

@@ -12,12 +12,13 @@ from torch import Tensor
 from tokensteer.app.report.charts import Line, bars, histogram, line_chart
 from tokensteer.app.report.folder import Row
 from tokensteer.app.report.genealogy import ancestors_alive
+from tokensteer.app.report.intervals import LEVEL, student
 from tokensteer.app.report.lists import floats
 from tokensteer.app.report.markup import element
 from tokensteer.app.words.numbers import duration, short
 from tokensteer.core.particles.result import Result
 
-MOST = 12  # how many lines a chart takes
+MOST = 12  # how many lines of variants a chart takes
 LEAST = -6  # the log2 of N·w below which particles share a bar
 
 Trace = Callable[[Result], Tensor | None]
@@ -29,13 +30,14 @@ def ess_share(result: Result) -> Tensor:
 
 
 def over_populations(values: Tensor) -> tuple[list[float], list[float]]:
-    """The mean of values (T + 1, B) over B and two standard errors, NaN where a value is not finite."""
+    """The mean of values (T + 1, B) over B and half its 95% interval, NaN where a value is not finite."""
     values = values.double()
     known = values.isfinite().all(-1)
     mean = torch.where(known, values.mean(-1), math.nan)
     count = values.shape[-1]
     error = values.std(-1) / math.sqrt(count) if count > 1 else torch.full_like(mean, math.nan)
-    return floats(mean), floats(torch.where(known, 2.0 * error, math.nan))
+    wide = student(LEVEL, count - 1) if count > 1 else math.nan
+    return floats(mean), floats(torch.where(known, wide * error, math.nan))
 
 
 def lines(rows: Sequence[Row], colours: Mapping[str, int], trace: Trace) -> list[Line]:
@@ -61,14 +63,14 @@ def shorter(names: Sequence[str]) -> list[str]:
 
 def by_size(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     """Groups of rows that share a chart, each with a text to add to the chart's title. Rows are grouped by size, and by
-    method too if there would be more than MOST lines."""
+    method too if variants would make more than MOST lines."""
     sizes = list(dict.fromkeys(row.particles for row in rows))
     found: list[tuple[str, list[Row]]] = []
     for size in sizes:
         some = [row for row in rows if row.particles == size]
         words = f", N = {size}" if len(sizes) > 1 else ""
         groups: dict[str, list[Row]] = {}
-        crowded = len({row.method for row in some}) > MOST
+        crowded = len({row.method for row in some}) > MOST and any(row.variant for row in some)
         for row in some:
             groups.setdefault(", ".join((row.family, *row.variant[:-1])) if crowded else "", []).append(row)
         found += [(words + (f", {key}" if key else ""), group) for key, group in groups.items()]

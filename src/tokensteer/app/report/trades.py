@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tokensteer.app.report.charts import Spot, scatter
 from tokensteer.app.report.folder import Row
+from tokensteer.app.report.intervals import interval
 from tokensteer.app.report.words import listed, naming
 from tokensteer.app.words.metrics import LOWER, title
 
@@ -59,6 +60,6 @@ def chart(rows: Sequence[Row], colours: Mapping[str, int]) -> str:
     if found is None:
         return ""
     name = naming(rows)
-    spots = [Spot(name(row), colours[row.method], row.metrics[found.x], row.metrics[found.y]) for row in found.rows]
+    spots = [Spot(name(row), colours[row.method], interval(row, found.x), interval(row, found.y)) for row in found.rows]
     note = f"On the front: {listed([name(row) for row in found.front])}"
-    return scatter(f"{title(found.y)} against {title(found.x)}", spots, found.way, note)
+    return scatter((title(found.x), title(found.y)), spots, found.way, note)

@@ -6,11 +6,16 @@ import math
 from collections.abc import Callable, Sequence
 
 from tokensteer.app.report.folder import Row
+from tokensteer.app.report.intervals import count, differ, interval
+from tokensteer.app.words.methods import USUAL
 from tokensteer.app.words.metrics import HIGHER, LOWER, columns, title
-from tokensteer.app.words.numbers import number, with_error
+from tokensteer.app.words.numbers import duration, short, with_error
 
 UNBROKEN = "\u00a0=\u00a0"
-COLOURS = 12  # how many colours there are besides grey
+COLOURS = 24  # how many marks there are besides grey: six colours in four patterns
+HEADLINES = 5  # how many methods are shown first
+FLOOR = " floor"
+"""The end of metrics that are those of exact draws."""
 
 
 def plural(count: int, noun: str) -> str:
@@ -20,6 +25,11 @@ def plural(count: int, noun: str) -> str:
 def listed(words: Sequence[str]) -> str:
     """a, b and c."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+
+
+def anchor(family: str) -> str:
+    """The id of a method's description."""
+    return f"method-{family}"
 
 
 def naming(rows: Sequence[Row]) -> Callable[[Row], str]:
@@ -51,46 +61,72 @@ def most_telling(rows: Sequence[Row]) -> int:
     return worth.index(max(worth))
 
 
+def comparisons(rows: Sequence[Row]) -> int:
+    """All pairs of rows in all metrics that have a better direction."""
+    return max(1, math.comb(len(rows), 2) * len([m for m in metrics_of(rows) if m in HIGHER | LOWER]))
+
+
 def leaders(rows: Sequence[Row], metric: str) -> tuple[Row | None, list[Row]]:
-    """The best row by a metric, and the rows within two standard errors of it."""
+    """The best row by a metric, and the rows that do not differ from it at the level of the whole table."""
     known = [row for row in rows if metric in row.metrics and math.isfinite(row.metrics[metric].mean)]
     sign = 1.0 if metric in HIGHER else -1.0
     if len(known) < 2 or metric not in HIGHER | LOWER:
         return None, []
     best = max(known, key=lambda row: sign * row.metrics[metric].mean)
-    top = best.metrics[metric]
 
     def level(row: Row) -> bool:
-        here = row.metrics[metric]
-        errors = [e for e in (here.error, top.error) if math.isfinite(e)]
-        return abs(top.mean - here.mean) <= 2.0 * math.hypot(*errors)
+        sizes = count(row, metric), count(best, metric)
+        return not differ(row.metrics[metric], sizes[0], best.metrics[metric], sizes[1], comparisons(rows))
 
     return best, [row for row in known if row is not best and level(row)]
 
 
 def metrics_of(rows: Sequence[Row]) -> list[str]:
-    """The metrics of some rows that are shown, in their order."""
-    return columns(row.metrics for row in rows)
+    """The metrics of some rows that are shown, in their order. Floors are rows of their own."""
+    return [metric for metric in columns(row.metrics for row in rows) if not metric.endswith(FLOOR)]
+
+
+def main_metric(rows: Sequence[Row]) -> str | None:
+    return next((metric for metric in metrics_of(rows) if metric in HIGHER | LOWER), None)
+
+
+def recommended(rows: Sequence[Row]) -> Row:
+    """The best row by the main metric, of those that sample the target if there are any."""
+    exact = [row for row in rows if row.exact and row.family != "pretrained"] or list(rows)
+    main = main_metric(exact)
+    return (None if main is None else leaders(exact, main)[0]) or exact[0]
+
+
+def spent(row: Row) -> str:
+    """Time and network rows of a row."""
+    return f"{duration(row.seconds)} and {short(sum(row.rows.values()))} network rows"
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """The result of a comparison in a sentence or two."""
-    name = naming(rows)
-    main = next((metric for metric in metrics_of(rows) if metric in HIGHER | LOWER), None)
-    if main is not None and len(rows) == 1:
-        return f"{name(rows[0])} reached {title(main)} {with_error(rows[0].metrics[main])}."
-    best, level = (None, []) if main is None else leaders(rows, main)
-    if main is None or best is None:
-        return f"{plural(len(rows), 'run')} finished."
+    """The recommendation in a sentence."""
+    name, best, main = naming(rows), recommended(rows), main_metric(rows)
+    if main is None or main not in best.metrics:
+        return f"{plural(len(rows), 'row')} finished."
+    reached = f"{title(main)}, {with_error(interval(best, main))},"
+    if len(rows) == 1:
+        return f"{name(best)} has {reached} in {spent(best)}."
     side = "highest" if main in HIGHER else "lowest"
-    said = f"{name(best)} has the {side} {title(main)}, {with_error(best.metrics[main])}"
+    said = f"Use {name(best)}: of the methods that sample the target it has the {side} {reached} in {spent(best)}"
+    others = [row for row in rows if row.exact and row.family != "pretrained" and row is not best]
+    _, level = leaders([best, *others], main)
     if level:
-        few = listed([name(row) for row in level]) if len(level) <= 3 else f"{len(level)} others"
-        are = "is" if len(level) == 1 else "are"
-        said += f", but {few} {are} within two standard errors of it"
-    said += "."
-    cheap = min(rows, key=lambda row: row.rows.get("denoiser", 0))
-    spent, least = best.rows.get("denoiser", 0), cheap.rows.get("denoiser", 0)
-    if best is not cheap and least and spent > 1.05 * least:
-        said += f" It took {number(spent / least, 2)} times the denoiser rows of {name(cheap)}, the cheapest."
-    return said
+        quick = min(level, key=lambda row: row.seconds)
+        does = "does" if len(level) == 1 else "do"
+        same = f"{plural(len(level), 'other')} {does} not differ from it at the 5% level"
+        said += f"; {same}; the quickest, {name(quick)}, took {spent(quick)}"
+    return said + "."
+
+
+def headlines(rows: Sequence[Row]) -> list[str]:
+    """The methods that are shown first: all of up to six and all variants, otherwise the recommended and the usual."""
+    methods = list(dict.fromkeys(row.method for row in rows))
+    if len(methods) <= HEADLINES + 1 or any(row.variant for row in rows):
+        return methods
+    best = [recommended([row for row in rows if row.task == task]).method for task in {row.task: 0 for row in rows}]
+    first = [method for method in (*best, *USUAL, *methods) if method in methods]
+    return list(dict.fromkeys(first))[:HEADLINES]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tokensteer.app.words.lookup import choose, unknown
 from tokensteer.core.particles import resampling
 from tokensteer.core.particles.resampling import Resampler
-from tokensteer.core.particles.triggers import Trigger, always, ess_below, every, never, observe
+from tokensteer.core.particles.triggers import Scheduled, Trigger, always, ess_below, every, never, observe
 from tokensteer.core.steering.methods import Method
 from tokensteer.core.twists import ramps
 from tokensteer.core.twists.estimators import Sampled
@@ -32,6 +32,8 @@ SCHEMES: dict[str, Resampler] = {
     "ssp": resampling.ssp,
 }
 """Those that keep all targets."""
+OWN = "the method's own"
+"""What has no name on the command line."""
 NOISES = ("fresh", "shared")
 
 
@@ -69,6 +71,25 @@ def trigger(text: str) -> Trigger:
 
 def resampler(text: str) -> Resampler:
     return choose(text, SCHEMES, "resampling scheme")
+
+
+def ramp_name(used: Ramp | Adaptive) -> str:
+    """The name of a ramp, found by its values."""
+    if isinstance(used, Adaptive):
+        return f"adaptive:{used.share:g}"
+    known = {**RAMPS, **{f"clipped:{k}": ramps.clipped(k) for k in range(1, 10)}}
+    times = [k / 100 for k in range(100)]
+    return next((name for name, other in known.items() if all(other(t) == used(t) for t in times)), OWN)
+
+
+def trigger_name(used: Trigger) -> str:
+    if isinstance(used, Scheduled):
+        return used.name or OWN
+    return next((name for name, other in TRIGGERS.items() if other is used), OWN)
+
+
+def scheme_name(used: Resampler) -> str:
+    return next((name for name, other in SCHEMES.items() if other is used), OWN)
 
 
 def has_scheme(method: Method) -> bool:

@@ -9,13 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokensteer.app.runs import answers
+from tokensteer.app.runs import answers, choices
 from tokensteer.app.runs.auto import LEARNED
 from tokensteer.app.runs.prepare import PreparedJob
 from tokensteer.app.runs.prompts import only
 from tokensteer.app.runs.recipes import Recipe, learned, other_reward
 from tokensteer.app.words.numbers import stored
 from tokensteer.core.particles.result import Result
+from tokensteer.core.particles.triggers import never
+from tokensteer.core.twists.estimators import Sampled
+from tokensteer.core.twists.tilt import Tilt
 from tokensteer.tasks.common.metrics import Measured, measured
 from tokensteer.tasks.common.task import Task
 
@@ -68,9 +71,27 @@ def row_of(ready: PreparedJob, result: Result, answer: Result, kept: Tensor, sec
         "saved": dict(result.saved),
         "seconds": round(seconds, 3),
         "job": job.stored(),
+        "resolved": resolved(ready),
         **_extras(ready, kept),
         **_alphabet(ready, result),
     }
+
+
+def resolved(ready: PreparedJob) -> dict[str, Any]:
+    """The settings that a job was run with, where it left some to the task or the method. `draws` is 0 where estimates
+    have a closed form; what a method has not, such as a ramp without a twist, is left out."""
+    job, task, method = ready.job, ready.task, ready.method
+    found: dict[str, Any] = {"steps": len(method.steering.model.steps), "seed": job.seed, "kl": task.tilt.kl}
+    twist = method.steering.twist
+    if isinstance(twist, Tilt):
+        found |= {"kl": twist.kl, "draws": twist.draws if twist.drawn else 0, "ramp": choices.ramp_name(twist.ramp)}
+        if isinstance(twist.estimator, Sampled):
+            found["noise"] = "fresh" if twist.estimator.random else "shared"
+    if ready.recipe.split is None:
+        found["trigger"] = choices.trigger_name(method.when)
+        if method.when is not never:
+            found["resample"] = choices.scheme_name(method.resample)
+    return found
 
 
 def _metrics(task: Task, answer: Result, kept: Tensor) -> dict[str, list[float | None]]:

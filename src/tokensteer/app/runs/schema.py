@@ -86,10 +86,14 @@ JOB = {
     "seed": COUNT,
     "budget": maybe(TEXT),
     "why": maybe(TEXT),
+    "reward": maybe(TEXT),
     "kl": maybe(POSITIVE),
     "remask": SHARE,
     "extra": listed(TEXT),
 }
+RESOLVED = {"steps": SIZE, "seed": COUNT, "draws": COUNT, "kl": POSITIVE} | _of(
+    TEXT, "ramp", "trigger", "noise", "resample"
+)
 CONFIG = _of(TEXT, "version", "command", "started", "weights", "device", "machine") | {
     "memory": maybe(TEXT),
     "versions": named(maybe(TEXT)),
@@ -114,5 +118,6 @@ ROW_EXTRAS = (
     | _of(maybe(named(MEASURED)), "best")
     | {"job": record({}, JOB), "training": record(TRAINING, {}), "failed": listed(record(FAILED, {}))}
     | {"dead": COUNT, "seeds": SIZE, "plan": named(TEXT), "mask": COUNT, "pieces": named(TEXT)}
+    | {"resolved": record({}, RESOLVED)}
 )
 SAMPLE = _of(TEXT, "text", "prompt") | _of(maybe(NUMBER), "reward", "log_w", "judge", "weight")

@@ -31,10 +31,11 @@ def observe(log_w: Tensor, step: Step) -> Tensor:
 @dataclass(frozen=True)
 class Scheduled:
     """A trigger that reads weights only at the steps `at`, so twists need not be evaluated elsewhere. Any other trigger
-    is assumed to read them at every step."""
+    is assumed to read them at every step. `name` is that on the command line, if it has one."""
 
     trigger: Trigger
     at: Callable[[Step], bool]
+    name: str = ""
 
     def __call__(self, log_w: Tensor, step: Step) -> Tensor:
         return (self.trigger if self.at(step) else observe)(log_w, step)
@@ -45,14 +46,14 @@ def looks(when: Trigger, step: Step) -> bool:
     return when.at(step) if isinstance(when, Scheduled) else True
 
 
-never = Scheduled(always, lambda step: False)
+never = Scheduled(always, lambda step: False, "never")
 """No resampling, and no look at the weights on the way."""
 
 
 def every(k: int) -> Trigger:
     """After every k moves."""
     check_whole("every: k", k)
-    return Scheduled(always, lambda step: step.index > 0 and step.index % k == 0)
+    return Scheduled(always, lambda step: step.index > 0 and step.index % k == 0, f"every:{k}")
 
 
 def ess_below(fraction: float, looks: int | None = None) -> Trigger:
@@ -63,14 +64,15 @@ def ess_below(fraction: float, looks: int | None = None) -> Trigger:
     def below(log_w: Tensor, step: Step) -> Tensor:
         return ess(log_w) < fraction * log_w.shape[-1]
 
+    name = f"ess:{fraction:g}"
     if looks is None:
-        return below
+        return Scheduled(below, lambda step: True, name)
     check_whole("ess_below: looks", looks, 2, "None looks at every step")
 
     def passed(t: float) -> int:
         return math.floor(t * looks + 1e-6)  # times are rounded: 0.3 may be a little less
 
-    return Scheduled(below, lambda step: step.index > 0 and passed(step.t) > passed(step.s))
+    return Scheduled(below, lambda step: step.index > 0 and passed(step.t) > passed(step.s), f"{name}:{looks}")
 
 
 def all_of(*triggers: Trigger) -> Trigger:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ PROPOSAL = ProposalConfig(
     num_steps=25,
 )
 DRAWS = 100_000
+REPEATS = 4  # of the floor
 
 
 @dataclass(frozen=True)
@@ -90,10 +92,16 @@ def task(setup: Setup | None = None) -> Task:
     tilt = mog.tilt(kl, ramp=constant_ramp, estimator=mog.soft_value(prior, kl))
     target = grid.target(Steering(prior, tilt))
 
+    @cache
+    def floor(count: int) -> Measured:
+        """The EMD of `count` exact draws."""
+        return measured(grid.floor(target, count, REPEATS, Generator().manual_seed(0)))
+
     def metrics(result: Result) -> Mapping[str, Measured]:
         distances = [grid.emd(pmf, target.pmf) for pmf in grid.in_sets(result)]
         return {
             "emd": measured(torch.tensor(distances)),
+            "emd floor": floor(result.log_w.numel() // len(distances)),
             "reward": weighted(result, mog.reward(result.samples.flatten(0, 1))),
             "exact log_z": Measured(target.log_z, 0.0),
             "ess": ess_share(result),
