@@ -28,7 +28,7 @@ class Size:
     alone: int | None = None
 
 
-SIZES = (Size("mog", 1000, 4, 100, alone=5), Size("digits", 16, 8, 50))
+SIZES = (Size("mog", 1000, 8, 100, alone=5), Size("digits", 16, 8, 50))
 """Enough to tell the methods apart, within three minutes on two cores."""
 ALONE = ("best-of-n", "svdd")
 
