@@ -21,19 +21,17 @@ import tokensteer as ts
 from tokensteer.core.steering.methods import Method
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.objectives import OBJECTIVES, STATE, make_baseline
+from tokensteer.tasks.common.proposals import STEPWISE
 from tokensteer.tasks.common.task import SHIPPED, Setup, Task, weights_file
-from tokensteer.train import Likelihood, ProposalPlan, fit_proposal
+from tokensteer.train import Likelihood, fit_proposal
 
-PLAN = ProposalPlan(
-    10**9,
+PLAN = replace(
+    STEPWISE,
+    rounds=10**9,
     paths=256,
-    updates=4,
-    replay=4,
     on_policy=0.9,
-    times=12,
     rate=6e-4,
     average=0.98,
-    baseline_rate=3.0,
     report_every=4,
     rows=16384,
     held_out=512,

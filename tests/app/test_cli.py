@@ -554,7 +554,7 @@ RUN = ["run", "digits", *TINY, "--out", "OUT"]
             [*RUN, "--resample", "residual", "--method", "particle-gibbs"],
             "and particle-gibbs has none or one of its own",
         ),
-        ([*RUN, "--guidance", "2"], "digits has no model that is told the goal: leave out --guidance 2"),
+        ([*RUN, "--guidance", "2"], "digits has no model that takes the goal as a label: leave out --guidance 2"),
         ([*RUN, "--guidance", "0"], "--guidance must be positive and finite, got 0"),
         (["run", "dna", "--steps", "2", "--guidance", "2"], "--guidance is the scale of cfg and smc-cfg, and smc-grad"),
         ([*RUN, "--trigger", "ess:2"], "ess_below: fraction must lie in (0, 1]"),

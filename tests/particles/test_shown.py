@@ -55,7 +55,7 @@ def test_arviz_gets_a_chain_for_each_population(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setitem(sys.modules, "arviz", untyped(SimpleNamespace(__version__=version, from_dict=from_dict)))
     found = result()
-    groups = found.to_arviz(draws=5)
+    groups = untyped(found.to_arviz(draws=5))
     ids, reward = torch.tensor(groups["posterior"]["x"]), torch.tensor(groups["sample_stats"]["reward"])
     assert ids.shape == (3, 5, B.length)
     torch.testing.assert_close(reward.flatten(), B.reward(ids.flatten(0, 1)).to(reward.dtype))

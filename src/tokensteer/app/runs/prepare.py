@@ -96,7 +96,7 @@ def make_task(setup: Setup, name: str) -> Task:
     if task.prompted is None and setup.prompts is not None:
         raise ValueError(f"{name} reads no prompts: leave out --prompts {setup.prompts}")
     if task.guided is None and setup.guidance is not None:
-        raise ValueError(f"{name} has no model that is told the goal: leave out --guidance {setup.guidance:g}")
+        raise ValueError(f"{name} has no model that takes the goal as a label: leave out --guidance {setup.guidance:g}")
     return task
 
 

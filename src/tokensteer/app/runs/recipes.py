@@ -100,7 +100,7 @@ def _guided(task: Task) -> Method:
     if task.guided is None:
         raise ValueError(
             f"the target of {task.name} is no product of models: cfg and smc-cfg need one, as dna has in a model that "
-            "is told the goal"
+            "takes the goal as a label"
         )
     return Method(Steering(task.guided(), None, Guided()))
 

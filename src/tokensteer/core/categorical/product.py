@@ -112,7 +112,7 @@ class Lines(Derived):
     """Lines `line` (K,) of another store."""
 
     line: Tensor
-    normalised: ClassVar[bool] = False  # nothing reads it: a product of these is normalised in any case
+    normalised: ClassVar[bool] = False  # perhaps: `between` normalises its product in any case
 
     def rows(self, index: Tensor) -> Tensor:
         return self.base.rows(self.line[index])

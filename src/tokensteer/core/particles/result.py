@@ -92,7 +92,7 @@ class Result:
 
     def sample(self, count: int = 1, generator: Generator | None = None) -> Tensor:
         """`count` draws from the target for each population, (B, count, L), with this generator or that of the run."""
-        return self._pick(self.draw(count, generator))
+        return self.pick(self.draw(count, generator))
 
     def draw(self, count: int = 1, generator: Generator | None = None) -> Tensor:
         """The particles that `sample` returns, by their numbers, (B, count)."""
@@ -110,13 +110,14 @@ class Result:
     def best(self) -> Tensor:
         """The particle of highest reward of each population, (B, L); of highest weight if there is no reward."""
         score = self.log_w if self.reward is None else self._counted_reward(self.reward)
-        return self._pick(score.argmax(-1, keepdim=True)).squeeze(1)
+        return self.pick(score.argmax(-1, keepdim=True)).squeeze(1)
 
     def _counted_reward(self, reward: Tensor) -> Tensor:
         """The reward; -inf for particles of weight 0, which are no samples of the target."""
         return torch.where(self.log_w == -math.inf, -math.inf, reward)
 
-    def _pick(self, index: Tensor) -> Tensor:
+    def pick(self, index: Tensor) -> Tensor:
+        """The particles of these numbers (B, K), as `draw` gives them: (B, K, L)."""
         return self.samples.gather(1, index.unsqueeze(-1).expand(-1, -1, self.samples.shape[-1]))
 
     def lineages(self) -> Tensor:
@@ -157,7 +158,7 @@ class Result:
             raise ValueError(f"{file} is a damaged Result: {fault}")
         return result
 
-    def to_arviz(self, draws: int | None = None) -> Any:
+    def to_arviz(self, draws: int | None = None) -> object:
         """ArviZ's InferenceData: a chain for each population, of `draws` by weight (N unless given), with the reward of
         each draw as a statistic. Needs arviz."""
         from tokensteer.core.particles.to_arviz import to_arviz

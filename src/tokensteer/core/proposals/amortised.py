@@ -39,7 +39,7 @@ class Amortised(SiteProposal):
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_number("Amortised.scale", self.scale, "(0, inf)")
+        check_number("Amortised.scale", self.scale, "(0, 1]")
 
     @property
     def meters(self) -> tuple[Meter, ...]:
