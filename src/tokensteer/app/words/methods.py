@@ -1,4 +1,5 @@
-"""Methods in a line each, for readers of a report (docs/methods.md has more)."""
+"""Methods in a line each, for the command line and for readers of a report (docs/methods.md has more). Importing this
+module loads no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ DESCRIBED = {
     "auto": "SMC whose proposal, trigger and number of particles pilots choose within a budget. Samples the target.",
     "pretrained": "The model alone, without steering.",
     "best-of-n": "Independent samples of the model, weighted by the reward at the end. Samples the target as N grows.",
-    "svdd": "In every step one particle survives, drawn by weight, and has N children. Biased towards the reward.",
+    "svdd": "In every step one particle survives, drawn by weight, and has N children. Not the target.",
     "svdd-argmax": "In every step the heaviest particle survives. An optimiser: it has no target.",
     "nested-svdd": "SVDD in groups of up to four, with SMC between the groups. Samples the target as N grows.",
     "fk-difference": "Feynman-Kac steering: weights are differences of rewards, resampled five times in a run. "

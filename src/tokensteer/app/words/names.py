@@ -3,6 +3,8 @@ mistyped name is answered at once. Tests compare these tables with the objects t
 
 from __future__ import annotations
 
+from tokensteer.app.words.methods import DESCRIBED
+
 TASKS = {
     "mog": "two tokens of 64 states, a mixture of nine Gaussians; the exact target is known",
     "product": "two tokens of 64 states, a ring times a cross of stripes; the exact target is known",
@@ -13,31 +15,8 @@ TASKS = {
     "tfbind": "words of eight DNA letters, with a measured reward; the exact target is known",
     "tfbind-fitted": "the same with a model fitted to the words that some factor binds",
 }
-METHODS = {
-    "auto": "SMC with trigger, ramp, proposal, draws and N that pilots choose within --budget",
-    "pretrained": "the model alone, unsteered",
-    "best-of-n": "independent samples, weighted at the end",
-    "svdd": "one survivor in every step, drawn by weight",
-    "svdd-argmax": "one survivor in every step, the best by reward",
-    "nested-svdd": "SVDD in groups of up to four, with SMC between them",
-    "fk-difference": "Feynman-Kac steering by differences of rewards",
-    "fk-max": "Feynman-Kac steering by the highest reward so far",
-    "fk-sum": "Feynman-Kac steering by the sum of rewards",
-    "prop-grad": "the gradient proposal without its weights: classifier guidance",
-    "cfg": "classifier-free guidance (dna, product)",
-    "smc-cfg": "classifier-free guidance with the weights that make it exact (dna, product)",
-    "drakes": "the model tuned by the gradient of the reward (dna)",
-    "drakes-kl": "the same with a KL penalty that keeps it near the model (dna)",
-    "sgdd": "split Gibbs sampling with uniform noise (dna)",
-    "sgdd-long": "a longer run of it (dna)",
-    "smc-base": "SMC with the model as proposal",
-    "smc-grad": "SMC with the model tilted by the gradient of the reward as proposal",
-    "smc-enumerated": "SMC with the locally optimal proposal, where there are few states",
-    "prop-amot": "the learned proposal without its weights",
-    "smc-amot": "SMC with the learned proposal",
-    "smc-learned": "SMC with the learned proposal and the learned twist",
-    "particle-gibbs": "SMC refined by three sweeps of particle Gibbs",
-}
+METHODS = {name: text.partition(".")[0] for name, text in DESCRIBED.items()}
+"""Methods with the first sentence about each."""
 REWARDS = {
     "mog": "r = -x²/100 - y², with the expectation in closed form",
     "product": "the log-density of the stripes",
