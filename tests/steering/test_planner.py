@@ -13,6 +13,7 @@ from narrow import some, untyped
 from toys import Toy
 
 import tokensteer as ts
+from tokensteer.core.proposals.proposal import FromModel
 from tokensteer.core.steering.pilots import Budget, Pilot, Setting
 
 torch.set_num_threads(1)
@@ -126,7 +127,7 @@ def test_proposals_are_chosen():
     """The model against a proposal that prefers one token; and the reason names both."""
     favoured = torch.zeros(TOY.length, TOY.mask_id + 1).index_fill(1, torch.tensor([0]), 3.0)
     biased = ts.from_logits(lambda x: favoured.expand(len(x), -1, -1), TOY.mask_id, ignores_time=True)
-    proposals = {"biased": ts.Amortised(biased), "the model": ts.FromModel()}
+    proposals = {"biased": ts.Amortised(biased), "the model": FromModel()}
     plan = ts.plan(
         steering(),
         50_000,
@@ -140,7 +141,7 @@ def test_proposals_are_chosen():
     assert plan.winner.setting.names["proposal"] == "the model"
     assert plan.reasons["proposal"].startswith("the model (biased: ")
     assert plan.reasons["proposal"] in str(plan)
-    assert plan.method.steering.proposal == ts.FromModel()
+    assert plan.method.steering.proposal == FromModel()
 
 
 SAME = {"constant": ts.ramps.constant}
@@ -195,13 +196,42 @@ def test_what_is_no_budget_is_said(given):
 
 def test_what_cannot_be_planned_is_said():
     with pytest.raises(ValueError, match="too small for a pilot") as error:
-        ts.plan(steering(), 500, particles=(4, 16), generator=torch.Generator().manual_seed(0))
+        ts.plan(steering(), 30, particles=(4, 16), generator=torch.Generator().manual_seed(0))
     enough = int(str(error.value).split("Give at least ")[1].split(" rows")[0].replace(",", ""))
     ts.plan(steering(), enough, particles=(4, 16), generator=torch.Generator().manual_seed(0))
     with pytest.raises(ValueError, match="share"):
         ts.plan(steering(), BUDGET, share=1.5)
     with pytest.raises(ValueError, match="nothing to choose from in particles"):
         ts.plan(steering(), BUDGET, particles=())
+
+
+def test_a_budget_too_small_for_pilots_is_spent_on_the_first_setting():
+    plan = ts.plan(steering(), 500, particles=(64,), populations=2, generator=torch.Generator().manual_seed(0))
+    assert not plan.compared
+    assert set(plan.reasons) >= {"trigger", "proposal"}
+    assert "too small for pilots" in str(plan)
+    assert plan.spent + sum(plan.run(generator=torch.Generator().manual_seed(1)).rows.values()) < 600
+
+
+def test_particles_for_a_time_are_measured_not_extrapolated(monkeypatch):
+    """A device that takes as long for a hundred particles as for one, as a GPU does."""
+    clock = [0.0]
+    path = steering()
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    called = ts.Method.__call__
+
+    def slow(method, num_particles, populations=1, **options):
+        clock[0] += 0.01 + 1e-4 * max(0, num_particles * populations - 200)
+        return called(method, num_particles, populations, **options)
+
+    monkeypatch.setattr(ts.Method, "__call__", slow)
+    only = {"ess:0.5": ts.triggers.ess_below(0.5)}
+    plan = ts.plan(
+        path, "1s", particles=(4,), populations=2, draws=(1,), ramps=SAME, triggers=only,
+        proposals={"the model": FromModel()}, generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    left = 1.0 - plan.spent
+    assert 0.01 + 1e-4 * (2 * plan.num_particles - 200) == pytest.approx(left, rel=0.15)
 
 
 def test_templates_are_planned_together():

@@ -30,7 +30,7 @@ def planned(ready: PreparedJob, place: Environment) -> PreparedJob:
             job.budget or "",
             populations=job.populations * steering.resources.templates,
             particles=(PILOTED,),
-            proposals=usual_proposals(steering) | _learned(ready.task),
+            proposals=_learned(ready.task) | usual_proposals(steering),
             draws=None if settings.draws is None else (settings.draws,),
             ramps=None if settings.ramp is None else {settings.ramp: tilt.ramp},
             triggers=None if settings.trigger is None else {settings.trigger: method.when},

@@ -29,6 +29,7 @@ from tokensteer.core.steering.methods import Method
 from tokensteer.core.twists.tilt import Tilt
 
 FEWEST = 8  # populations of a pilot
+PROBED = 2  # particles that tell what a pilot would cost
 FINALISTS = 3  # settings that are run a second time
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
@@ -181,6 +182,8 @@ class Search:
         for dimension, named in options.items():
             start = _changed(start, dimension, *next(iter(named.items())))
         best = self._first(start, sum(len(named) - 1 for named in options.values()))
+        if best is None:
+            return
         populations = best.populations  # of all pilots: seconds of different numbers do not compare
         for dimension, named in options.items():
             found = [best]
@@ -194,21 +197,34 @@ class Search:
             self.compared[dimension] = found
             best = min(found, key=lambda pilot: pilot.price)
 
-    def _first(self, setting: Setting, others: int) -> Pilot:
-        """The pilot that the search begins with, as large as it can be if the others cost half as much again."""
+    def _first(self, setting: Setting, others: int) -> Pilot | None:
+        """The pilot that the search begins with, as large as it can be if the others cost half as much again; None if
+        what is left does not pay for the smallest one."""
+        probe = self._probe(setting)
+        if setting.num_particles / probe.setting.num_particles * setting.least * probe.each > self.left:
+            self.pilots.append(probe)
+            return None
         pilot = self._spend(setting, setting.least)
-        if self.spent > self.budget.amount / 2:
-            written = self.budget.written
-            raise ValueError(
-                f"a budget of {written(self.budget.amount)} is too small for a pilot: {pilot.populations} populations "
-                f"of {setting.num_particles} particles took {written(self.spent)}. Give at least "
-                f"{written(math.ceil(2.5 * self.spent))}, or pilot fewer particles or draws"
-            )
         more = int((self.left - 1.5 * pilot.spent * others) / (1 + 1.5 * others) / pilot.each)
         if more > pilot.populations:
             pilot = pilot.joined(self._spend(setting, more))
         self.pilots.append(pilot)
         return pilot
+
+    def _probe(self, setting: Setting) -> Pilot:
+        """A few particles of a setting, which tell what a pilot would cost."""
+        few, populations = replace(setting, num_particles=PROBED), 2 * setting.method.steering.resources.templates
+        if self.budget.unit == "s":
+            self._spend(few, populations)  # the first run of a process loads kernels and takes longer
+        probe = self._spend(few, populations)
+        if probe.spent > self.budget.amount / 2:
+            written = self.budget.written
+            raise ValueError(
+                f"a budget of {written(self.budget.amount)} is too small for a pilot: {probe.populations} populations "
+                f"of {PROBED} particles took {written(probe.spent)}. Give at least "
+                f"{written(math.ceil(2.5 * probe.spent))}, or use fewer steps or draws"
+            )
+        return probe
 
     def _spend(self, setting: Setting, populations: int) -> Pilot:
         pilot = setting.run(populations, self.budget, self.generator)
@@ -219,6 +235,8 @@ class Search:
     def best(self, amount: float) -> Pilot:
         """The best setting by all its runs, with the figures of its second run. The finalists are run again, as many as
         the amount pays for: the least of many noisy numbers is biased low."""
+        if not self.compared:
+            return self.pilots[0]
         finalists = sorted(self.pilots, key=lambda pilot: pilot.price)[:FINALISTS]
         while finalists and sum(pilot.setting.least * pilot.each for pilot in finalists) > amount:
             finalists.pop()

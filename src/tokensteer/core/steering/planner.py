@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import io
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,11 +26,13 @@ from tokensteer.core.proposals.mixture import Mixture
 from tokensteer.core.proposals.proposal import FromModel, Guided, Proposal
 from tokensteer.core.steering.methods import CLIP, LOOKS, Method
 from tokensteer.core.steering.pilots import Budget, Change, Pilot, Search, Setting
+from tokensteer.core.steering.sizing import FACTOR, most_within
 from tokensteer.core.steering.steering import Steering
 from tokensteer.core.twists.ramps import Adaptive, Ramp
 from tokensteer.core.twists.ramps import constant as constant_ramp
 from tokensteer.core.twists.ramps import linear as linear_ramp
 
+FIT = 0.1  # of what is left, for the last of the runs that tell how much fits into a time
 STAGES = 5  # resampling steps of the default trigger `every`
 
 
@@ -38,7 +41,8 @@ class Plan:
     """The best of the `pilots` (in order, best first) and its predicted error: `run` it, or use its `method`.
 
     `winner` is the best setting's second run, or its first if there is none. `spent` is the cost of all pilots, a part
-    of the budget. `too_dear` settings were left out. `compared` has the pilots of each dimension that was varied.
+    of the budget. `too_dear` settings were left out. `compared` has the pilots of each dimension that was varied; it is
+    empty if the budget paid for no pilot, and the first setting was taken.
     """
 
     pilots: tuple[Pilot, ...]
@@ -104,6 +108,8 @@ class Plan:
             "Chosen, and what the others cost for the same error:",
             *(f"  {dimension:<9} {reason}" for dimension, reason in self.reasons.items()),
         ]
+        if not self.compared:
+            lines.append("  The budget is too small for pilots: these are the first of each list")
         if not self.trusted:
             lines += [
                 f"  The log Z of single populations scatters by {self.winner.scatter:.1f}: expect a larger error.",
@@ -154,8 +160,9 @@ def plan(
     """Pilot settings with a `share` of the budget, a number of rows or a time such as "30s", and plan the rest.
 
     The rest is spent on as many populations as it allows or, with `populations` given, on their particles; a model
-    with several templates has equally many populations of each. Rows are those of all networks, as in `Result.rows`;
-    they and seconds are assumed proportional to particles. The first entry of each list is where the search begins. By
+    with several templates has equally many populations of each. Rows are those of all networks, as in `Result.rows`,
+    and proportional to particles; how many fit into a time is measured by runs that grow. A budget that is too small
+    for pilots is spent on the first setting. The first entry of each list is where the search begins. By
     default `proposals` are the steering's, the model and, for a differentiable reward, gradients (every fourth step,
     every step, steeper, and mixed with the model); `draws` are the tilt's, four times as many and a quarter; `ramps`
     the tilt's, linear and constant; `triggers` ESS below a half at ten times, never, five times in a run, and ESS below
@@ -172,15 +179,38 @@ def plan(
     search = Search(amount, amount.amount * share * 2 / 3, generator)
     search.run(Setting(1, Method(steering, resample)), options)
     winner = search.best(amount.amount * share / 3)
-    if winner.spread == math.inf:
+    if winner.spread == math.inf and search.compared:
         raise ValueError("all populations of all pilots died: use more particles, or soften the constraint")
     pilots = tuple(sorted(search.pilots, key=lambda pilot: pilot.price))
-    left = max(0.0, amount.amount - search.spent) / winner.each  # populations of the pilot's size
-    templates = steering.resources.templates
-    size, count = winner.setting.num_particles, templates * max(1, int(left / templates))
-    if populations is not None:
-        size, count = max(1, int(left * size / populations)), populations
-    return Plan(pilots, winner, size, count, amount, search.spent, search.too_dear, search.compared)
+    size, count, fitting = _sized(winner, amount, search.spent, populations, generator)
+    return Plan(pilots, winner, size, count, amount, search.spent + fitting, search.too_dear, search.compared)
+
+
+def _sized(
+    winner: Pilot, budget: Budget, spent: float, populations: int | None, generator: Generator | None
+) -> tuple[int, int, float]:
+    """Particles and populations that what is left of the budget pays for, and the cost of finding out.
+
+    Rows are proportional to particles. Seconds are not, on a GPU least of all, and are measured in runs that grow.
+    """
+    templates, size = winner.setting.method.steering.resources.templates, winner.setting.num_particles
+    left = max(0.0, budget.amount - spent)
+    many = left / winner.each  # populations of the pilot's size
+    proportional = int(many / templates) if populations is None else int(many * size / populations)
+    fitting = 0.0
+    if budget.unit == "s" and proportional >= FACTOR:
+
+        def seconds_of(count: int) -> float:
+            sizes = (size, templates * count) if populations is None else (count, populations)
+            began = time.perf_counter()
+            winner.setting.method(*sizes, generator=generator).log_z.cpu()  # waits for the device
+            return time.perf_counter() - began
+
+        fit = most_within(seconds_of, left, max(1, int(FIT * proportional / FACTOR)), FIT, paid=True)
+        proportional, fitting = fit.fits, fit.spent
+    if populations is None:
+        return size, templates * max(1, proportional), fitting
+    return max(1, proportional), populations, fitting
 
 
 def _options(
