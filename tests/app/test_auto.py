@@ -10,7 +10,7 @@ import pytest
 
 import tokensteer as ts
 from tokensteer.app import cli
-from tokensteer.core.steering.sizing import most_within
+from tokensteer.app.runs import match_seconds
 
 SMALL = ["--populations", "2", "--steps", "3"]
 
@@ -89,25 +89,14 @@ def test_methods_get_equal_time(tmp_path: Path, capsys):
     ],
 )
 def test_particles_that_fit_into_ten_seconds(start: float, each: float, flat: int, fits: int):
-    fit = most_within(lambda n: start + each * max(0, n - flat), 10.0, first=4, share=0.25)
-    assert fit.fits == pytest.approx(fits, rel=0.2, abs=1)
-
-
-def test_runs_that_are_paid_leave_less():
-    taken: list[float] = []
-
-    def seconds_of(n: int) -> float:
-        taken.append(0.5 + 0.1 * n)
-        return taken[-1]
-
-    fit = most_within(seconds_of, 10.0, first=1, share=0.1, paid=True)
-    assert fit.spent == pytest.approx(sum(taken))
-    assert 0.5 + 0.1 * fit.fits == pytest.approx(10.0 - fit.spent, rel=0.05)
+    count, why = match_seconds.particles(lambda n: start + each * max(0, n - flat), 10.0)
+    assert count == pytest.approx(fits, rel=0.2, abs=1)
+    assert why.startswith(f"{count}: ")
 
 
 def test_noise_in_the_time_of_few_particles_gives_no_absurd_number():
     """The first run is slower than the second."""
-    assert most_within(lambda n: 3.0 if n == 4 else 2.9, 10.0, first=4, share=0.25).fits < 200
+    assert match_seconds.particles(lambda n: 3.0 if n == 4 else 2.9, 10.0)[0] < 200
 
 
 def test_a_setting_that_only_others_use_does_not_stop_the_timing(tmp_path: Path):

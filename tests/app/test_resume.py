@@ -19,7 +19,6 @@ from tokensteer.app import cli
 from tokensteer.app.report import write
 from tokensteer.app.runs import claims, match_seconds, runner
 from tokensteer.app.runs.folder import RESULTS
-from tokensteer.core.steering.sizing import Fit
 
 TINY = ["--particles", "2", "--populations", "2", "--steps", "3"]
 FOUR = ["compare", "digits", "--methods", "smc-base", "svdd", "--seeds", "0", "1", *TINY]
@@ -168,7 +167,7 @@ def test_what_only_a_finished_method_uses_does_not_stop_the_rest(tmp_path: Path)
 def test_times_are_those_of_the_first_run(tmp_path: Path, monkeypatch):
     """With --budget the particles are measured, and a second measurement would give others."""
     counts = iter((5, 6))
-    monkeypatch.setattr(match_seconds, "most_within", lambda *_: Fit(next(counts), 0.0, "measured"))
+    monkeypatch.setattr(match_seconds, "particles", lambda seconds_of, seconds: (next(counts), "measured"))
     words = ["compare", "digits", "--methods", "smc-base", "--seeds", "0", "1", "--populations", "2", "--steps", "3"]
     words += ["--budget", "1s", "--out", tmp_path / "x"]
     killed(*words, prepare=in_job_after_timing)

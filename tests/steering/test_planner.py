@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from toys import Toy
 import tokensteer as ts
 from tokensteer.core.proposals.proposal import FromModel
 from tokensteer.core.steering.pilots import Budget, Pilot, Setting
+from tokensteer.core.steering.planner import _sized
 
 torch.set_num_threads(1)
 
@@ -213,25 +215,33 @@ def test_a_budget_too_small_for_pilots_is_spent_on_the_first_setting():
     assert plan.spent + sum(plan.run(generator=torch.Generator().manual_seed(1)).rows.values()) < 600
 
 
-def test_particles_for_a_time_are_measured_not_extrapolated(monkeypatch):
-    """A device that takes as long for a hundred particles as for one, as a GPU does."""
+@pytest.mark.parametrize("flat", [10, 200, 100_000])
+def test_particles_for_a_time_are_measured_on_a_gpu(monkeypatch, flat):
+    """A device that takes as long for many particles as for one."""
     clock = [0.0]
-    path = steering()
+
+    def cost(particles):
+        return max(0.02, 0.02 * particles / flat)
+
+    class Gpu:
+        """Takes its time and computes nothing."""
+
+        steering = SimpleNamespace(
+            resources=SimpleNamespace(templates=1), model=SimpleNamespace(device=torch.device("meta"))
+        )
+
+        def __call__(self, num_particles, populations=1, **options):
+            clock[0] += cost(num_particles * populations)
+            return SimpleNamespace(log_z=torch.zeros(populations))
+
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    called = ts.Method.__call__
-
-    def slow(method, num_particles, populations=1, **options):
-        clock[0] += 0.01 + 1e-4 * max(0, num_particles * populations - 200)
-        return called(method, num_particles, populations, **options)
-
-    monkeypatch.setattr(ts.Method, "__call__", slow)
-    only = {"ess:0.5": ts.triggers.ess_below(0.5)}
-    plan = ts.plan(
-        path, "1s", particles=(4,), populations=2, draws=(1,), ramps=SAME, triggers=only,
-        proposals={"the model": FromModel()}, generator=torch.Generator().manual_seed(0),
-    )  # fmt: skip
-    left = 1.0 - plan.spent
-    assert 0.01 + 1e-4 * (2 * plan.num_particles - 200) == pytest.approx(left, rel=0.15)
+    setting = Setting(8, untyped(Gpu()))
+    pilot = Pilot(setting, torch.zeros(1, 8), 1.0, 1.0, cost(64) / 8, cost(64))
+    size, populations, fitting = _sized(pilot, Budget(1.0, "s"), 0.1, 2, None)
+    assert populations == 2
+    assert fitting == pytest.approx(clock[0])
+    assert cost(2 * size) == pytest.approx(0.9 - fitting, rel=0.1)
+    assert fitting < 0.6
 
 
 def test_templates_are_planned_together():

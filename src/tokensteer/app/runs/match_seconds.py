@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -14,10 +14,9 @@ from tokensteer.app.runs.prepare import Environment, PreparedJob, prepare, put_t
 from tokensteer.app.runs.recipes import recipe_of
 from tokensteer.app.runs.runner import run_one
 from tokensteer.core.steering.pilots import Budget
-from tokensteer.core.steering.sizing import most_within
 
-FIRST = 4
-"""Particles of the first run."""
+FIRST, FACTOR = 4, 3
+"""Particles of the first run, and how many times as many each run has as the one before it."""
 SHARE = 0.25
 """Runs grow until one takes this share of the time: few particles take a GPU no longer than one."""
 
@@ -39,8 +38,7 @@ def within(jobs: Sequence[Job], budget: str, place: Environment) -> list[Job]:
             return _seconds(put_together(many, tasks[job]), place)
 
         seconds_of(FIRST, 1)  # warms up
-        fit = most_within(seconds_of, whole.amount, FIRST, SHARE)
-        return fit.fits, f"{fit.fits:,}: {fit.why}"
+        return particles(seconds_of, whole.amount)
 
     found: list[Job] = []
     for job, unseeded in zip(jobs, alike, strict=True):
@@ -51,6 +49,19 @@ def within(jobs: Sequence[Job], budget: str, place: Environment) -> list[Job]:
         count, why = counted(unseeded)
         found.append(replace(named, particles=count, why=f"{why}; the time is {budget}"))
     return found
+
+
+def particles(seconds_of: Callable[[int], float], seconds: float) -> tuple[int, str]:
+    """How many particles fit into a time, and why, if seconds_of(n) is what n take. The last two runs give the time of
+    a particle apart from what every run takes, at least a quarter of the mean over particles."""
+    few, more = FIRST, FACTOR * FIRST
+    took, longer = seconds_of(few), seconds_of(more)
+    while longer < SHARE * seconds:
+        few, more, took = more, FACTOR * more, longer
+        longer = seconds_of(more)
+    each = max((longer - took) / (more - few), longer / more / 4)
+    count = max(1, int(more + (seconds - longer) / each))
+    return count, f"{count:,}: {few:,} took {took:.3g} s and {more:,} took {longer:.3g} s"
 
 
 def _seconds(ready: PreparedJob, place: Environment) -> float:

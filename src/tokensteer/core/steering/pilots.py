@@ -115,6 +115,8 @@ class Pilot:
     @property
     def scatter(self) -> float:
         """The standard deviation of log Z_hat within templates; infinite if some populations died."""
+        if self.log_z.shape[-1] < 2:
+            return math.inf
         scatter = float(self.log_z.var(-1).mean().sqrt())
         return scatter if math.isfinite(scatter) else math.inf
 
@@ -124,6 +126,8 @@ class Pilot:
         scatter (at most 1) of the logs; infinite if all populations of a template died."""
         if self.iid_spread is not None:
             return self.iid_spread
+        if self.log_z.shape[-1] < 2:
+            return math.inf
         ratio = (self.log_z - log_mean_weight(self.log_z).unsqueeze(-1)).exp()
         own = float(ratio.var(-1).mean().sqrt())
         return max(own, math.sqrt(math.expm1(min(self.scatter, 1.0) ** 2))) if math.isfinite(own) else math.inf
@@ -213,9 +217,10 @@ class Search:
 
     def _probe(self, setting: Setting) -> Pilot:
         """A few particles of a setting, which tell what a pilot would cost."""
-        few, populations = replace(setting, num_particles=PROBED), 2 * setting.method.steering.resources.templates
-        if self.budget.unit == "s":
-            self._spend(few, populations)  # the first run of a process loads kernels and takes longer
+        steering = setting.method.steering
+        few, populations = replace(setting, num_particles=PROBED), steering.resources.templates
+        if self.budget.unit == "s" and steering.model.device.type != "cpu":
+            self._spend(few, populations)  # the first run loads kernels and takes longer
         probe = self._spend(few, populations)
         if probe.spent > self.budget.amount / 2:
             written = self.budget.written

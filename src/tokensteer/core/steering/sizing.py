@@ -1,37 +1,24 @@
-"""How many particles, or populations, fit into an amount of time."""
+"""How many particles, or populations, fit into the time that is left."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
-FACTOR = 3  # each run is so many times as large as the one before it
-
-
-class Fit(NamedTuple):
-    """How many fit, what the runs that found it took, and in words how it was found."""
-
-    fits: int
-    spent: float
-    why: str
+FACTOR = 3  # each run is so many times as large as the one before it,
+LEAP = 10  # or so many times if that one took hardly longer than the first
+FLAT = 1.3  # times as long is hardly longer
 
 
-def most_within(
-    seconds_of: Callable[[int], float], seconds: float, first: int, share: float, *, paid: bool = False
-) -> Fit:
-    """The largest count, at least one, whose run takes so many seconds, if seconds_of(n) is what n take.
+def most_within(seconds_of: Callable[[int], float], seconds: float, first: int, share: float) -> tuple[int, float]:
+    """How many fit into what is left of the seconds after the runs that find out, and what those runs took.
 
-    Runs grow from `first` until one takes a `share` of the time, because a GPU takes as long for few as for one. The
-    last two runs give the time of one apart from what every run takes, at least a quarter of the mean. With `paid` the
-    time of these runs is part of the seconds.
+    A GPU takes as long for few particles as for one. So runs grow from `first` until one takes twice as long as that,
+    a `share` of the time, or half of the time is gone. From there on time is proportional.
     """
-    few, more = first, FACTOR * first
-    took, longer = seconds_of(few), seconds_of(more)
-    spent = took + longer
-    while longer < share * (seconds - spent * paid):
-        few, more, took = more, FACTOR * more, longer
-        longer = seconds_of(more)
-        spent += longer
-    each = max((longer - took) / (more - few), longer / more / 4)
-    count = max(1, int(more + (seconds - spent * paid - longer) / each))
-    return Fit(count, spent, f"{few:,} took {took:.3g} s and {more:,} took {longer:.3g} s")
+    count, shortest = first, seconds_of(first)
+    took = spent = shortest
+    while took < 2 * shortest and took < share * seconds and spent + took < seconds / 2:
+        count *= LEAP if count > first and took < FLAT * shortest else FACTOR
+        took = seconds_of(count)
+        spent += took
+    return max(1, int(count * (seconds - spent) / took)), spent
