@@ -16,6 +16,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
+from tokensteer.core.models.context import Query
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.models.validation import check_log_probs, unwritten
 from tokensteer.core.numerics.draws import NEVER
@@ -116,7 +117,8 @@ def assert_denoiser(
     tol = tolerance_for(model.dtype) if tolerance is None else tolerance
 
     def log_x0(x: Tensor, t: float) -> Tensor:
-        found, shape = model.denoiser(x, t), (*x.shape[:2], model.vocab_size)
+        first = Query(t, torch.zeros(len(x), dtype=torch.int64, device=x.device))  # rows in any order share a context
+        found, shape = model.denoiser(x, t, *model.given(first, len(x))), (*x.shape[:2], model.vocab_size)
         got = f"the denoiser gives {found.dtype} of shape {tuple(found.shape)} at t = {t:.4g} for {len(x)} sequences"
         mend = f"It must give {model.dtype} of shape {shape} for any batch: squeeze nothing, and keep one precision"
         demand(found.shape == shape and found.dtype == model.dtype, got, mend)

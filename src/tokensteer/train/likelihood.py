@@ -67,7 +67,7 @@ class LikelihoodTrainee(ProposalTrainee[Likelihood]):
             raise ValueError("Likelihood is for masked processes: use StepVariance, Balance or PathVariance here")
         if self.plan.entropy or self.plan.kl:
             raise ValueError("Likelihood has no regularisers: leave entropy and kl of the plan at 0")
-        self.free = model.base.template.view(model.populations, -1) == model.kernel.mask_id
+        self.free = model.base.canvas(model.populations) == model.kernel.mask_id
         self.clock = share_of_masks_to_time(model)
 
     def round(self, done: float, update: Callable[[], None]) -> None:

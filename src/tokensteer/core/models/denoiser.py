@@ -2,15 +2,16 @@
 
 Only values at masked sites are read; visible tokens are carried over by this library. For gradients a denoiser is
 called with one-hots (P, L, V), and visible tokens are carried over differentiably (`carry_over`). The time is a number,
-or a tensor (P,) for kernels with one clock for each particle (`TimedFirstHitting`). A denoiser that is `Timeless` or
-`Structured` is called less often, or costs less memory.
+or a tensor (P,) for kernels with one clock for each particle (`TimedFirstHitting`). If the model has a context, such as
+class labels, a denoiser takes its rows as further arguments. A denoiser that is `Timeless` or `Structured` is called
+less often, or costs less memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from tokensteer.core.categorical.forms import CategoricalStore, HiddenLogits, Logits, masked_log_softmax
 
 Time = float | Tensor  # one for all particles, or one for each, (P,)
-Denoiser = Callable[[Tensor, Any], Tensor]  # x and a `Time`
+Denoiser = Callable[..., Tensor]  # x, a `Time` and the rows of the context, if the model has one
 
 
 @runtime_checkable
@@ -37,8 +38,8 @@ def ignores_time(network: object) -> bool:
 class Structured(Protocol):
     """A denoiser that can return its P·L distributions in the form the network gave them, not as (P, L, V) logs."""
 
-    def __call__(self, x: Tensor, t: Time) -> Tensor: ...
-    def laws(self, x: Tensor, t: Time) -> CategoricalStore: ...
+    def __call__(self, x: Tensor, t: Time, *context: Tensor) -> Tensor: ...
+    def laws(self, x: Tensor, t: Time, *context: Tensor) -> CategoricalStore: ...
 
 
 @dataclass(frozen=True)
@@ -46,22 +47,22 @@ class FromLogits:
     """A denoiser from a network's raw logits, with the mask excluded and the rest normalised, in float32 at least.
 
     The network is called as network(x, t), or as network(x) if it `ignores_time`; then particles that have not moved
-    are not computed again.
+    are not computed again. The rows of a context follow: network(x, t, labels), or network(x, labels).
     """
 
     network: Callable[..., Tensor]
     mask_id: int
     ignores_time: bool = field(default=False, kw_only=True)
 
-    def _logits(self, x: Tensor, t: Time) -> Tensor:
-        logits = self.network(x) if self.ignores_time else self.network(x, t)
+    def _logits(self, x: Tensor, t: Time, *context: Tensor) -> Tensor:
+        logits = self.network(x, *context) if self.ignores_time else self.network(x, t, *context)
         return logits if logits.is_floating_point() else logits.to(torch.float32)
 
-    def __call__(self, x: Tensor, t: Time) -> Tensor:
-        return masked_log_softmax(self._logits(x, t).clone(), self.mask_id)
+    def __call__(self, x: Tensor, t: Time, *context: Tensor) -> Tensor:
+        return masked_log_softmax(self._logits(x, t, *context).clone(), self.mask_id)
 
-    def laws(self, x: Tensor, t: Time) -> Logits:
-        return self.kept(self._logits(x, t))
+    def laws(self, x: Tensor, t: Time, *context: Tensor) -> Logits:
+        return self.kept(self._logits(x, t, *context))
 
     def kept(self, answer: Tensor) -> Logits:
         """The distributions of logits (P, L, V)."""
@@ -91,14 +92,15 @@ class FromHidden:
     def __post_init__(self) -> None:
         check_head(self.head)
 
-    def _hidden(self, x: Tensor, t: Time) -> Tensor:
-        return self.trunk(x) if self.ignores_time else self.trunk(x, t)
+    def _hidden(self, x: Tensor, t: Time, *context: Tensor) -> Tensor:
+        return self.trunk(x, *context) if self.ignores_time else self.trunk(x, t, *context)
 
-    def __call__(self, x: Tensor, t: Time) -> Tensor:
-        return masked_log_softmax(self.head(self._hidden(x, t)).clone(), self.mask_id)  # a hook may keep the logits
+    def __call__(self, x: Tensor, t: Time, *context: Tensor) -> Tensor:
+        logits = self.head(self._hidden(x, t, *context))
+        return masked_log_softmax(logits.clone(), self.mask_id)  # a hook may keep the logits
 
-    def laws(self, x: Tensor, t: Time) -> HiddenLogits:
-        return self.kept(self._hidden(x, t))
+    def laws(self, x: Tensor, t: Time, *context: Tensor) -> HiddenLogits:
+        return self.kept(self._hidden(x, t, *context))
 
     def kept(self, answer: Tensor) -> HiddenLogits:
         """The distributions of hidden states (P, L, H)."""
@@ -116,8 +118,10 @@ def carry_over(x: Tensor, log_x0: Tensor, mask_id: int) -> Tensor:
 
 @runtime_checkable
 class Embedded(Protocol):
-    """A network whose first layer is `embedding` (V, d); `of_embeddings` runs the rest on embedded tokens (P, L, d)."""
+    """A network whose first layer is `embedding` (V, d); `of_embeddings` runs the rest on embedded tokens (P, L, d)
+    and the rows of the context."""
 
     @property
     def embedding(self) -> Tensor: ...
-    def of_embeddings(self, embedded: Tensor) -> Tensor: ...
+    @property
+    def of_embeddings(self) -> Callable[..., Tensor]: ...

@@ -14,6 +14,7 @@ from tokensteer.core.categorical.sites import Categoricals, SiteDistributions
 from tokensteer.core.kernels.kernel import NO_MASK, Clocked, Kernel
 from tokensteer.core.kernels.measure import SiteMeasure
 from tokensteer.core.kernels.noise import Interpolating, noise_of
+from tokensteer.core.models.context import Context, Query, as_context, as_query, context_rows, population_of
 from tokensteer.core.models.denoiser import Denoiser, Structured, Time, ignores_time
 from tokensteer.core.models.prediction import NewRows, Prediction, all_distinct, changed, updated
 from tokensteer.core.models.validation import check_denoiser
@@ -36,9 +37,9 @@ class Predicting(Protocol):
         """Whether a prediction holds at any time, so that it is reused."""
         return all(model.ignores_time for model in self.networks)
 
-    def predict(self, x: Tensor, t: Time, before: Prediction | None = None) -> Prediction:
+    def predict(self, x: Tensor, t: Time | Query, before: Prediction | None = None) -> Prediction:
         """The predictions of all networks at x (P, L) and t; `before` are those of the particles' parents."""
-        return predict_all(self.networks, x, t, before if self.ignores_time else None)
+        return predict_all(self.networks, x, as_query(t), before if self.ignores_time else None)
 
     def clean(self, prediction: Prediction) -> SiteDistributions:
         """log p(x_0 | x_t): clean samples are drawn from it, and low-confidence kernels order sites by it."""
@@ -84,7 +85,7 @@ class Model(Predicting, Protocol):
 
     @property
     def populations(self) -> int:
-        """The number of templates; populations come in multiples of it."""
+        """The number of templates and contexts; populations come in multiples of it."""
         return self.base.populations
 
     def start(self, rows: int, generator: Generator | None) -> Tensor:
@@ -94,7 +95,7 @@ class Model(Predicting, Protocol):
         """The log-probability of starting at x, (P,), for a single template."""
         return self.base.log_start(x)
 
-    def relaxed(self, x: Tensor, t: Time) -> Tensor:
+    def relaxed(self, x: Tensor, t: Time | Query) -> Tensor:
         """log p(x_0 | x_t), (P, L, V), from one-hots x (P, L, V), differentiable in them."""
         return self.base.relaxed(x, t)
 
@@ -125,8 +126,10 @@ def clock(model: Model, memory: Tensor | None, t: float) -> Time:
 class Diffusion(Predicting):
     """A pretrained model as a sampler: p(x_s | x_t) = kernel(x_t, denoiser(x_t, t)) along `steps`.
 
-    `template` is (L,), or (B, L) with one row for each population: mask where free, a token where fixed. Construction
-    runs the denoiser on one row, so that errors raise at once. With `sharing` the network is given distinct rows only,
+    `template` is (L,), or (B, L) with one row for each population: mask where free, a token where fixed. `context` is
+    what the denoiser is conditioned on, such as class labels: a tensor, or several, with one row for all populations or
+    (B, ...), one for each; the denoiser is called with its particles' rows as further arguments. Construction runs the
+    denoiser on one row, so that errors raise at once. With `sharing` the network is given distinct rows only,
     and if it ignores time only rows that have changed. Finding them synchronises with the device, which pays on a GPU
     for large networks only; the default is to share on a CPU alone.
     """
@@ -136,6 +139,7 @@ class Diffusion(Predicting):
     steps: Sequence[Step]
     template: Tensor
     sharing: bool | None = None
+    context: Tensor | Sequence[Tensor] | None = None
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
     chunks: Chunks = field(default_factory=Chunks, init=False, repr=False, compare=False)
     vocab_size: int = field(init=False)
@@ -160,10 +164,19 @@ class Diffusion(Predicting):
         fixed = (self.template != NO_MASK).view(-1, self.template.shape[-1]).all(0).unsqueeze(-1)
         if self.kernel.mask_id == NO_MASK and fixed.any():
             object.__setattr__(self, "_prompt", fixed)
+        object.__setattr__(self, "context", as_context(self.context, self.device))
+        counts = {count for count in (len(self._templates), *(len(part) for part in self.conditions)) if count > 1}
+        if len(counts) > 1:
+            raise ValueError(
+                f"there are {len(self._templates)} templates and contexts of {len(self.conditions[0])} rows: give one "
+                "of each, or as many of both"
+            )
         # Stored on the host, so that steps skip pinning without reading the device.
         object.__setattr__(self, "_fixes", bool((self.template != self.kernel.mask_id).any()))
         x = self.start(self.populations, torch.Generator(self.device).manual_seed(0))[:1]
-        vocab_size, dtype = check_denoiser(self.denoiser, self.kernel, self.steps, self.template, x, kept=self.shares)
+        vocab_size, dtype = check_denoiser(
+            self.denoiser, self.kernel, self.steps, self.template, x, self.conditions, kept=self.shares
+        )
         if not (self.template == self.kernel.mask_id).any():
             raise ValueError(
                 f"the template has no free site, none that holds {self.kernel.mask_id}: is mask_id right? A process "
@@ -177,8 +190,17 @@ class Diffusion(Predicting):
         return self.template.device
 
     @property
+    def conditions(self) -> Context:
+        """The tensors of the context."""
+        return cast("Context", self.context)
+
+    @property
+    def _templates(self) -> Tensor:
+        return self.template.view(-1, self.template.shape[-1])
+
+    @property
     def populations(self) -> int:
-        return 1 if self.template.dim() == 1 else len(self.template)
+        return max(len(self._templates), *(len(part) for part in self.conditions), 1)
 
     @property
     def base(self) -> Diffusion:
@@ -188,23 +210,25 @@ class Diffusion(Predicting):
     def networks(self) -> Sequence[Diffusion]:
         return (self,)
 
-    def _rows(self, rows: int) -> Tensor:
+    def canvas(self, rows: int) -> Tensor:
         """The template of each of `rows` particles, population by population."""
-        if self.template.dim() == 1:
-            return self.template.expand(rows, -1)
-        if rows % len(self.template):
+        if rows % self.populations:
             raise ValueError(
-                f"the template has {len(self.template)} rows and there are {rows} particles: run one population for "
-                "each row"
+                f"there are {rows} particles for {self.populations} templates or contexts: run one population for each"
             )
-        return self.template.repeat_interleave(rows // len(self.template), 0)
+        count = len(self._templates)
+        return self._templates.expand(rows, -1) if count == 1 else self.template.repeat_interleave(rows // count, 0)
+
+    def given(self, query: Query, rows: int) -> Context:
+        """The context of each of `rows` particles."""
+        return context_rows(self.conditions, query.of, rows)
 
     def start(self, rows: int, generator: Generator | None) -> Tensor:
-        return noise_of(self.kernel).begin(self._rows(rows), generator)
+        return noise_of(self.kernel).begin(self.canvas(rows), generator)
 
     def log_start(self, x: Tensor) -> Tensor:
         like = torch.empty((), dtype=self.dtype, device=self.device)
-        return noise_of(self.kernel).log_begin(x, self._rows(len(x)), like)
+        return noise_of(self.kernel).log_begin(x, self.canvas(len(x)), like)
 
     @property
     def ignores_time(self) -> bool:
@@ -214,25 +238,28 @@ class Diffusion(Predicting):
     def shares(self) -> bool:
         return self.device.type == "cpu" if self.sharing is None else self.sharing
 
-    def run_denoiser(self, x: Tensor, t: Time, before: CategoricalStore | None = None) -> CategoricalStore:
+    def run_denoiser(self, x: Tensor, query: Query, before: CategoricalStore | None = None) -> CategoricalStore:
         """The D·L distributions at rows x (D, L), in a form that can be joined with `before`."""
         structured = self.kernel.mask_id != NO_MASK and not isinstance(before, LogProbs)
         buffer = StoreBuffer(x.numel())
 
         def run(rows: slice) -> None:
-            part, time = x[rows], t[rows] if isinstance(t, Tensor) else t
+            part, at = x[rows], query.take(rows)
+            context = self.given(at, len(part))
             if structured and isinstance(self.denoiser, Structured):
-                store = self.denoiser.laws(part, time)
+                store = self.denoiser.laws(part, at.t, *context)
             else:
-                store = LogProbs(self._known(part, self.denoiser(part, time), time).flatten(0, 1).contiguous())
+                log_x0 = self._known(part, self.denoiser(part, at.t, *context), at.t)
+                store = LogProbs(log_x0.flatten(0, 1).contiguous())
             buffer.put(rows.start * x.shape[1], store, part.numel())
 
         row_bytes = 3 * 4 * self.template.shape[-1] * self.vocab_size  # a guess: three tables of logits
         self.chunks.stretches(run, len(x), row_bytes, x.device)
         return buffer.store
 
-    def relaxed(self, x: Tensor, t: Time) -> Tensor:
-        return self._known(x.argmax(-1), self.denoiser(x, t), t)
+    def relaxed(self, x: Tensor, t: Time | Query) -> Tensor:
+        query = as_query(t)
+        return self._known(x.argmax(-1), self.denoiser(x, query.t, *self.given(query, len(x))), query.t)
 
     def _known(self, ids: Tensor, log_x0: Tensor, t: Time) -> Tensor:
         """The prediction corrected, for a process without a mask, by what x and the prompt determine."""
@@ -250,7 +277,7 @@ class Diffusion(Predicting):
 
     def pin(self, measure: SiteMeasure, rows: int) -> SiteMeasure:
         """Fix the sites that the template fixes."""
-        return measure.pin(self._rows(rows) != self.kernel.mask_id) if self._fixes else measure
+        return measure.pin(self.canvas(rows) != self.kernel.mask_id) if self._fixes else measure
 
     def transition(self, x: Tensor, prediction: Prediction, step: Step, sites: Sites | None) -> SiteMeasure:
         return self.step_with(x, prediction.laws(), step, sites)
@@ -262,7 +289,7 @@ class Diffusion(Predicting):
 def predict_all(
     models: Sequence[Diffusion],
     x: Tensor,
-    t: Time,
+    query: Query,
     before: Prediction | None,
     news: NewRows | None = None,
     computed: tuple[CategoricalStore, ...] = (),
@@ -272,26 +299,36 @@ def predict_all(
     `news`, and `computed`, the stores of the first models for them.
     """
     before = before if before is not None and before.stores else None
+    query = located(models, query, x)
     if news is None:
-        news = distinct_rows(x, changed(x, before), t, models)
+        news = distinct_rows(x, changed(x, before), query, models)
     stores = computed
     if len(news.distinct):
-        rows, time = x[news.distinct], t[news.distinct] if isinstance(t, Tensor) else t
+        rows, at = x[news.distinct], query.take(news.distinct)
         known = [None] * len(models) if before is None else before.stores
         rest = list(zip(models, known, strict=True))[len(computed) :]
-        stores = (*computed, *(model.run_denoiser(rows, time, store) for model, store in rest))
+        stores = (*computed, *(model.run_denoiser(rows, at, store) for model, store in rest))
     for model in models:
         model.meter.count(len(news.distinct), len(x))
     return updated(x, news, stores, before)
 
 
-def distinct_rows(x: Tensor, new: Tensor, t: Time, models: Sequence[Diffusion]) -> NewRows:
-    """The distinct states among the particles `new`. Finding them synchronises with the device, so this is done only if
-    the first model shares rows."""
-    clocks = isinstance(t, Tensor) and not all(model.ignores_time for model in models)
+def located(models: Sequence[Diffusion], t: Time | Query, x: Tensor) -> Query:
+    """A query that knows the population of each of the particles x in order, if contexts differ between populations."""
+    query = as_query(t)
+    if query.of is not None or all(len(part) == 1 for model in models for part in model.conditions):
+        return query
+    return Query(query.t, population_of(x, max(model.populations for model in models)))
+
+
+def distinct_rows(x: Tensor, new: Tensor, query: Query, models: Sequence[Diffusion]) -> NewRows:
+    """The distinct states among the particles `new`, apart where contexts differ. Finding them synchronises with the
+    device, so this is done only if the first model shares rows."""
+    clocks = isinstance(query.t, Tensor) and not all(model.ignores_time for model in models)
     if clocks or not len(new) or not models[0].shares:
         return all_distinct(new)
-    first, which = distinct(x[new])
+    states = x[new] if query.of is None else torch.cat([x, query.of.unsqueeze(-1)], -1)[new]
+    first, which = distinct(states)
     return NewRows(new, new[first], which)
 
 

@@ -16,8 +16,9 @@ from torch import Generator, Tensor
 
 from tokensteer.core.kernels.jumps import TauLeap
 from tokensteer.core.kernels.masked import Ancestral
+from tokensteer.core.models.context import Query
 from tokensteer.core.models.denoiser import Timeless
-from tokensteer.core.models.diffusion import Model
+from tokensteer.core.models.diffusion import Model, located
 from tokensteer.core.numerics.draws import inverse_cdf, uniforms
 from tokensteer.core.particles.resampling import weights
 
@@ -78,9 +79,7 @@ class ForwardPaths:
 
     def free(self, rows: int) -> Tensor:
         """The sites that the template does not fix, for each of `rows` sequences."""
-        template = self.model.base.template
-        canvas = template.view(-1, template.shape[-1]).repeat_interleave(rows // self.model.populations, 0)
-        return canvas == self.model.kernel.mask_id
+        return self.model.base.canvas(rows) == self.model.kernel.mask_id
 
     def draw(self, x: Tensor, generator: Generator | None) -> Tensor:
         """A path to each of the clean sequences x (B, L), (T + 1, B, L)."""
@@ -127,7 +126,9 @@ class ForwardPaths:
             read = opened.any(-1).flatten()
             read[0] = True
             states = here.flatten(0, 1)
-            prediction = model.predict(states[read], group[0].t)
+            query = located(model.networks, group[0].t, here[0])
+            of = None if query.of is None else query.of.repeat(len(group))
+            prediction = model.predict(states[read], Query(query.t, of).take(read))
             whole = replace(prediction.take(torch.where(read, read.cumsum(0) - 1, 0)), x=states)
             for k, step in enumerate(group):
                 log_p = model.log_prob(there[k], here[k], whole.take(k * rows + every), step, None)

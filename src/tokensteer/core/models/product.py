@@ -26,6 +26,7 @@ from tokensteer.core.kernels.masked import Ancestral
 from tokensteer.core.kernels.measure import Reveal, SiteMeasure, Table
 from tokensteer.core.kernels.noise import Interpolating
 from tokensteer.core.kernels.ranked import Ranked
+from tokensteer.core.models.context import Query
 from tokensteer.core.models.diffusion import Diffusion, Model, predict_all
 from tokensteer.core.models.prediction import Prediction
 from tokensteer.core.numerics.domains import check_number
@@ -67,7 +68,7 @@ def _times(power: float, log_p: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Product(Model):
-    """prod_k p_k^a_k, for models that differ in their denoisers only; powers may be negative.
+    """prod_k p_k^a_k, for models that differ in their denoisers or contexts only; powers may be negative.
 
     A token has no mass where a model with a positive power gives none. With remasking, c^l counts again each time a
     site is masked and reopened. `correct_remasking` undoes that: newly opened sites are evaluated given the sites open
@@ -101,8 +102,11 @@ class Product(Model):
             if not same:
                 raise ValueError(
                     f"Product: model {k} differs from model 0 in kernel, steps, vocabulary or template; only the "
-                    "denoisers may differ: make it with dataclasses.replace(model_0, denoiser=...)"
+                    "denoisers and contexts may differ: make it with dataclasses.replace(model_0, denoiser=...)"
                 )
+        counts = {model.populations for model in self.models if model.populations > 1}
+        if len(counts) > 1:
+            raise ValueError(f"Product: contexts of {sorted(counts)} rows: give each model one row, or equally many")
         for k, power in enumerate(self.powers):
             check_number(f"Product: powers[{k}]", power)
         check_number("Product: the first power", self.powers[0], "(0, inf)", "put a model of positive power first")
@@ -126,6 +130,10 @@ class Product(Model):
     @property
     def networks(self) -> Sequence[Diffusion]:
         return self.models
+
+    @property
+    def populations(self) -> int:
+        return max(model.populations for model in self.models)
 
     def combined(self, prediction: Prediction) -> SiteDistributions:
         mask_id = self.kernel.mask_id
@@ -165,7 +173,7 @@ class Product(Model):
         remasked = (x != self.kernel.mask_id) & (y == self.kernel.mask_id)
         common = x.masked_fill(remasked, self.kernel.mask_id)
         # The time is the same, so unchanged rows are reused.
-        prediction = predict_all(self.models, common, step.t, prediction)
+        prediction = predict_all(self.models, common, Query(step.t), prediction)
         given_common = self.transition(common, prediction, step, sites)
         assert isinstance(given_common, Reveal), "only masked processes remask"
         log_c = given_common.log_x0.mass(remasked)

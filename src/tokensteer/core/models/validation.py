@@ -12,6 +12,7 @@ from tokensteer.core.categorical.forms import Categorical
 from tokensteer.core.categorical.sites import by_site
 from tokensteer.core.kernels.kernel import NO_MASK, Clocked, Kernel
 from tokensteer.core.kernels.noise import MaskNoise, noise_of
+from tokensteer.core.models.context import Context, context_rows
 from tokensteer.core.models.denoiser import Denoiser, FromHidden, FromLogits, Structured, ignores_time
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.particles.path import Step
@@ -21,23 +22,33 @@ BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def check_denoiser(
-    denoiser: Denoiser, kernel: Kernel, steps: Sequence[Step], template: Tensor, x: Tensor, *, kept: bool
+    denoiser: Denoiser,
+    kernel: Kernel,
+    steps: Sequence[Step],
+    template: Tensor,
+    x: Tensor,
+    context: Context = (),
+    *,
+    kept: bool,
 ) -> tuple[int, torch.dtype]:
     """The vocabulary size and the precision of a denoiser, checked at the start x (1, L) and at a half-open state.
 
     `kept`: predictions are stored and read again later, so the network must not reuse their memory.
     """
     _check_mode(denoiser)
-    log_x0 = _predict(denoiser, kernel, template, x, steps[0].t)
+    first = tuple(part[:1] for part in context)
+    log_x0 = _predict(denoiser, kernel, template, x, steps[0].t, first)
     likeliest, vocab_size, dtype = log_x0.argmax(-1), log_x0.shape[-1], log_x0.dtype
     del log_x0  # it is large
     half_open = halfway(x, kernel.mask_id, lambda where: likeliest[where])
-    _predict(denoiser, kernel, template, half_open, steps[len(steps) // 2].t)
+    _predict(denoiser, kernel, template, half_open, steps[len(steps) // 2].t, first)
     if kept:
-        _check_memory(denoiser, kernel, x, half_open, likeliest, steps[0].t)
-    _check_timeless(denoiser, half_open, steps)
+        _check_memory(denoiser, kernel, x, half_open, likeliest, steps[0].t, first)
+    _check_timeless(denoiser, half_open, steps, first)
     if isinstance(kernel, Clocked):
-        _check_times(denoiser, half_open, dtype)
+        _check_times(denoiser, half_open, dtype, first)
+    if context and len(context[0]) > 1:
+        _check_contexts(denoiser, half_open, steps[0].t, context)
     return vocab_size, dtype
 
 
@@ -82,18 +93,20 @@ def check_log_probs(log_x0: Tensor, x: Tensor, kernel: Kernel, tolerance: float 
         )
 
 
-def _predict(denoiser: Denoiser, kernel: Kernel, template: Tensor, x: Tensor, t: float) -> Tensor:
+def _predict(denoiser: Denoiser, kernel: Kernel, template: Tensor, x: Tensor, t: float, context: Context) -> Tensor:
     """log p(x_0 | x_t) for one row, (1, L, V), checked."""
     length = x.shape[1]
 
     def call(x: Tensor) -> Tensor:
         try:
-            return denoiser(x, t)
+            return denoiser(x, t, *context)
         except Exception as error:
+            more = ", context" if context else ""
             raise ValueError(
                 f"the denoiser fails on a template of length {length}: {error}. If the model is shorter than that, "
                 "shorten the template. A network that takes no time is wrapped as from_logits(network, mask_id, "
-                "ignores_time=True), and called as network(x); without the flag it is called as network(x, t)"
+                f"ignores_time=True), and called as network(x{more}); without the flag it is called as "
+                f"network(x, t{more})"
             ) from error
 
     with torch.no_grad():
@@ -134,13 +147,15 @@ def _check_mode(denoiser: Denoiser) -> None:
 
 
 @torch.no_grad()
-def _check_memory(denoiser: Denoiser, kernel: Kernel, x: Tensor, other: Tensor, tokens: Tensor, t: float) -> None:
+def _check_memory(
+    denoiser: Denoiser, kernel: Kernel, x: Tensor, other: Tensor, tokens: Tensor, t: float, context: Context
+) -> None:
     """The prediction at x (1, L), read at `tokens` (1, L), is unchanged after a call at another state."""
 
     def predict(x: Tensor) -> Categorical:
         if isinstance(denoiser, Structured) and kernel.mask_id != NO_MASK:
-            return denoiser.laws(x, t)
-        return by_site(denoiser(x, t)).store
+            return denoiser.laws(x, t, *context)
+        return by_site(denoiser(x, t, *context)).store
 
     prediction, sites = predict(x), torch.arange(x.shape[1], device=x.device)
     before = prediction.entries(sites, tokens[0])
@@ -153,12 +168,12 @@ def _check_memory(denoiser: Denoiser, kernel: Kernel, x: Tensor, other: Tensor, 
 
 
 @torch.no_grad()
-def _check_timeless(denoiser: Denoiser, x: Tensor, steps: Sequence[Step]) -> None:
+def _check_timeless(denoiser: Denoiser, x: Tensor, steps: Sequence[Step], context: Context) -> None:
     """A denoiser with ignores_time = True does ignore the time; `from_logits` and `from_hidden` ensure it."""
     if isinstance(denoiser, FromLogits | FromHidden) or not ignores_time(denoiser):
         return
     times = steps[0].t, steps[len(steps) // 2].t
-    early, late = (denoiser(x, t).exp() for t in times)
+    early, late = (denoiser(x, t, *context).exp() for t in times)
     if not torch.allclose(early, late, atol=1e-3, equal_nan=True):
         raise ValueError(
             f"the denoiser declares that it ignores the time, and its outputs at t = {times[0]:.3g} and "
@@ -167,12 +182,13 @@ def _check_timeless(denoiser: Denoiser, x: Tensor, steps: Sequence[Step]) -> Non
 
 
 @torch.no_grad()
-def _check_times(denoiser: Denoiser, x: Tensor, dtype: torch.dtype) -> None:
+def _check_times(denoiser: Denoiser, x: Tensor, dtype: torch.dtype, context: Context) -> None:
     """Two rows at two times in one call give what two calls give."""
     times = (0.75, 0.25)
-    apart = torch.cat([denoiser(x, t) for t in times])
+    apart = torch.cat([denoiser(x, t, *context) for t in times])
     try:
-        together = denoiser(x.repeat(2, 1), torch.tensor(times, dtype=dtype, device=x.device))
+        both = context_rows(context, None, 2)
+        together = denoiser(x.repeat(2, 1), torch.tensor(times, dtype=dtype, device=x.device), *both)
     except Exception as error:
         raise ValueError(
             f"the denoiser fails with a time for each row, t of shape (P,): {error}. Each particle has its own time "
@@ -182,4 +198,16 @@ def _check_times(denoiser: Denoiser, x: Tensor, dtype: torch.dtype) -> None:
         raise ValueError(
             "the denoiser is wrong with a time for each row, t of shape (P,): row i must be predicted as with t[i] "
             "alone. Is t broadcast along the wrong axis? Use t.view(-1, 1, 1)"
+        )
+
+
+@torch.no_grad()
+def _check_contexts(denoiser: Denoiser, x: Tensor, t: float, context: Context) -> None:
+    """Two rows with two contexts in one call give what two calls give."""
+    apart = torch.cat([denoiser(x, t, *(part[k : k + 1] for part in context)) for k in range(2)])
+    together = denoiser(x.repeat(2, 1), t, *(part[:2] for part in context))
+    if together.shape != apart.shape or not torch.allclose(together.exp(), apart.exp(), atol=1e-3, equal_nan=True):
+        raise ValueError(
+            "the denoiser is wrong with a context for each row: row i must be predicted as with context[i] alone. Is "
+            "the context broadcast along the wrong axis, or read from the first row only?"
         )

@@ -12,7 +12,7 @@ from tokensteer.core.categorical.product import between, normalise_each
 from tokensteer.core.categorical.sites import SiteDistributions, by_site
 from tokensteer.core.kernels.measure import SiteMeasure
 from tokensteer.core.models.denoiser import Denoiser, check_head
-from tokensteer.core.models.diffusion import Model, clock
+from tokensteer.core.models.diffusion import Model, clock, located
 from tokensteer.core.models.prediction import Prediction, stored_prediction
 from tokensteer.core.numerics.batching import Meter
 from tokensteer.core.numerics.domains import check_number
@@ -50,7 +50,8 @@ class Amortised(SiteProposal):
             log_x0 = evaluation.proposed.laws()
         else:
             self.meter.count(len(x))
-            log_x0 = self.denoiser(x, clock(model, evaluation.memory, step.t))
+            query = located(model.networks, clock(model, evaluation.memory, step.t), x)
+            log_x0 = self.denoiser(x, query.t, *model.base.given(query, len(x)))
         if self.scale != 1.0:
             p = model.clean(stored_prediction(evaluation))
             log_x0 = normalise_each(between(p, by_site(log_x0), self.scale), model.kernel.mask_id)

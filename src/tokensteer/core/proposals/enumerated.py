@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tokensteer.core.kernels.measure import Listed
-from tokensteer.core.models.diffusion import Model
+from tokensteer.core.models.context import Query
+from tokensteer.core.models.diffusion import Model, located
 from tokensteer.core.models.prediction import stored_prediction
 from tokensteer.core.numerics.domains import check_whole
 from tokensteer.core.numerics.draws import NEVER
@@ -36,18 +37,22 @@ class Enumerated(Proposal):
         prediction = stored_prediction(evaluation)
         sites = chosen(x, model.clean(prediction), evaluation, step, model)
         p = model.transition(x, prediction, step, sites)
-        # Particles of equal x may still differ in their fixed sites, their ramp, and the kernel's memory.
+        # Particles of equal x may still differ in their fixed sites, ramp and context, and the kernel's memory.
         aim = torch.zeros_like(x[:, 0]) if twist is None else twist.aim(step.s, evaluation)
         reach = same_rows((p.dense().log_p > NEVER).flatten(1).long())
-        first, row = distinct(torch.cat([x, torch.stack([reach, same_rows(aim.unsqueeze(-1))], -1)], -1))
+        of = located(model.networks, step.s, x).of
+        population = torch.zeros_like(x[:, 0]) if of is None else of
+        first, row = distinct(torch.cat([x, torch.stack([reach, same_rows(aim.unsqueeze(-1)), population], -1)], -1))
         if evaluation.memory is not None:
             first = row = torch.arange(len(x), device=x.device)
         owner, candidates = _at_least_one(*p.take(first).support(self.limit), x[first], model.kernel.mask_id)
         log_p = log_q = p.take(first[owner]).log_prob(candidates)
         of_tilt = twist is not None and (twist.log_lookahead is not None or not twist.idle(step.s, evaluation))
         if of_tilt or (model.looks_ahead and step.s > 0):
-            once, which = distinct(candidates)
-            r, log_lookahead = reward_ahead(candidates[once], step.s, model, twist)
+            population = population[first[owner]]
+            once, which = distinct(torch.cat([candidates, population.unsqueeze(-1)], -1))
+            owners = None if of is None else population[once]
+            r, log_lookahead = reward_ahead(candidates[once], step.s, model, twist, owners)
             log_q = log_q + (aim[first[owner]] * r[which] + log_lookahead[which]).to(log_q)
         lengths = torch.bincount(owner, minlength=len(first))
         mass = log_sum_runs(log_q, lengths)
@@ -69,8 +74,11 @@ def _at_least_one(owner: Tensor, candidates: Tensor, x: Tensor, mask_id: int) ->
     return order.values, torch.cat([candidates, somewhere])[order.indices]
 
 
-def reward_ahead(x: Tensor, t: float, model: Model, twist: Tilt | None) -> tuple[Tensor, Tensor]:
-    """r_hat(x) and the log-lookahead, (P,), for a twist that x alone determines; masks may be left at t = 0."""
+def reward_ahead(
+    x: Tensor, t: float, model: Model, twist: Tilt | None, of: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """r_hat(x) and the log-lookahead, (P,), for a twist that x alone determines; masks may be left at t = 0. `of` is
+    the population of each row, where contexts differ."""
     if twist is not None and (twist.estimator.random or not twist.potential.memoryless):
         raise ValueError(
             "Enumerated needs a log-twist that x_s alone determines: use an estimator that is not random, such as "
@@ -82,7 +90,7 @@ def reward_ahead(x: Tensor, t: float, model: Model, twist: Tilt | None) -> tuple
         r[clean] = twist.exact(x[clean])
     if not clean.all():
         noisy = x[~clean]
-        prediction = model.predict(noisy, t)
+        prediction = model.predict(noisy, Query(t, of).take(~clean))
         if model.looks_ahead and t > 0:
             log_lookahead[~clean] = model.log_lookahead(prediction)
         if twist is not None:

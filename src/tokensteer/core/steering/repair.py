@@ -147,7 +147,7 @@ def _checked(x: Tensor, model: Model) -> Tensor:
             f"repair: ids must lie in [0, {model.vocab_size}), got {int(x.min())} to {int(x.max())}: encode x by the "
             "model's own tokenizer"
         )
-    canvas = model.base.template.view(-1, length).repeat_interleave(len(x) // model.populations, 0)
+    canvas = model.base.canvas(len(x))
     differs = (canvas != mask_id) & (canvas != x)
     if differs.any():
         row, site = (int(i) for i in differs.nonzero()[0])

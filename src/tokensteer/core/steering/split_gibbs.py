@@ -101,8 +101,7 @@ def _noised(
     assert isinstance(kernel, Interpolating)
     row, like = torch.arange(len(z), device=z.device), torch.zeros((), dtype=model.dtype, device=z.device)
     law, alpha = kernel.law(like), kernel.schedule.alpha(t)
-    canvas = model.template.view(-1, z.shape[1])
-    free = (canvas == NO_MASK).repeat_interleave(len(z) // len(canvas), 0)
+    free = model.canvas(len(z)) == NO_MASK
     log_r = tilt.scale(0.0) * tilt.exact(z)
 
     def log_q(letter: Tensor, clean: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
 from tokensteer.core.categorical.forms import CategoricalStore, LogProbs, StoreBuffer
+from tokensteer.core.models.context import Query
 from tokensteer.core.models.denoiser import Time
-from tokensteer.core.models.diffusion import Diffusion, Model, distinct_rows, predict_all
+from tokensteer.core.models.diffusion import Diffusion, Model, distinct_rows, located, predict_all
 from tokensteer.core.models.prediction import Prediction, all_distinct, changed, updated
 from tokensteer.core.numerics.batching import ran_out
 from tokensteer.core.numerics.draws import uniforms_at
@@ -46,15 +47,16 @@ def predict_with_gradient(
     """
     new, length = changed(x, before, gradient_before), x.shape[1]
     # Equal states share their gradient only if it is not random: independent noise averages out, shared noise does not.
-    news = all_distinct(new) if twist.estimator.random else distinct_rows(x, new, time, model.networks)
+    query = located(model.networks, time, x)
+    news = all_distinct(new) if twist.estimator.random else distinct_rows(x, new, query, model.networks)
     if gradient_before is not None and not len(new):
         nothing = torch.zeros(0, dtype=torch.float64, device=x.device)
-        return predict_all(model.networks, x, time, before, news), gradient_before, Fresh(new, nothing)
+        return predict_all(model.networks, x, query, before, news), gradient_before, Fresh(new, nothing)
     # A guess of bytes a row: activations kept for the backward pass, or with one-hots all (L, V) tables.
     embeds = takes_embeddings(model, twist)
     per_row = 4 * length * model.vocab_size * (2 if embeds else 8 + 6 * twist.draws)
     states = x[news.distinct]
-    times = time[news.distinct] if isinstance(time, Tensor) else time
+    queries = query.take(news.distinct)
     predicted, gradients = StoreBuffer(states.numel()), StoreBuffer(states.numel())
     noise = None
     if isinstance(twist.estimator, Sampled | Relaxed) and twist.estimator.random:
@@ -62,9 +64,8 @@ def predict_with_gradient(
         noise = uniforms_at(hidden_sites(states, model.kernel.mask_id), twist.draws, generator)
 
     def differentiate(rows: slice) -> Tensor:
-        when = times[rows] if isinstance(times, Tensor) else times
         drawn = None if noise is None else noise[rows]
-        store, estimate, gradient = _differentiate(model, twist, states[rows], t, when, drawn, generator)
+        store, estimate, gradient = _differentiate(model, twist, states[rows], t, queries.take(rows), drawn, generator)
         predicted.put(rows.start * length, store, states[rows].numel())
         gradients.put(rows.start * length, gradient, states[rows].numel())
         return estimate
@@ -72,30 +73,30 @@ def predict_with_gradient(
     estimates = model.base.chunks.stretches(differentiate, len(states), per_row, x.device, generator)
     if embeds:  # otherwise `Tilt.exact` counts them
         twist.meter.count(twist.draws * len(states))
-    prediction = predict_all(model.networks, x, time, before, news, (predicted.store,))
+    prediction = predict_all(model.networks, x, query, before, news, (predicted.store,))
     gradient = updated(x, news, (gradients.store,), gradient_before)
     return prediction, gradient, Fresh(new, torch.cat(estimates)[news.which])
 
 
 def _differentiate(
-    model: Model, twist: Tilt, x: Tensor, t: float, time: Time, noise: Tensor | None, generator: Generator | None
+    model: Model, twist: Tilt, x: Tensor, t: float, query: Query, noise: Tensor | None, generator: Generator | None
 ) -> tuple[CategoricalStore, Tensor, CategoricalStore]:
     """The prediction, the estimate of the reward and its gradient in x_t."""
     if isinstance(model, Diffusion) and takes_embeddings(model, twist):
         movable = (x == model.kernel.mask_id) | any(model.kernel.remasks(step) for step in model.steps)
-        return straight_through(model, twist, x, t, movable, generator, noise)
+        return straight_through(model, twist, x, t, movable, generator, noise, model.given(query, len(x)))
     with torch.inference_mode(False), torch.enable_grad():
         one_hots = one_hot(x, model.vocab_size).to(model.dtype).requires_grad_()
-        log_x0 = _relaxed(model, one_hots, time)
+        log_x0 = _relaxed(model, one_hots, query)
         estimate = twist.estimate(NoisyState(one_hots, log_x0, t, model.kernel.mask_id, noise), generator)
         gradient = LogProbs(_gradient(estimate, one_hots).flatten(0, 1).contiguous())
         return LogProbs(log_x0.detach().flatten(0, 1).contiguous()), estimate.detach(), gradient
 
 
-def _relaxed(model: Model, x: Tensor, t: Time) -> Tensor:
+def _relaxed(model: Model, x: Tensor, query: Query) -> Tensor:
     """The prediction from one-hots (P, L, V)."""
     try:
-        return model.relaxed(x, t)
+        return model.relaxed(x, query)
     except (RuntimeError, TypeError, IndexError) as error:
         if ran_out(error):
             raise

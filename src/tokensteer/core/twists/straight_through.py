@@ -17,6 +17,7 @@ from tokensteer.core.categorical.forms import CategoricalStore
 from tokensteer.core.categorical.gradient_tilt import LowRankGradient, softmax_slope
 from tokensteer.core.categorical.sites import SiteDistributions
 from tokensteer.core.kernels.kernel import NO_MASK
+from tokensteer.core.models.context import Context
 from tokensteer.core.models.denoiser import Embedded, FromHidden, FromLogits
 from tokensteer.core.models.diffusion import Diffusion, Model
 from tokensteer.core.numerics.capture import capturing
@@ -50,15 +51,17 @@ def straight_through(
     where: Tensor,
     generator: Generator | None,
     noise: Tensor | None = None,
+    context: Context = (),
 ) -> tuple[CategoricalStore, Tensor, LowRankGradient]:
-    """The prediction at x (P, L), the estimate (P,), its gradient at sites `where` (P, L); `noise` as in NoisyState."""
+    """The prediction at x (P, L), the estimate (P,), its gradient at sites `where` (P, L); `noise` as in NoisyState,
+    `context` of each row."""
     parts = _parts(model, tilt)
     assert parts is not None, "see takes_embeddings"
     denoiser, network, reward, estimator = parts
     mask_id, sites = model.kernel.mask_id, _Sites(where)
     with torch.inference_mode(False), torch.enable_grad():
         embedded = network.embedding.detach()[x].requires_grad_()
-        answer = network.of_embeddings(embedded)
+        answer = network.of_embeddings(embedded, *context)
     store = denoiser.kept(answer.detach())
     index = torch.arange(x.numel(), device=x.device).view_as(x)
     x0 = estimator.clean(tilt, NoisyState(x, SiteDistributions(store, index), t, mask_id, noise), generator)

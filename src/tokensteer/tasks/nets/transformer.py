@@ -93,7 +93,7 @@ class Transformer(nn.Module):
 
 class Trunk(nn.Module):
     """A transformer without time and without its head: hidden states (P, L, H) of ids, one-hots or embeddings, which
-    make gradients over a large vocabulary cheap (`core.models.denoiser.Embedded`)."""
+    make gradients over a large vocabulary cheap (`core.models.denoiser.Embedded`). A context is the label."""
 
     def __init__(self, net: Transformer) -> None:
         super().__init__()
@@ -103,8 +103,8 @@ class Trunk(nn.Module):
     def embedding(self) -> Tensor:
         return self.net.tokens.weight
 
-    def of_embeddings(self, embedded: Tensor) -> Tensor:
-        return self.net.within(embedded)
+    def of_embeddings(self, embedded: Tensor, *context: Tensor) -> Tensor:
+        return self.net.within(embedded, None, *context)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net.hidden(x)
+    def forward(self, x: Tensor, *context: Tensor) -> Tensor:
+        return self.net.hidden(x, None, *context)

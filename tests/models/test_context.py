@@ -1,0 +1,176 @@
+"""Conditions of a model by population: labels that the denoiser takes as an argument, against enumeration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tokensteer as ts
+from tokensteer.core.kernels.masked import Cap
+from tokensteer.core.models.forward import ForwardPaths
+from tokensteer.testing import enumerate_steering
+
+SITES, CODES, CLASSES, MASK = 2, 4, 3, 4
+NO_CLASS = CLASSES
+
+
+class Net(nn.Module):
+    """Logits of a small random network that takes ids or one-hots and a label for each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+
+        def table(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(*shape, generator=generator, dtype=torch.float64), requires_grad=False)
+
+        self.tokens, self.labels = table(SITES, CODES + 1, 8), table(CLASSES + 1, 8)
+        self.head = table(SITES, 8, CODES + 1)
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        one_hots = x if x.is_floating_point() else nn.functional.one_hot(x, CODES + 1).double()
+        h = torch.einsum("plv,lvh->ph", one_hots, self.tokens) + self.labels[label]
+        return torch.einsum("ph,lhv->plv", h.tanh(), self.head)
+
+
+NET = Net()
+
+
+def model(*labels: int, **options) -> ts.Diffusion:
+    denoiser = ts.from_logits(NET, MASK, ignores_time=True)
+    canvas = ts.template(SITES, MASK)
+    kernel = options.pop("kernel", ts.Ancestral(MASK))
+    return ts.Diffusion(denoiser, kernel, ts.uniform_steps(4), canvas, context=torch.tensor(labels), **options)
+
+
+def reward(x: Tensor) -> Tensor:
+    one_hots = x if x.is_floating_point() else nn.functional.one_hot(x, CODES + 1).double()
+    worth = torch.tensor([[0.0, 1.0, -1.0, 0.5, 0.0], [1.0, -0.5, 0.0, 0.3, 0.0]], dtype=torch.float64)
+    return (one_hots * worth).sum((-2, -1))
+
+
+TILT = ts.Tilt(reward, 0.5, draws=4, differentiable=True)
+
+
+def guided(*labels: int, scale: float = 1.5, **options) -> ts.Product:
+    conditional = model(*labels, **options)
+    return ts.guided(conditional, replace(conditional, context=torch.tensor([NO_CLASS])), scale)
+
+
+MAKERS = {
+    "model": lambda labels, **o: ts.Steering(model(*labels, **o), TILT),
+    "gradient": lambda labels, **o: ts.Steering(model(*labels, **o), TILT, ts.Gradient(clip=1.0)),
+    "enumerated": lambda labels, **o: ts.Steering(
+        model(*labels, **o), replace(TILT, estimator=ts.Exact()), ts.Enumerated()
+    ),
+    "learned": lambda labels, **o: ts.Steering(
+        model(*labels, **o), TILT, ts.Amortised(ts.from_logits(NET, MASK, ignores_time=True))
+    ),
+    "guided": lambda labels, **o: ts.Steering(guided(*labels, **o), None, ts.Guided()),
+    "guided and tilted": lambda labels, **o: ts.Steering(guided(*labels, **o), TILT, ts.Guided()),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("sharing", [True, False])
+def test_each_population_has_the_target_of_its_label(name: str, sharing: bool):
+    """Z of each class by 40 populations of it, within four standard errors of enumeration."""
+    labels, each, particles = (2, 0, 1), 40, 16
+    steering = MAKERS[name](labels, sharing=sharing)
+    assert steering.model.populations == CLASSES
+    result = ts.smc(steering, particles, CLASSES * each, generator=torch.Generator().manual_seed(1))
+    for label, log_z in zip(labels, result.log_z.view(CLASSES, each), strict=True):
+        exact = enumerate_steering(MAKERS[name]((label,))).log_z
+        ratio = (log_z - exact).exp()
+        assert abs(float(ratio.mean()) - 1) < 4 * float(ratio.std()) / each**0.5 + 1e-9, (name, label)
+
+
+def test_labels_make_different_targets():
+    found = [enumerate_steering(ts.Steering(model(label), TILT)).log_z for label in range(CLASSES)]
+    assert max(found) - min(found) > 0.1
+
+
+def test_predictions_are_those_of_one_label_each():
+    labels = (0, 1, 2)
+    canvas = ts.template(SITES, MASK).repeat(CLASSES, 1)
+    together = replace(model(*labels), template=canvas)
+    x = torch.tensor([[MASK, MASK], [MASK, 1], [2, MASK]])
+    prediction = together.predict(x, 0.5)
+    for k, label in enumerate(labels):
+        alone = model(label).predict(x[k : k + 1], 0.5)
+        assert torch.equal(prediction.take(torch.tensor([k])).laws().dense(), alone.laws().dense())
+
+
+def test_equal_states_of_different_labels_are_not_shared():
+    x = torch.full((2 * CLASSES, SITES), MASK)
+    several = model(0, 1, 2, sharing=True)
+    before = several.meter.rows
+    several.predict(x, 0.5)
+    assert several.meter.rows - before == CLASSES
+
+
+def test_moves_and_repair_keep_the_label():
+    """Forward paths predict rows of several steps at once."""
+    labels = (0, 1)
+    x = torch.tensor([[0, 1], [0, 1]])
+    paths = ForwardPaths.of(model(*labels))
+    path = paths.draw(x, torch.Generator().manual_seed(0))
+    together = paths.log_ratios(path)
+    for k, label in enumerate(labels):
+        alone = ForwardPaths.of(model(label)).log_ratios(path[:, k : k + 1])
+        assert torch.allclose(together[:, k : k + 1], alone)
+
+
+@pytest.mark.parametrize(
+    ("context", "says"),
+    [
+        (torch.tensor(3), "one row for each population"),
+        ([torch.zeros(2), torch.zeros(3)], "one row for each population"),
+        (["cat"], "one row for each population"),
+    ],
+)
+def test_a_context_that_cannot_be_is_refused(context, says):
+    with pytest.raises(ValueError, match=says):
+        replace(model(0), context=context)
+
+
+def test_templates_and_contexts_come_in_equal_numbers():
+    with pytest.raises(ValueError, match="2 templates and contexts of 3 rows"):
+        replace(model(0, 1, 2), template=ts.template(SITES, MASK).repeat(2, 1))
+    with pytest.raises(ValueError, match=r"contexts of \[2, 3\] rows"):
+        ts.Product((model(0, 1), model(0, 1, 2)), (1.0, 0.5))
+
+
+def test_a_network_that_reads_the_first_label_for_all_is_found():
+    def first_only(x: Tensor, label: Tensor) -> Tensor:
+        return NET(x, label[:1].expand(len(x)))
+
+    denoiser = ts.from_logits(first_only, MASK, ignores_time=True)
+    with pytest.raises(ValueError, match="wrong with a context for each row"):
+        replace(model(0, 1), denoiser=denoiser)
+
+
+def test_particles_that_no_context_divides_are_refused():
+    with pytest.raises(ValueError, match="2 populations were asked for"):
+        ts.smc(ts.Steering(model(0, 1, 2), TILT), 4, 2)
+
+
+@pytest.mark.parametrize("powers", [(1.5, -0.5), (1.0, 0.5)])
+def test_remasking_is_corrected_for_each_label(powers):
+    """`Product.log_prob` predicts again where sites are masked anew."""
+    kernel = ts.Ancestral(MASK, sigma=Cap(0.3))
+    for labels in product(range(CLASSES), repeat=2):
+        conditional = model(*labels, kernel=kernel)
+        other = replace(conditional, context=torch.tensor([NO_CLASS]))
+        both = ts.Product((conditional, other), powers)
+        x, y = torch.tensor([[0, MASK]] * 2), torch.tensor([[MASK, 1]] * 2)
+        step = both.steps[1]
+        found = both.log_prob(y, x, both.predict(x, step.t), step, None)
+        for k, label in enumerate(labels):
+            one = replace(conditional, context=torch.tensor([label]))
+            alone = ts.Product((one, other), powers)
+            assert torch.allclose(found[k], alone.log_prob(y[:1], x[:1], alone.predict(x[:1], step.t), step, None)[0])
