@@ -31,8 +31,8 @@ PERCEPTUAL = 1.0
 """The weight of LPIPS beside the mean difference of pixels from -1 to 1."""
 ADVERSARIAL = 0.4
 """The gradient of the discriminator as a share of that of the other terms."""
-ALONE = 1 / 3
-"""The share of the training without a discriminator."""
+ALONE, RISE = 1 / 3, 0.05
+"""The shares of the training without a discriminator, and over which it comes in."""
 
 
 class PatchDiscriminator(nn.Module):
@@ -131,7 +131,8 @@ class TokeniserTraining(Trainee):
                 fooled = -self.judge.net(image).float().mean()
             (other,) = torch.autograd.grad(fooled, image)
             ratio = slope.square().sum() / other.square().sum().clamp(min=1e-24)
-            slope = slope + ADVERSARIAL * ratio.sqrt() * other
+            share = ADVERSARIAL * min(1.0, (done - ALONE) / RISE)
+            slope = slope + share * ratio.sqrt() * other
         torch.autograd.backward(found, slope.to(found.dtype))
         self.learner.learn(rate)
         if self.judge is not None and done >= ALONE:
@@ -144,7 +145,7 @@ class TokeniserTraining(Trainee):
             marks = judge.net(torch.cat([real, made])).float()
         loss = F.relu(1 - marks[: len(real)]).mean() + F.relu(1 + marks[len(real) :]).mean()
         torch.autograd.backward(loss)
-        judge.learn(rate)
+        judge.learn(0.5 * rate)  # it is smaller, and learns faster
         return loss.detach()
 
     def check(self) -> dict[str, float]:

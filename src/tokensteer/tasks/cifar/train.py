@@ -16,7 +16,7 @@ from tokensteer.tasks.cifar import tokeniser as tokenising
 from tokensteer.tasks.cifar.data import Data, Images, data
 from tokensteer.tasks.common import lpips
 from tokensteer.tasks.common.checkpoints import Checkpoints
-from tokensteer.tasks.common.task import check_device, weights_file
+from tokensteer.tasks.common.task import check_device, read_card, weights_file
 from tokensteer.tasks.common.timed_loop import Progress, Stretch, Trainee, run
 from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.nets import FSQ, FSQConfig, GridTransformer, GridTransformerConfig, load, save
@@ -28,6 +28,7 @@ PARTS = ("tokeniser", "denoiser")
 SHARES = {"tokeniser": 0.3, "denoiser": 0.7}
 """Of the minutes, if both parts are trained."""
 SOURCE = "CIFAR-10: 50,000 images of 32 x 32 pixels, trained on with their mirror images"
+_SO_FAR = "quality of this part"  # until all parts are trained: cards with "quality" are those of a finished training
 CHECKED = 2000  # test images of the checks during training
 
 
@@ -60,23 +61,31 @@ class Pieces:
 def train(training: Training, recipe: Recipe = RECIPE) -> dict[str, Any]:
     """Train, store and measure both networks. A killed training continues if it is called with the same options."""
     training.begin()
-    images = data()
-    found: dict[str, Any] = {}
+    images, cards = data(), {part: weights_file(training.out, NAME, part).with_suffix(".json") for part in PARTS}
+    kept = {part: Checkpoints(training.checkpoints, f"{NAME}-{part}") for part in PARTS}
     for part in PARTS:
+        if part == "tokeniser" and cards[part].is_file() and kept["denoiser"].load() is not None:
+            continue  # the denoiser that was begun is of this tokeniser
         minutes = None if training.minutes is None else training.minutes * SHARES[part]
-        card = weights_file(training.out, NAME, part).with_suffix(".json")
-        checkpoints = Checkpoints(training.checkpoints, f"{NAME}-{part}")
-        left = checkpoints.load()
-        if left is None and card.is_file():  # the other part was killed
-            continue
+        left = kept[part].load()
         pieces = Pieces(None if left is None else training.checkpoints, minutes, exact=training.device == "cpu")
         if minutes is not None and left is not None:
             minutes = max(1e-3, minutes - left[1]["seconds"] / 60)
-        found[part] = train_part(part, replace(training, minutes=minutes), pieces, recipe, images)
-    for part in PARTS:
-        Checkpoints(training.checkpoints, f"{NAME}-{part}").remove()
+        train_part(part, replace(training, minutes=minutes), pieces, recipe, images)
+        _rename(cards[part], "quality", _SO_FAR)
+    found = {part: _rename(card, _SO_FAR, "quality") for part, card in cards.items()}
+    for checkpoints in kept.values():
+        checkpoints.remove()
     training.tidy()
     return found
+
+
+def _rename(card: Path, entry: str, name: str) -> Any:
+    """Give an entry of a card another name; returns its value."""
+    entries = read_card(card)
+    value = entries.pop(entry)
+    write_json(card, {**entries, name: value})
+    return value
 
 
 def train_part(
@@ -86,8 +95,9 @@ def train_part(
     if part not in PARTS:
         raise ValueError(f"there is no part {part}: give {' or '.join(PARTS)}")
     check_device(training.device)
-    torch.backends.cudnn.benchmark = True  # the shapes never change
-    torch.set_float32_matmul_precision("high")
+    if torch.device(training.device).type == "cuda":
+        torch.backends.cudnn.benchmark = True  # the shapes never change
+        torch.set_float32_matmul_precision("high")
     training.begin()
     images = data() if images is None else images
     seen = images.train.to(training.device)

@@ -32,10 +32,11 @@ class Learner:
         matrices = {id(layer.weight) for layer in net.modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
         named = {name: p for name, p in net.named_parameters() if p.requires_grad}
         decayed = [name for name, p in named.items() if id(p) in matrices]
-        self._names = decayed + [name for name in named if name not in decayed]  # in the order of the optimiser
+        others = [name for name in named if name not in decayed]
+        self._trained = {name: named[name] for name in decayed + others}  # in the order of the optimiser
         groups: list[dict[str, Any]] = [
             {"params": [named[name] for name in decayed], "weight_decay": plan.weight_decay},
-            {"params": [named[name] for name in self._names[len(decayed) :]], "weight_decay": 0.0},
+            {"params": [named[name] for name in others], "weight_decay": 0.0},
         ]
         self._optimiser = torch.optim.AdamW(groups, plan.rate, betas=betas, fused=next(net.parameters()).is_cuda)
 
@@ -57,8 +58,9 @@ class Learner:
         """All that changes in training but the number of `updates`."""
         net, average = changing(self.net), changing(self.average)
         moments: dict[int, dict[str, Tensor]] = self._optimiser.state_dict()["state"]
-        first = {self._names[index]: state["exp_avg"] for index, state in moments.items()}
-        second = {self._names[index]: state["exp_avg_sq"] for index, state in moments.items()}
+        names = list(self._trained)
+        first = {names[index]: state["exp_avg"] for index, state in moments.items()}
+        second = {names[index]: state["exp_avg_sq"] for index, state in moments.items()}
         if compact:
             average = {name: value.bfloat16() if value.dim() > 1 else value for name, value in average.items()}
             net = {name: value - average[name].float() if value.dim() > 1 else value for name, value in net.items()}
@@ -66,6 +68,7 @@ class Learner:
         parts = ((_NET, net), (_AVERAGE, average), (_FIRST, first), (_SECOND, second))
         return {prefix + name: value for prefix, tensors in parts for name, value in tensors.items()}
 
+    @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], compact: bool, updates: int) -> None:
         """Continue from `tensors`. Raises ValueError if they are of another network."""
 
@@ -79,11 +82,15 @@ class Learner:
             net |= {name: net[name] + value for name, value in matrices.items()}
         restore(changing(self.net), net)
         restore(changing(self.average), average)
-        if updates and not set(first) == set(second) == set(self._names):
+        if updates and not set(first) == set(second) == set(self._trained):
             raise ValueError("it holds moments of other names")
         state = {
-            index: {"step": torch.tensor(float(updates)), "exp_avg": first[name], "exp_avg_sq": second[name]}
-            for index, name in enumerate(self._names)
+            index: {
+                "step": torch.tensor(float(updates)),
+                "exp_avg": torch.empty_like(weight).copy_(first[name]),  # the fused AdamW needs the weight's layout
+                "exp_avg_sq": torch.empty_like(weight).copy_(second[name]),
+            }
+            for index, (name, weight) in enumerate(self._trained.items())
             if updates
         }
         self._optimiser.load_state_dict({"state": state, "param_groups": self._optimiser.state_dict()["param_groups"]})

@@ -25,6 +25,7 @@ from tokensteer.train import Plan
 PAUSE = 5.0  # seconds between two lines of progress
 CHECK = 60.0  # seconds between two checks on data that is not trained on
 SAVE = 120.0  # seconds between two checkpoints
+WARM = 300  # steps of warm-up at least, if the clock decides: compiling may take the time of the plan's warm-up
 
 
 class Compiled:
@@ -87,17 +88,18 @@ def run(trainee: Trainee, plan: Plan, generator: Generator, name: str, stretch: 
     progress = Progress() if stretch.resume is None else _resume(trainee, generator, name, stretch.resume)
     before, first = progress.seconds, progress.step
     last = plan.steps if stretch.last_step is None else stretch.last_step
-    end = math.inf
+    end, warm = math.inf, 1
     if stretch.seconds is not None:
         end = before + stretch.seconds
         plan, last = replace(plan, steps=10**9, seconds=stretch.horizon or end), 10**9
-        end = min(end, stretch.horizon or end)
+        end, warm = min(end, stretch.horizon or end), WARM
     start = shown = checked = saved = time.perf_counter()
     losses: list[dict[str, Tensor]] = []
     while progress.step < last and progress.seconds < end:
         done = plan.done(progress.step, progress.seconds)
         try:
-            losses.append(_detached(trainee.step(plan.rate_at(done), done, generator)))
+            rate = plan.rate_at(done) * min(1.0, (progress.step + 1) / warm)
+            losses.append(_detached(trainee.step(rate, done, generator)))
         except Exception as error:
             if progress.step > first or not trainee.compiled:
                 raise

@@ -104,8 +104,13 @@ class GridBlock(nn.Module):
 
     def _mixed(self, h: Tensor, turns: Tensor) -> Tensor:
         q, k, v = self.qkv(h).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        q, k = (rotate(norm(part), turns).to(v.dtype) for norm, part in ((self.norm_q, q), (self.norm_k, k)))
+        q, k = (self._placed(norm, part, turns) for norm, part in ((self.norm_q, q), (self.norm_k, k)))
         return self._dropped(self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)))
+
+    @staticmethod
+    def _placed(norm: nn.RMSNorm, part: Tensor, turns: Tensor) -> Tensor:
+        """Normalised in the precision of the weights and turned, in that of autocast again."""
+        return rotate(norm(part.to(turns.dtype)), turns).to(part.dtype)
 
     def _mlp(self, h: Tensor) -> Tensor:
         return self._dropped(self.down(F.gelu(self.up(h), approximate="tanh")))
