@@ -16,6 +16,7 @@ import torch
 from tokensteer.tasks import nets
 from tokensteer.tasks.cifar import denoiser, tokeniser
 from tokensteer.tasks.cifar import train as cifar
+from tokensteer.tasks.cifar.__main__ import main
 from tokensteer.tasks.cifar.data import Data, Images
 from tokensteer.tasks.common import lpips
 from tokensteer.tasks.common.checkpoints import Checkpoints
@@ -300,3 +301,15 @@ def test_a_pickle_of_anything_but_arrays_is_refused(pickled, tmp_path):
     assert not (tmp_path / "harm").exists()
     with pytest.raises(pickle.UnpicklingError):
         lpips._Arrays(io.BytesIO(pickle.dumps(print))).load()
+
+
+# ---- the command
+
+
+def test_the_command_writes_lpips_and_says_what_is_missing(pickled, tmp_path, capsys):
+    main(["--part", "lpips", "--out", str(tmp_path)])
+    assert (tmp_path / lpips.FILE).is_file()
+    for options, match in ((["--part", "tokeniser"], "npm pack"), (["--part", "judge"], "tokeniser or denoiser")):
+        with pytest.raises(SystemExit):
+            main([*options, "--out", str(tmp_path / "out")])
+        assert match in capsys.readouterr().err

@@ -36,7 +36,7 @@ class Command:
     horizon: float | None = None  # minutes of all runs together, if others follow; the rate falls until then
     resume: Path | None = None  # folder with the checkpoint to continue from
     weights: Path | None = None  # folder of the tokeniser, if it is not --out
-    adversarial: bool = True  # --adversarial False: the tokeniser without a discriminator
+    adversarial: bool = True  # train the tokeniser without a discriminator
     dropout: float = 0.0  # of the denoiser
     rate: float | None = None  # the highest learning rate, if not the usual
     batch_size: int | None = None  # if not the usual
