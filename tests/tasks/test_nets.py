@@ -22,6 +22,8 @@ DENOISERS: list[Config] = [
     nets.TransformerConfig(VOCAB, SIDE * SIDE, width=16, depth=2, heads=2),
     nets.UNetConfig(VOCAB, SIDE, SIDE, channels=(8, 16), blocks=1, groups=4),
 ]
+TIMED = list(DENOISERS)
+DENOISERS += [nets.GridTransformerConfig(VOCAB, SIDE, SIDE, hidden=16, depth=2, heads=2, num_classes=3)]
 CLASSIFIERS: list[Config] = [
     nets.ConvConfig(VOCAB, SIDE, SIDE, num_classes=5, channels=(8, 8), groups=4),
     nets.PatchConfig(VOCAB, SIDE, SIDE, num_classes=5, patch=2, hidden=16, depth=2, heads=2),
@@ -85,7 +87,7 @@ def test_a_blank_canvas_does_not_look_alike_everywhere(config):
     assert answer[0].std(0).min() > 1e-2
 
 
-@pytest.mark.parametrize("config", DENOISERS, ids=lambda c: type(c).__name__)
+@pytest.mark.parametrize("config", TIMED, ids=lambda c: type(c).__name__)
 def test_time_and_class(config):
     net, x = shaken(replace(config, timed=True, num_classes=4)), some_ids(2)
     free = net(x, 0.3)
@@ -130,7 +132,7 @@ def test_files_that_cannot_be_read_say_so_in_one_line(tmp_path):
     bad.write_text("hello")
     refused("damaged")
     stored.write(bad, tensors, {**header, "version": VERSION + 1})
-    refused("version 2")
+    refused("version 3")
     stored.write(bad, tensors, {**header, "config": "Other"})
     refused("no network that tokensteer knows")
     stored.write(bad, tensors, {**header, "values": {**header["values"], "channels": [16, 16]}})
@@ -151,6 +153,13 @@ def test_files_that_cannot_be_read_say_so_in_one_line(tmp_path):
         (lambda: nets.UNetConfig(3, 6, 6, channels=(8, 8, 8)), "halved"),
         (lambda: nets.UNetConfig(3, 8, 8, channels=(12,)), "groups"),
         (lambda: nets.PatchConfig(3, 8, 8, 10, patch=3), "patches"),
+        (lambda: nets.GridTransformerConfig(3, 4, 4, hidden=20, heads=2), "multiple"),
+        (lambda: nets.FSQConfig(side=9), "even side"),
+        (lambda: nets.FSQConfig(levels=(8, 1)), "2 or more"),
+        (lambda: nets.FSQConfig(levels=(300, 300)), "65536"),
+        (lambda: nets.FSQConfig(encoder_blocks=(1, 2, 3)), "two numbers"),
+        (lambda: nets.FSQConfig(decoder_channels=(12, 16)), "8 groups"),
+        (lambda: shaken(DENOISERS[2])(torch.zeros(1, 5, dtype=torch.long)), "16 sites"),
         (lambda: shaken(DENOISERS[0])(torch.zeros(1, 5, dtype=torch.long)), "length 16"),
         (lambda: shaken(DENOISERS[1])(torch.zeros(1, 5, dtype=torch.long)), "4 x 4"),
     ],
@@ -171,6 +180,8 @@ SMALL = (
     nets.MotifConfig(3, 64, 2),
     nets.WordsConfig(3, 20, 2),
     nets.ValueConfig("transformer", {"vocab_size": 3, "length": 2}),
+    nets.GridTransformerConfig(3, 2, 2, hidden=8, depth=1, heads=2, num_classes=1),
+    nets.FSQConfig(4, (3, 2), (8, 8), (1, 1), (8, 8), (1, 1)),
 )
 
 

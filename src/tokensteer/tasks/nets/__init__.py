@@ -1,4 +1,4 @@
-"""The small networks that this project trains: denoisers, pairs of classifiers, values, and their files."""
+"""The small networks that this project trains: denoisers, classifiers, values, an image tokeniser, and their files."""
 
 from tokensteer.tasks.nets.classifiers import ConvClassifier as ConvClassifier
 from tokensteer.tasks.nets.classifiers import ConvConfig as ConvConfig
@@ -10,6 +10,10 @@ from tokensteer.tasks.nets.dilated import MotifClassifier as MotifClassifier
 from tokensteer.tasks.nets.dilated import MotifConfig as MotifConfig
 from tokensteer.tasks.nets.dilated import WordsClassifier as WordsClassifier
 from tokensteer.tasks.nets.dilated import WordsConfig as WordsConfig
+from tokensteer.tasks.nets.fsq import FSQ as FSQ
+from tokensteer.tasks.nets.fsq import FSQConfig as FSQConfig
+from tokensteer.tasks.nets.grid_transformer import GridTransformer as GridTransformer
+from tokensteer.tasks.nets.grid_transformer import GridTransformerConfig as GridTransformerConfig
 from tokensteer.tasks.nets.readers import AttentiveConfig as AttentiveConfig
 from tokensteer.tasks.nets.readers import AttentiveReader as AttentiveReader
 from tokensteer.tasks.nets.readers import NgramConfig as NgramConfig

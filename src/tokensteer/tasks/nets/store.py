@@ -1,4 +1,8 @@
-"""Networks as files: weights as safetensors, with the configuration as JSON in the header of the same file."""
+"""Networks as files: weights as safetensors, with the configuration as JSON in the header of the same file.
+
+Version 1 holds floating-point tensors, version 2 has 8-bit matrices. Files are written in the lowest version that can
+hold them.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,21 @@ import torch
 from torch import Tensor, nn
 
 from tokensteer import tensorfile as stored
-from tokensteer.tasks.nets import dilated
+from tokensteer.tasks.nets import dilated, int8
 from tokensteer.tasks.nets.classifiers import ConvClassifier, ConvConfig, PatchClassifier, PatchConfig
+from tokensteer.tasks.nets.fsq import FSQ, FSQConfig
+from tokensteer.tasks.nets.grid_transformer import GridTransformer, GridTransformerConfig
 from tokensteer.tasks.nets.readers import AttentiveConfig, AttentiveReader, NgramConfig, NgramReader
 from tokensteer.tasks.nets.transformer import Transformer, TransformerConfig
 from tokensteer.tasks.nets.unet import UNet, UNetConfig
 from tokensteer.tasks.nets.value import Body, ValueConfig, ValueNet
 from tokensteer.train.frozen import state
 
-VERSION = 1
+VERSION = 2
+"""The newest version of the format that is read."""
 
 Classifiers = ConvConfig | PatchConfig | AttentiveConfig | NgramConfig | dilated.MotifConfig | dilated.WordsConfig
-Config = Body | Classifiers | ValueConfig
+Config = Body | Classifiers | ValueConfig | FSQConfig | GridTransformerConfig
 
 _NETWORKS: dict[type[Config], Callable[[Any], nn.Module]] = {
     TransformerConfig: Transformer,
@@ -35,6 +42,8 @@ _NETWORKS: dict[type[Config], Callable[[Any], nn.Module]] = {
     dilated.MotifConfig: dilated.MotifClassifier,
     dilated.WordsConfig: dilated.WordsClassifier,
     ValueConfig: ValueNet,
+    FSQConfig: FSQ,
+    GridTransformerConfig: GridTransformer,
 }
 
 
@@ -44,11 +53,13 @@ def build(config: Config) -> nn.Module:
 
 
 def save(net: nn.Module, file: str | Path, dtype: torch.dtype = torch.float32, without: Sequence[str] = ()) -> None:
-    """Write weights and configuration; bfloat16 halves the file. Tensors `without`, stored elsewhere, are left out."""
-    config = cast("Config", net.config)
-    header = {"version": VERSION, "config": type(config).__name__, "values": asdict(config)}
-    kept = {name: value.detach().to(dtype) for name, value in state(net).items() if name not in without}
-    stored.write(Path(file), kept, header)
+    """Write weights and configuration; bfloat16 halves the file, and int8 halves it again (`tasks.nets.int8`). Tensors
+    `without`, stored elsewhere, are left out."""
+    config, whole = cast("Config", net.config), dtype == torch.int8
+    header = {"version": 2 if whole else 1, "config": type(config).__name__, "values": asdict(config)}
+    kept = {name: value.detach() for name, value in state(net).items() if name not in without}
+    tensors = int8.quantise(kept) if whole else {name: value.to(dtype) for name, value in kept.items()}
+    stored.write(Path(file), tensors, header)
 
 
 def load(file: str | Path, device: torch.device | str = "cpu", rest: Path | None = None) -> nn.Module:
@@ -57,21 +68,23 @@ def load(file: str | Path, device: torch.device | str = "cpu", rest: Path | None
     if not Path(file).is_file():
         raise FileNotFoundError(f"no weights at {file}: train them, or give the folder that holds them")
     tensors, header = stored.read(Path(file))
-    if header.get("version") != VERSION:
+    if header.get("version") not in range(1, VERSION + 1):
         raise ValueError(
-            f"{file} was written in version {header.get('version')} of the format and this tokensteer reads "
+            f"{file} was written in version {header.get('version')} of the format and this tokensteer reads up to "
             f"{VERSION}: train it again, or install the tokensteer that wrote it"
         )
     kinds = {config.__name__: config for config in _NETWORKS}
     if str(header.get("config")) not in kinds:
         raise ValueError(f"{file} holds no network that tokensteer knows, but {header.get('config')}")
     try:
+        tensors = int8.dequantise(tensors)
         config = _config(kinds[header["config"]], header["values"], tensors)
         with torch.device("meta"):  # shapes only: a wrong configuration allocates no memory
             expected = {name: value.shape for name, value in state(build(config)).items()}
         missing = set(expected) - set(tensors)
         if missing and rest is not None:
-            tensors = {name: value for name, value in stored.read(rest)[0].items() if name in missing} | tensors
+            others = int8.dequantise(stored.read(rest)[0])
+            tensors = {name: value for name, value in others.items() if name in missing} | tensors
         unlike = sorted(set(tensors) ^ set(expected)) or [n for n in expected if tensors[n].shape != expected[n]]
         if unlike:
             raise ValueError(f"{unlike[0]} is missing, unknown or of another shape")

@@ -43,7 +43,7 @@ class UNetConfig:
 
 
 class Residual(nn.Module):
-    """Two 3 x 3 convolutions after group norms, with `condition` (P, H) added in between."""
+    """Two 3 x 3 convolutions after group norms, with `condition` (P, H) added in between unless H is 0."""
 
     def __init__(self, channels_in: int, channels: int, groups: int, condition: int) -> None:
         super().__init__()
@@ -54,9 +54,9 @@ class Residual(nn.Module):
         self.skip = nn.Conv2d(channels_in, channels, 1) if channels_in != channels else nn.Identity()
         nn.init.zeros_(self.conv_out.weight)
 
-    def forward(self, h: Tensor, condition: Tensor) -> Tensor:
+    def forward(self, h: Tensor, condition: Tensor | None = None) -> Tensor:
         inner = self.conv_in(F.silu(self.norm_in(h)))
-        if self.told is not None:
+        if self.told is not None and condition is not None:
             inner = inner + self.told(condition)[:, :, None, None]
         return self.skip(h) + self.conv_out(F.silu(self.norm_out(inner)))
 

@@ -1,0 +1,69 @@
+"""`python -m tokensteer.tasks.cifar`: one part of the training of `cifar`, in one run or in several.
+
+    python -m tokensteer.tasks.cifar --part tokeniser --out FOLDER --device cuda --minutes 7
+    python -m tokensteer.tasks.cifar --part denoiser --out FOLDER --device cuda --minutes 9 --horizon 27
+    python -m tokensteer.tasks.cifar --part denoiser --out FOLDER --device cuda --minutes 9 --horizon 27 \
+        --resume FOLDER/checkpoints
+    python -m tokensteer.tasks.cifar --part lpips --out FOLDER
+
+The third continues the second. The last writes LPIPS in a file of 15 MB, for a machine that has only this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tyro.conf import OmitArgPrefixes
+
+from tokensteer.tasks.cifar.train import NAME, RECIPE, Pieces, train_part
+from tokensteer.tasks.common import lpips
+from tokensteer.tasks.common.command import run_command
+from tokensteer.tasks.common.training import Training
+
+
+@dataclass(frozen=True)
+class Command:
+    """Training of one network of `cifar`."""
+
+    part: str  # tokeniser, denoiser or lpips
+    out: Path  # folder for weights, cards and checkpoints
+    device: str = "cpu"  # cpu or cuda
+    seed: int = 0  # of weights and batches
+    minutes: float | None = None  # time of this run, measuring not counted
+    scale: float = 1.0  # without --minutes: this many times the usual steps
+    horizon: float | None = None  # minutes of all runs together, if others follow; the rate falls until then
+    resume: Path | None = None  # folder with the checkpoint to continue from
+    weights: Path | None = None  # folder of the tokeniser, if it is not --out
+    adversarial: bool = True  # train the tokeniser without a discriminator
+    dropout: float = 0.0  # of the denoiser
+    rate: float | None = None  # the highest learning rate, if not the usual
+    batch_size: int | None = None  # if not the usual
+    exact: bool = False  # checkpoints in float32, three times as large
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    run_command(NAME, run, arguments)
+
+
+def run(command: OmitArgPrefixes[Command]) -> None:
+    if command.part == "lpips":
+        lpips.convert(command.out / lpips.FILE)
+        return
+    training = Training(command.out, command.device, command.seed, command.minutes, command.scale)
+    changes = {"rate": command.rate, "batch_size": command.batch_size}
+    given = {name: value for name, value in changes.items() if value is not None}
+    recipe = replace(
+        RECIPE,
+        adversarial=command.adversarial,
+        denoiser=replace(RECIPE.denoiser, dropout=command.dropout),
+        tokeniser_plan=replace(RECIPE.tokeniser_plan, **given),
+        denoiser_plan=replace(RECIPE.denoiser_plan, **given),
+    )
+    pieces = Pieces(command.resume, command.horizon, command.weights, command.exact)
+    train_part(command.part, training, pieces, recipe)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Training of the tokeniser of `cifar`: an autoencoder whose images look like the originals.
+
+The loss is the difference of pixels plus LPIPS. With `adversarial`, after a third of the training, a discriminator of
+patches is added, which makes textures sharp. Its gradient with respect to the image is scaled to a share of the
+gradient of the other terms: the two are comparable there, whatever the scale of the discriminator's output, and the
+autoencoder is differentiated once.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from tokensteer.tasks.cifar.data import Images
+from tokensteer.tasks.common.learner import Learner
+from tokensteer.tasks.common.lpips import LPIPS
+from tokensteer.tasks.common.timed_loop import Compiled, Trainee
+from tokensteer.tasks.nets import FSQ, FSQConfig
+from tokensteer.tasks.nets.parts import channels_last
+from tokensteer.train import Plan
+from tokensteer.train.optim import half_precision
+
+CONFIG = FSQConfig()
+PLAN = Plan(20_000, batch_size=256, rate=8e-4, warmup=0.02, weight_decay=0.01, average=0.999)
+SHIFT = 2  # pixels by which images are moved
+PERCEPTUAL = 1.0
+"""The weight of LPIPS beside the mean difference of pixels from -1 to 1."""
+ADVERSARIAL = 0.4
+"""The gradient of the discriminator as a share of that of the other terms."""
+ALONE, RISE = 1 / 3, 0.05
+"""The shares of the training without a discriminator, and over which it comes in."""
+
+
+class PatchDiscriminator(nn.Module):
+    """How real each patch of 22 x 22 pixels looks, (P, H/4, W/4), of images (P, 3, H, W) in [0, 1]."""
+
+    def __init__(self, channels: int = 64, groups: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, channels, 4, stride=2, padding=1),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(channels, 2 * channels, 4, stride=2, padding=1),
+            nn.GroupNorm(groups, 2 * channels),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(2 * channels, 4 * channels, 3, padding=1),
+            nn.GroupNorm(groups, 4 * channels),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(4 * channels, 1, 3, padding=1),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers(2 * images - 1).squeeze(1)
+
+
+def augmented(images: Tensor, generator: Generator, shift: int = SHIFT) -> Tensor:
+    """Images (P, C, H, W), each mirrored with probability 1/2 and moved by up to `shift` pixels each way; pixels that
+    come from outside mirror those inside."""
+    rows, _, height, width = images.shape
+    device = images.device
+    move = torch.randint(-shift, shift + 1, (2, rows, 1), generator=generator, device=device)
+    turn = torch.rand(rows, 1, generator=generator, device=device) < 0.5
+    y = _reflected(torch.arange(height, device=device) + move[0], height)
+    x = _reflected(torch.arange(width, device=device) + move[1], width)
+    x = torch.where(turn, x.flip(1), x)
+    row = torch.arange(rows, device=device)[:, None, None]
+    return images.permute(0, 2, 3, 1)[row, y[:, :, None], x[:, None, :]].permute(0, 3, 1, 2)
+
+
+def _reflected(place: Tensor, size: int) -> Tensor:
+    """Places outside 0..size-1 mirrored at the border."""
+    inside = place.abs()
+    return torch.where(inside >= size, 2 * (size - 1) - inside, inside)
+
+
+class TokeniserTraining(Trainee):
+    """Steps on `images`; `unseen` ones are for checks. Everything is on the device of the network."""
+
+    def __init__(
+        self,
+        net: FSQ,
+        images: Images,
+        unseen: Images,
+        perceptual: LPIPS | None,
+        plan: Plan = PLAN,
+        adversarial: bool = False,
+        compiled: bool = False,
+    ) -> None:
+        device = next(net.parameters()).device
+        self.device, self.images, self.unseen, self.batch_size = device, images, unseen, plan.batch_size
+        net = channels_last(net)
+        self.learner = Learner(net, plan, betas=(0.9, 0.99))
+        self.judge: Learner | None = None
+        if adversarial:
+            self.judge = Learner(channels_last(PatchDiscriminator(), device), plan, betas=(0.5, 0.9))
+        judges = {} if self.judge is None else {"discriminator": self.judge}
+        self.learners = {"tokeniser": self.learner, **judges}
+        self.perceptual = perceptual
+        self.autoencode = Compiled(net, compiled)
+        self.distance = Compiled(self._distance, compiled)
+        self.compiled = (self.autoencode, self.distance) if compiled else ()
+        self.given = {
+            "config": json.loads(json.dumps(asdict(net.config))),
+            "batch size": plan.batch_size,
+            "adversarial": adversarial,
+        }
+
+    def _distance(self, found: Tensor, images: Tensor) -> Tensor:
+        """The difference of pixels and LPIPS, (2,)."""
+        pixels = 2 * (found - images).abs().mean()
+        seen = pixels.new_zeros(()) if self.perceptual is None else self.perceptual(found, images).mean()
+        return torch.stack([pixels, seen])
+
+    def step(self, rate: float, done: float, generator: Generator) -> dict[str, Tensor]:
+        index = torch.randint(len(self.images.pixels), (self.batch_size,), generator=generator, device=self.device)
+        images = augmented(self.images.pixels[index], generator).float() / 255
+        images = images.contiguous(memory_format=torch.channels_last)
+        with half_precision(self.device):
+            found = self.autoencode(images)
+        image = found.detach().float().requires_grad_()  # where the gradients of all terms meet
+        with half_precision(self.device):
+            pixels, seen = self.distance(image, images)
+        loss = pixels + PERCEPTUAL * seen
+        (slope,) = torch.autograd.grad(loss, image)
+        shown = {"loss": loss, "pixels": pixels, "LPIPS": seen}
+        if self.judge is not None and done >= ALONE:
+            with half_precision(self.device):
+                fooled = -self.judge.net(image).float().mean()
+            (other,) = torch.autograd.grad(fooled, image)
+            ratio = slope.square().sum() / other.square().sum().clamp(min=1e-24)
+            share = ADVERSARIAL * min(1.0, (done - ALONE) / RISE)
+            slope = slope + share * ratio.sqrt() * other
+        torch.autograd.backward(found, slope.to(found.dtype))
+        self.learner.learn(rate)
+        if self.judge is not None and done >= ALONE:
+            shown["discriminator"] = self._teach(self.judge, images, image.detach(), rate)
+        return shown
+
+    def _teach(self, judge: Learner, real: Tensor, made: Tensor, rate: float) -> Tensor:
+        """One step of the discriminator with the hinge loss."""
+        with half_precision(self.device):
+            marks = judge.net(torch.cat([real, made])).float()
+        loss = F.relu(1 - marks[: len(real)]).mean() + F.relu(1 + marks[len(real) :]).mean()
+        torch.autograd.backward(loss)
+        judge.learn(0.5 * rate)  # it is smaller, and learns faster
+        return loss.detach()
+
+    def check(self) -> dict[str, float]:
+        return measure(self.learner.average, self.unseen, self.perceptual)
+
+
+@torch.no_grad()
+def measure(net: nn.Module, images: Images, perceptual: LPIPS | None, rows: int = 500) -> dict[str, float]:
+    """The decoded images against the originals: PSNR in decibels, LPIPS, and how many codes are used evenly (the
+    exponential of the entropy of ids)."""
+    assert isinstance(net, FSQ)
+    squares: list[Tensor] = []
+    seen: list[Tensor] = []
+    counts = torch.zeros(net.config.num_codes, dtype=torch.float64)
+    for start in range(0, len(images.pixels), rows):
+        real = images.pixels[start : start + rows].float() / 255
+        ids = net.encode(real)
+        made = net.decode(ids)
+        squares.append((made - real).square().mean((1, 2, 3)))
+        if perceptual is not None:
+            seen.append(perceptual(made, real))
+        counts += torch.bincount(ids.flatten(), minlength=len(counts)).double().cpu()
+    shares = counts / counts.sum()
+    found = {"PSNR": float(-10 * torch.cat(squares).clamp(min=1e-10).log10().mean())}
+    if seen:
+        found["LPIPS"] = float(torch.cat(seen).mean())
+    return {**found, "codes used evenly": float((-torch.xlogy(shares, shares)).sum().exp())}

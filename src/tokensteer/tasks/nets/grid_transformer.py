@@ -1,0 +1,167 @@
+"""A bidirectional transformer for grids of tokens, conditioned on a class by modulation of every block.
+
+The class scales and shifts what each block reads and scales what it adds to its input. Few classes need no network for
+this: each block has a table with a row for each class and one for no class, all zero before training.
+
+Positions enter twice. A learned embedding of every site tells sites of an all-mask canvas apart; rotations of queries
+and keys by row and column make attention depend on distances too, which need not be learned for each pair of sites.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tokensteer.tasks.nets.parts import NO_LABEL, check_config, embed
+
+
+@dataclass(frozen=True)
+class GridTransformerConfig:
+    """A grid of `height` x `width` sites, row by row. `vocab_size` counts the mask; `dropout` is of training alone."""
+
+    vocab_size: int
+    height: int
+    width: int
+    hidden: int = 64
+    depth: int = 4
+    heads: int = 4
+    num_classes: int = 0
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_config(self, may_be_zero=("depth", "num_classes"))
+        if self.hidden % (4 * self.heads):
+            raise ValueError(
+                f"GridTransformerConfig: hidden {self.hidden} is no multiple of 4 times {self.heads} heads"
+            )
+
+    @property
+    def length(self) -> int:
+        return self.height * self.width
+
+
+def rotations(height: int, width: int, size: int) -> Tensor:
+    """Cosines and sines (2, L, size/2) of the angles by which pairs of numbers turn, half by row and half by column."""
+    rates = torch.pi * 0.5 ** torch.linspace(0, 5, size // 4)  # half a turn per site down to one in 32 sites
+    rows = torch.arange(height).repeat_interleave(width)
+    columns = torch.arange(width).repeat(height)
+    angles = torch.cat([rows[:, None] * rates, columns[:, None] * rates], -1)
+    return torch.stack([angles.cos(), angles.sin()])
+
+
+def rotate(x: Tensor, turns: Tensor) -> Tensor:
+    """Turn the pairs (x[k], x[k + size/2]) of x (..., L, size)."""
+    cos, sin = turns.to(x.dtype)
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+
+class Modulation(nn.Module):
+    """`count` tensors (P, 1, H) of the class of each row, (P,) in 0..num_classes; None if there are no classes."""
+
+    def __init__(self, num_classes: int, count: int, hidden: int) -> None:
+        super().__init__()
+        self.count = count
+        self.table = nn.Embedding(num_classes + 1, count * hidden) if num_classes else None
+        if self.table is not None:
+            nn.init.zeros_(self.table.weight)
+
+    def forward(self, label: Tensor) -> tuple[Tensor, ...] | None:
+        return None if self.table is None else self.table(label).unsqueeze(1).chunk(self.count, -1)
+
+
+def modulated(h: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return h * (1 + scale) + shift
+
+
+class GridBlock(nn.Module):
+    """Attention with normalised queries and keys, then an MLP; each after a layer norm, modulated by the class."""
+
+    def __init__(self, config: GridTransformerConfig) -> None:
+        super().__init__()
+        hidden, self.heads, self.dropout = config.hidden, config.heads, config.dropout
+        self.modulation = Modulation(config.num_classes, 6, hidden)
+        self.before_mix, self.before_mlp = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        size = hidden // config.heads
+        self.norm_q, self.norm_k = nn.RMSNorm(size, eps=1e-6), nn.RMSNorm(size, eps=1e-6)  # logits cannot grow large
+        self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+        for last in (self.out, self.down):  # a block starts as the identity
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+
+    def forward(self, h: Tensor, label: Tensor, turns: Tensor) -> Tensor:
+        by_class = self.modulation(label)
+        if by_class is None:
+            h = h + self._mixed(self.before_mix(h), turns)
+            return h + self._mlp(self.before_mlp(h))
+        scale, shift, gate, mlp_scale, mlp_shift, mlp_gate = by_class
+        h = h + (1 + gate) * self._mixed(modulated(self.before_mix(h), scale, shift), turns)
+        return h + (1 + mlp_gate) * self._mlp(modulated(self.before_mlp(h), mlp_scale, mlp_shift))
+
+    def _mixed(self, h: Tensor, turns: Tensor) -> Tensor:
+        q, k, v = self.qkv(h).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k = (self._placed(norm, part, turns) for norm, part in ((self.norm_q, q), (self.norm_k, k)))
+        return self._dropped(self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)))
+
+    @staticmethod
+    def _placed(norm: nn.RMSNorm, part: Tensor, turns: Tensor) -> Tensor:
+        """Normalised in the precision of the weights and turned, in that of autocast again."""
+        return rotate(norm(part.to(turns.dtype)), turns).to(part.dtype)
+
+    def _mlp(self, h: Tensor) -> Tensor:
+        return self._dropped(self.down(F.gelu(self.up(h), approximate="tanh")))
+
+    def _dropped(self, h: Tensor) -> Tensor:
+        return F.dropout(h, self.dropout, self.training) if self.dropout else h
+
+
+class GridTransformer(nn.Module):
+    """Logits (P, L, V) of ids (P, L) or one-hots (P, L, V): head(hidden(x, label)). The head's matrix is the embedding
+    table. Labels (P,) count from 0; `num_classes`, -1 or None in place of all is no class."""
+
+    turns: Tensor
+
+    def __init__(self, config: GridTransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(config.vocab_size, config.hidden)
+        self.places = nn.Parameter(0.02 * torch.randn(config.length, config.hidden))
+        self.blocks = nn.ModuleList(GridBlock(config) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(config.hidden)
+        self.modulation = Modulation(config.num_classes, 2, config.hidden)
+        self.head = nn.Linear(config.hidden, config.vocab_size)
+        nn.init.normal_(self.tokens.weight, std=0.02)  # logits start near 0
+        nn.init.zeros_(self.head.bias)
+        self.head.weight = self.tokens.weight
+        turns = rotations(config.height, config.width, config.hidden // config.heads)
+        self.register_buffer("turns", turns, persistent=False)
+
+    def hidden(self, x: Tensor, label: Tensor | None = None) -> Tensor:
+        """(P, L, H)."""
+        return self.within(embed(x, self.tokens), label)
+
+    def within(self, embedded: Tensor, label: Tensor | None = None) -> Tensor:
+        """Hidden states of embedded tokens (P, L, H)."""
+        if embedded.shape[1] != self.config.length:
+            raise ValueError(f"this transformer was built for {self.config.length} sites, got {embedded.shape[1]}")
+        row_label = self._labels(label, embedded)
+        h = embedded + self.places
+        for block in self.blocks:
+            h = block(h, row_label, self.turns)
+        h, by_class = self.norm(h), self.modulation(row_label)
+        return h if by_class is None else modulated(h, *by_class)
+
+    def forward(self, x: Tensor, label: Tensor | None = None) -> Tensor:
+        return self.head(self.hidden(x, label))
+
+    def _labels(self, label: Tensor | None, rows: Tensor) -> Tensor:
+        none = self.config.num_classes
+        if label is None:
+            return torch.full((len(rows),), none, device=rows.device)
+        if not none:
+            raise ValueError("this network knows no classes: build it with num_classes, or leave out the label")
+        return torch.where(label == NO_LABEL, none, label).expand(len(rows))

