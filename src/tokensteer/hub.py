@@ -1,4 +1,4 @@
-"""Networks and tokenizers of the `transformers` library, by name or folder.
+"""Networks and tokenizers of the `transformers` library, and parts of `diffusers` pipelines, by name or folder.
 
 Weights are read from safetensors; pickles, which can run code, only with `allow_pickle=True`. Code that comes with a
 model runs only with `trust_remote_code=True`.
@@ -88,6 +88,18 @@ class Source:
             ) from error
 
 
+def pipeline_part(library: Any, kind: str, name: str, part: str, **more: Any) -> Any:
+    """One part of a pipeline folder or hub name, as the class `kind` of a library loads it; networks from safetensors
+    alone."""
+    try:
+        return getattr(library, kind).from_pretrained(name, subfolder=part, **more)
+    except _UNREADABLE as error:
+        raise ValueError(
+            f"{name} has no {part} that {kind} can load ({_first_line(error)}): give a folder as a pipeline's "
+            "save_pretrained writes it, with weights as safetensors, or a name on the hub"
+        ) from error
+
+
 def named_modules(net: nn.Module) -> dict[str, nn.Module]:
     """All layers of a network by name."""
     return dict(cast("Any", net).named_modules())
@@ -106,10 +118,18 @@ def special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 def transformers() -> Any:
+    return _imported("transformers")
+
+
+def diffusers() -> Any:
+    return _imported("diffusers")
+
+
+def _imported(library: str) -> Any:
     try:
-        return import_module("transformers")
+        return import_module(library)
     except ImportError as error:
-        raise ImportError("models by name need transformers: pip install 'tokensteer[hf]'") from error
+        raise ImportError(f"models by name need {library}: pip install 'tokensteer[hf]'") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -176,3 +176,40 @@ def with_code(folder: Path, kind: str, known: Sequence[str] = WORDS) -> str:
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "ran").unlink()
     return path
+
+
+def amused(codes: int = 13, ids: int = 20, mask_id: int = 19, side: int = 4) -> Any:
+    """An AmusedPipeline of tiny random networks of its own classes: images of 2·side pixels, prompts of up to seven
+    of the words a, c, d and t. As in the published one, the network reads more ids than it writes."""
+    diffusers: Any = import_module("diffusers")
+    size: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    torch.manual_seed(0)
+    transformer = diffusers.UVit2DModel(
+        vocab_size=ids, codebook_size=codes, sample_size=side, cond_embed_dim=12, micro_cond_encode_dim=4,
+        micro_cond_embed_dim=20, encoder_hidden_size=16, in_channels=8, block_out_channels=8, num_res_blocks=1,
+        downsample=True, upsample=True, block_num_heads=1, num_attention_heads=1, **size,
+    )  # fmt: skip
+    vqvae = diffusers.VQModel(
+        block_out_channels=[8, 8], down_block_types=["DownEncoderBlock2D"] * 2, up_block_types=["UpDecoderBlock2D"] * 2,
+        latent_channels=8, norm_num_groups=4, num_vq_embeddings=codes, mid_block_add_attention=False,
+        lookup_from_codebook=True,
+    )  # fmt: skip
+    words = {"<|startoftext|>": 0, "<|endoftext|>": 1, **{f"{word}</w>": i for i, word in enumerate("acdt", 2)}}
+    tokenizer = transformers.CLIPTokenizer(vocab=words, merges=[], model_max_length=9)
+    text = transformers.CLIPTextConfig(
+        vocab_size=len(words), bos_token_id=0, eos_token_id=1, pad_token_id=1, max_position_embeddings=9,
+        projection_dim=12, num_attention_heads=2, **(size | {"num_hidden_layers": 3}),
+    )  # fmt: skip
+    text_encoder = transformers.CLIPTextModelWithProjection(text)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for net in (transformer, text_encoder):
+            for weight in net.parameters():
+                weight.add_(0.3 * torch.randn(weight.shape, generator=generator))
+    scheduler = diffusers.AmusedScheduler(mask_token_id=mask_id)
+    pipeline = diffusers.AmusedPipeline(
+        vqvae=vqvae.eval(), tokenizer=tokenizer, text_encoder=text_encoder.eval(), transformer=transformer.eval(),
+        scheduler=scheduler,
+    )  # fmt: skip
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline

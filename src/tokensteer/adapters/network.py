@@ -9,7 +9,8 @@ them exact in half precision. No gradient flows through the digits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -55,6 +56,28 @@ class MaskDropout:
         return replace(entry, embedded=scaled.to(visible.dtype), ids=ids)
 
 
+@contextmanager
+def embedding_replaced(net: nn.Module, layer: nn.Module, embedded: Tensor) -> Generator[None, None, None]:
+    """While it lasts, the embedding layer of a network returns `embedded` in place of its output, in the output's
+    shape. Raises ValueError at the end unless the layer was called exactly once."""
+    calls: list[Tensor] = []
+
+    def replaced(layer: nn.Module, given: object, output: Tensor) -> Tensor:
+        calls.append(output)
+        return embedded.reshape(output.shape)
+
+    handle = layer.register_forward_hook(replaced)
+    try:
+        yield
+    finally:
+        handle.remove()
+    if len(calls) != 1:
+        raise ValueError(
+            f"{type(net).__name__} called its embedding layer {len(calls)} times where once was expected: name the "
+            "layer that embeds its ids, or wrap it as from_logits(network, mask_id)"
+        )
+
+
 class Network(nn.Module):
     """Logits (P, L, V) of ids (P, L) or one-hots (P, L, V), -inf at the tokens `never`. It is `Embedded`."""
 
@@ -72,15 +95,15 @@ class Network(nn.Module):
         super().__init__()
         self.net, self.layer = net, layer
         self.call, self.prepare, self.mask_id, self.pad_id = call, prepare, mask_id, pad_id
-        forbidden = torch.zeros(len(_weight(layer)), dtype=torch.bool)
+        forbidden = torch.zeros(len(table_of(layer)), dtype=torch.bool)
         forbidden[list(never)] = True
         self.forbidden: Tensor
-        self.register_buffer("forbidden", forbidden.to(_weight(layer).device), persistent=False)
+        self.register_buffer("forbidden", forbidden.to(table_of(layer).device), persistent=False)
 
     @property
     def embedding(self) -> Tensor:
         """E and the extra columns, (V, d + 8)."""
-        weight = _weight(self.layer)
+        weight = table_of(self.layer)
         ids = torch.arange(len(weight), device=weight.device)
         extra = weight.new_zeros(len(weight), EXTRA)
         extra[self.mask_id, 0] = 1.0
@@ -96,7 +119,7 @@ class Network(nn.Module):
 
     def entry(self, x: Tensor) -> Entry:
         """From ids (P, L) or one-hots (P, L, V)."""
-        weight = _weight(self.layer)
+        weight = table_of(self.layer)
         if not x.is_floating_point():
             return Entry(weight[x], (x == self.mask_id).to(weight.dtype), x, self.real(x))
         x = x.to(weight.dtype)
@@ -120,24 +143,9 @@ class Network(nn.Module):
 
     def run(self, entry: Entry, t: Time | None) -> Tensor:
         """The output of the network for an entry, with no token forbidden."""
-        entry = entry if self.prepare is None else self.prepare(entry, _weight(self.layer))
-        entered: list[Tensor] = []
-
-        def replaced(*_: object) -> Tensor:
-            entered.append(entry.embedded)
-            return entry.embedded
-
-        handle = self.layer.register_forward_hook(replaced)
-        try:
-            output = self.call(self.net, entry.ids, entry.real, t)
-        finally:
-            handle.remove()
-        if len(entered) != 1:
-            raise ValueError(
-                f"{type(self.net).__name__} called its embedding layer {len(entered)} times where once was expected: "
-                "name the layer that embeds its ids, or wrap it as from_logits(network, mask_id)"
-            )
-        return output
+        entry = entry if self.prepare is None else self.prepare(entry, table_of(self.layer))
+        with embedding_replaced(self.net, self.layer, entry.embedded):
+            return self.call(self.net, entry.ids, entry.real, t)
 
     def _allowed(self, logits: Tensor) -> Tensor:
         return logits.masked_fill(self.forbidden, NEVER)
@@ -177,7 +185,7 @@ def alike(a: Tensor, b: Tensor) -> bool:
     return bool((a - b)[known].abs().max() <= close * (1.0 + a[known].abs().max()))
 
 
-def _weight(layer: nn.Module) -> Tensor:
+def table_of(layer: nn.Module) -> Tensor:
     """The table of an embedding layer, (V, d), its only parameter."""
     tables = list(layer.parameters())
     if len(tables) != 1 or tables[0].dim() != 2:

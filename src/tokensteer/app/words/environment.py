@@ -13,6 +13,7 @@ EXTRAS = (
     ("scipy", "eval", "metrics"),
     ("matplotlib", "plot", "figures"),
     ("transformers", "hf", "models and rewards from elsewhere"),
+    ("diffusers", "hf", "image models from elsewhere"),
     ("peft", "hf", "adapters"),
     ("accelerate", "hf", "training in many processes"),
     ("pyjaspar", "bio", "the motifs of dna"),
