@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.nn.functional import one_hot
 
 import tokensteer as ts
 from tokensteer.adapters import ImageModel, powers_from_scale, powers_from_weight
+from tokensteer.core.particles.result import pooled
 from tokensteer.testing import assert_denoiser, enumerate_steering
 
 torch.set_num_threads(1)
@@ -72,15 +72,16 @@ def test_amused_computes_what_its_pipeline_does(pipeline, amused, against):
     """The same ids, context and guided logits, at every step of a run of the pipeline."""
     calls = Calls(pipeline, "a c t", 3, guidance_scale=4.0, negative_prompt=against)
     named = ("encoder_hidden_states", "pooled_text_emb", "micro_conds")
-    denoiser = amused.given("a c t", powers_from_scale(4.0), against)
+    guided = amused.guided(powers_from_scale(4.0))
+    rows = (*amused.context("a c t"), *amused.context(against))
     assert len(calls.given) == 3
     for (ids, context), logits in zip(calls.given, calls.stepped, strict=True):
         for ours, name in zip(amused.context([against, "a c t"]), named, strict=True):
             assert torch.allclose(ours, context[name], atol=1e-6)
         x = ids[:1].flatten(1)
         expected = logits.flatten(2).mT
-        assert torch.allclose(denoiser.network(x)[..., :CODES], expected, rtol=1e-4, atol=1e-4)
-        assert torch.allclose(denoiser(x, 0.5)[..., :CODES], expected.log_softmax(-1), rtol=1e-4, atol=1e-4)
+        assert torch.allclose(guided.network(x, *rows)[..., :CODES], expected, rtol=1e-4, atol=1e-4)
+        assert torch.allclose(guided(x, 0.5, *rows)[..., :CODES], expected.log_softmax(-1), rtol=1e-4, atol=1e-4)
 
 
 def test_amused_without_guidance(pipeline, amused):
@@ -89,7 +90,8 @@ def test_amused_without_guidance(pipeline, amused):
     assert wide.network.grid == (8, 4)
     x = calls.given[0][0].flatten(1)
     assert torch.equal(x[0], wide.template())
-    assert torch.allclose(wide.given("c").network(x)[..., :CODES], calls.stepped[0].flatten(2).mT, atol=1e-5)
+    logits = wide.network(x, *wide.context("c"))[..., :CODES]
+    assert torch.allclose(logits, calls.stepped[0].flatten(2).mT, atol=1e-5)
 
 
 def test_amused_generates_codes_alone(amused):
@@ -99,11 +101,9 @@ def test_amused_generates_codes_alone(amused):
     log_p = amused.denoiser.network(x, *context)
     assert log_p.shape == (3, 16, IDS)
     assert (log_p[..., CODES:] == -torch.inf).all()
-    one = amused.given("c d")
-    assert torch.allclose(log_p[2:], one.network(x[2:]), atol=1e-5)
-    model = amused.diffusion("c d", steps=3)
-    assert_denoiser(model, tolerance=1e-4)
-    result = ts.smc(ts.Steering(model, None), num_particles=8)
+    assert torch.allclose(log_p[2:], amused.network(x[2:], *amused.context("c d")), atol=1e-5)
+    assert_denoiser(amused.diffusion("c d", steps=3), tolerance=1e-4)
+    result = ts.smc(ts.Steering(amused.diffusion(["a", "c d"], steps=3), None), num_particles=4, populations=2)
     assert (result.samples < CODES).all()
 
 
@@ -218,13 +218,14 @@ def test_conventions_of_guidance(weight):
     labels, drop = torch.tensor([2, 2]), torch.tensor([False, False])
     c, u = vit(x.view(2, 2, 2), labels, drop)[..., :3], vit(x.view(2, 2, 2), labels, ~drop)[..., :3]
     assert powers_from_weight(weight) == powers_from_scale(1 + weight)
-    guided = model.given(2, powers_from_weight(weight))
-    assert torch.allclose(guided.network(x)[..., :3], (1 + weight) * c - weight * u)
-    assert torch.allclose(guided.network(x)[..., :3], u + (1 + weight) * (c - u))
+    rows = [part.expand(2) for part in (*model.context(2), *model.context(None))]
+    logits = model.guided(powers_from_weight(weight)).network(x, *rows)[..., :3]
+    assert torch.allclose(logits, (1 + weight) * c - weight * u)
+    assert torch.allclose(logits, u + (1 + weight) * (c - u))
 
 
 def test_guidance_as_a_target_is_the_product():
-    """Against the enumerated product of the two models, made by hand, and sampled."""
+    """Against the enumerated product of the two models, made by hand; and two classes at once, sampled."""
     vit, model = maskgit()
 
     def alone(label: int, dropped: bool) -> Callable[[Tensor], Tensor]:
@@ -232,18 +233,20 @@ def test_guidance_as_a_target_is_the_product():
             x.view(-1, 2, 2), torch.full((len(x),), label), torch.full((len(x),), dropped, dtype=torch.bool)
         )
 
-    target = model.product(1, powers_from_scale(1.75), steps=2)
-    conditional = ts.Diffusion(
-        ts.from_logits(alone(1, False), 3, ignores_time=True), model.kernel, ts.uniform_steps(2), ts.template(4, 3)
-    )
-    other = replace(conditional, denoiser=ts.from_logits(alone(0, True), 3, ignores_time=True))
-    exact = enumerate_steering(ts.Steering(ts.Product([conditional, other], [1.75, -0.75]), None))
-    found = enumerate_steering(ts.Steering(target, None))
-    assert found.log_z == pytest.approx(exact.log_z)
+    def by_hand(label: int) -> float:
+        denoisers = (ts.from_logits(alone(*given), 3, ignores_time=True) for given in ((label, False), (0, True)))
+        one, other = (ts.Diffusion(d, model.kernel, ts.uniform_steps(2), ts.template(4, 3)) for d in denoisers)
+        return enumerate_steering(ts.Steering(ts.Product([one, other], [1.75, -0.75]), None)).log_z
+
+    exact = [by_hand(label) for label in (1, 3)]
+    alone_too = model.product(1, powers_from_scale(1.75), steps=2)
+    assert enumerate_steering(ts.Steering(alone_too, None)).log_z == pytest.approx(exact[0])
+    target = model.product([1, 3], powers_from_scale(1.75), steps=2)
     generator = torch.Generator().manual_seed(0)
-    result = ts.smc(ts.Steering(target, None, ts.Guided()), num_particles=32, populations=200, generator=generator)
-    log_z, error = result.pooled_log_z
-    assert abs(log_z - exact.log_z) < 4 * error
+    result = ts.smc(ts.Steering(target, None, ts.Guided()), num_particles=32, populations=400, generator=generator)
+    for found, expected in zip(result.log_z.view(2, 200), exact, strict=True):
+        log_z, error = pooled(found)
+        assert abs(log_z - expected) < 4 * error
 
 
 def test_the_guided_sampler_can_be_tilted():
@@ -256,21 +259,37 @@ def test_the_guided_sampler_can_be_tilted():
     assert result.samples.shape == (1, 8, 4)
 
 
+def test_each_population_has_its_condition():
+    """Two classes and one negative class, in one guided run, against runs of their own."""
+    _, model = maskgit()
+    settings: dict[str, Any] = {"powers": powers_from_scale(3.0), "against": 2, "steps": 2}
+    tilt = ts.Tilt(lambda x: (x == 0).sum(-1).double(), kl=0.5)
+    exact = [enumerate_steering(ts.Steering(model.diffusion(label, **settings), tilt)).log_z for label in (0, 3)]
+    steering = ts.Steering(model.diffusion([0, 3], **settings), tilt)
+    result = ts.smc(steering, num_particles=32, populations=400, generator=torch.Generator().manual_seed(0))
+    assert abs(exact[0] - exact[1]) > 0.01
+    for found, expected in zip(result.log_z.view(2, 200), exact, strict=True):
+        log_z, error = pooled(found)
+        assert abs(log_z - expected) < 4 * error
+    with pytest.raises(ValueError, match="3 conditions and 2 to guide away from"):
+        model.diffusion([0, 1, 2], powers=(2.0, -1.0), against=[0, 1])
+
+
 def test_image_models_refuse():
     vit, model = maskgit()
     with pytest.raises(ValueError, match="no class 4: classes are numbers from 0 to 3"):
-        model.given(4)
-    with pytest.raises(ValueError, match="give one or several"):
+        model.context(4)
+    with pytest.raises(ValueError, match="a list of several"):
         model.context([])
     with pytest.raises(ValueError, match="has no decoder"):
         model.decode(torch.zeros(1, 4, dtype=torch.int64))
     with pytest.raises(ValueError, match="3 sites, and a grid of 2 × 2 has 4"):
-        model.given(1).network(torch.zeros(1, 3, dtype=torch.int64))
+        model.network(torch.zeros(1, 3, dtype=torch.int64), *model.context(1))
     blind = ts.adapters.halton_maskgit(vit, mask_id=3, grid=(2, 2))
     with pytest.raises(ValueError, match=r"name it as layer=\.\.\."):
-        blind.given(0).network(torch.zeros(1, 4, 4))
+        blind.network(torch.zeros(1, 4, 4), *blind.context(0))
     with pytest.raises(ValueError, match=r"expected \(1, 4, K\) with K <= 3"):
-        ts.adapters.halton_maskgit(vit, mask_id=2, grid=(2, 2)).given(0).network(torch.zeros(1, 4, dtype=torch.int64))
+        ts.adapters.halton_maskgit(vit, mask_id=2, grid=(2, 2)).network(model.template()[None], *model.context(0))
 
 
 def test_images_are_decoded_to_bytes():

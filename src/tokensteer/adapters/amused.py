@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from tokensteer.adapters.grid import TokenGrid
-from tokensteer.adapters.images import Context, ImageModel
+from tokensteer.adapters.images import ImageModel
 from tokensteer.core.kernels.maskgit import MaskGIT
+from tokensteer.core.models.context import Context
 from tokensteer.hub import diffusers, pipeline_part, transformers
 
 STEPS, TEMPERATURE = 12, 2.0  # of the published sampler

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from tokensteer.adapters.grid import TokenGrid
-from tokensteer.adapters.images import Context, ImageModel
+from tokensteer.adapters.images import ImageModel
 from tokensteer.core.kernels.masked import Ancestral
 from tokensteer.core.kernels.schedule import Cosine
+from tokensteer.core.models.context import Context
 
 STEPS = 32
 

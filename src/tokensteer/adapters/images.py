@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,12 +20,10 @@ from torch import Tensor
 from tokensteer.adapters.grid import TokenGrid
 from tokensteer.core.kernels.kernel import Kernel
 from tokensteer.core.kernels.schedule import uniform_steps
+from tokensteer.core.models.context import Context
 from tokensteer.core.models.denoiser import FromLogits, from_logits
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.models.product import Product
-
-Context = tuple[Tensor, ...]
-"""What a network is given besides x and t: tensors with one row for each condition."""
 
 
 def powers_from_scale(scale: float) -> tuple[float, float]:
@@ -43,7 +41,8 @@ class ImageModel:
     """A masked image model. A condition is what its `encode` takes: a text, or a class.
 
     `network(x, *context)` maps ids (P, h·w) and rows of context to logits. `nothing` is the context without a
-    condition. `decoder` maps ids (P, h, w) to pixels (P, 3, H, W) in [0, 1].
+    condition. `decoder` maps ids (P, h, w) to pixels (P, 3, H, W) in [0, 1]. Where conditions are given, a list has one
+    for each population, and None is no condition.
     """
 
     network: TokenGrid
@@ -55,56 +54,57 @@ class ImageModel:
     decoder: Callable[[Tensor], Tensor] | None = None
 
     @property
-    def denoiser(self) -> FromLogits:
-        """Of ids and rows of context, of which `context` makes one for each condition."""
-        return from_logits(self.network, self.mask_id, ignores_time=True)
-
-    @property
     def device(self) -> torch.device:
         return self.nothing[0].device
 
-    def context(self, conditions: Sequence[Any]) -> Context:
-        """The rows of several conditions, in order. None among them is no condition."""
-        rows = [self.nothing if condition is None else self.encode([condition]) for condition in conditions]
-        if not rows:
-            raise ValueError("there is no condition: give one or several, or None for none")
+    @property
+    def denoiser(self) -> FromLogits:
+        """Called with ids, the time, and rows of `context`."""
+        return from_logits(self.network, self.mask_id, ignores_time=True)
+
+    def guided(self, powers: tuple[float, float]) -> FromLogits:
+        """The denoiser of the usual guided sampler, which normalises the product of two models at each site. Its rows
+        of context are those of the condition and, behind them, those of what it is guided away from."""
+
+        def logits(x: Tensor, *context: Tensor) -> Tensor:
+            own = len(self.nothing)
+            conditional, other = (self.network.codes(x, *rows) for rows in (context[:own], context[own:]))
+            return self.network.widened(powers[0] * conditional + powers[1] * other)
+
+        return from_logits(logits, self.mask_id, ignores_time=True)
+
+    def context(self, conditions: Any) -> Context:
+        """The rows of one condition, or of a list of them."""
+        several = cast("Sequence[Any]", conditions) if isinstance(conditions, list | tuple) else [conditions]
+        if not several:
+            raise ValueError("there is no condition: give one, a list of several, or None for none")
+        rows = [self.nothing if condition is None else self.encode([condition]) for condition in several]
         return tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
 
     def template(self) -> Tensor:
         """A canvas of masks, (h·w,)."""
         return torch.full((self.network.length,), self.mask_id, device=self.device)
 
-    def given(self, condition: Any, powers: tuple[float, float] | None = None, against: Any = None) -> FromLogits:
-        """The denoiser of ids alone, for one condition. With `powers` it is guided, away from `against`: a negative
-        prompt, or None for no condition."""
-        here, there = self.context([condition]), None if powers is None else self.context([against])
-
-        def logits(x: Tensor) -> Tensor:
-            codes = self.network.codes(x, *_rows(here, len(x)))
-            if powers is not None and there is not None:
-                codes = powers[0] * codes + powers[1] * self.network.codes(x, *_rows(there, len(x)))
-            return self.network.widened(codes)
-
-        return from_logits(logits, self.mask_id, ignores_time=True)
-
     def diffusion(
         self,
-        condition: Any,
+        conditions: Any,
         *,
         powers: tuple[float, float] | None = None,
         against: Any = None,
         steps: int | None = None,
         kernel: Kernel | None = None,
     ) -> Diffusion:
-        """The model of one condition. With `powers` it is the usual guided sampler, which normalises the product of
-        both models at each site; a target on top of it tilts that sampler."""
-        denoiser = self.given(condition, powers, against)
-        kernel = self.kernel if kernel is None else kernel
-        return Diffusion(denoiser, kernel, uniform_steps(self.steps if steps is None else steps), self.template())
+        """The model of one condition, or of several, each of which is a population. With `powers` it is the usual
+        guided sampler, away from the conditions `against`; a reward on top of it tilts that sampler."""
+        denoiser, context = self.denoiser, self.context(conditions)
+        if powers is not None:
+            denoiser, context = self.guided(powers), _joined(context, self.context(against))
+        grid = uniform_steps(self.steps if steps is None else steps)
+        return Diffusion(denoiser, self.kernel if kernel is None else kernel, grid, self.template(), context=context)
 
     def product(
         self,
-        condition: Any,
+        conditions: Any,
         powers: tuple[float, float],
         *,
         against: Any = None,
@@ -113,8 +113,8 @@ class ImageModel:
     ) -> Product:
         """Guidance as a target, p(x | condition)^a · p(x | against)^b: weights make up for what the guided sampler
         normalises away."""
-        conditional = self.diffusion(condition, steps=steps, kernel=kernel)
-        return Product([conditional, replace(conditional, denoiser=self.given(against))], powers)
+        conditional = self.diffusion(conditions, steps=steps, kernel=kernel)
+        return Product([conditional, replace(conditional, context=self.context(against))], powers)
 
     @torch.no_grad()
     def decode(self, ids: Tensor) -> Tensor:
@@ -125,6 +125,12 @@ class ImageModel:
         return (pixels.float().clamp(0, 1) * 255).round().to(torch.uint8)
 
 
-def _rows(context: Context, count: int) -> Context:
-    """The one row of a context for each of `count` particles."""
-    return tuple(part.expand(count, *part.shape[1:]) for part in context)
+def _joined(one: Context, other: Context) -> Context:
+    """The rows of two contexts side by side. A single row of either goes with all of the other."""
+    count = max(len(one[0]), len(other[0]))
+    if any(len(context[0]) not in (1, count) for context in (one, other)):
+        raise ValueError(
+            f"there are {len(one[0])} conditions and {len(other[0])} to guide away from: give one of either, or "
+            "equally many"
+        )
+    return tuple(part.expand(count, *part.shape[1:]) for part in (*one, *other))
