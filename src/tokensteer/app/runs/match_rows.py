@@ -28,7 +28,8 @@ REHEARSED = 4
 
 
 def matched(jobs: Sequence[Job], reference: str, place: Environment) -> list[Job]:
-    """The jobs with as many particles, at least one, as the rows of `reference` with their original number pay for."""
+    """The jobs with as many particles, at least one, as the rows of `reference` with their original number pay for; a
+    method that pilots plan gets these rows as its budget."""
     recipe_of(reference)  # raises before anything is loaded
     make = cache(make_task)
 
@@ -45,6 +46,10 @@ def matched(jobs: Sequence[Job], reference: str, place: Environment) -> list[Job
     found: list[Job] = []
     for job in jobs:
         budget = round(job.particles * rows(job, reference))
+        if recipe_of(job.method).planned:
+            whole = budget * job.populations
+            found.append(replace(job, budget=str(whole), extra=(*job.extra, f"rows = {budget}")))
+            continue
         particles = max(1, int(budget / rows(job, job.method)))
         found.append(replace(job, particles=particles, extra=(*job.extra, f"rows = {budget}")))
     return found
@@ -74,7 +79,7 @@ def _zero(x: Tensor) -> Tensor:
 
 
 def _uniform(model: Diffusion) -> Diffusion:
-    def logits(x: Tensor, t: Time) -> Tensor:
+    def logits(x: Tensor, t: Time, *context: Tensor) -> Tensor:
         return torch.zeros(*x.shape[:2], model.vocab_size, dtype=model.dtype, device=x.device)
 
     return replace(model, denoiser=from_logits(logits, model.kernel.mask_id), sharing=False)
