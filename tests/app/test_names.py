@@ -27,6 +27,16 @@ sys.exit(code)
 
 
 @pytest.mark.fast
+def test_a_reader_that_closes_the_pipe_is_no_error():
+    command = [sys.executable, "-m", "tokensteer", "list", "methods"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as lister:
+        assert lister.stdout is not None
+        assert lister.stderr is not None
+        lister.stdout.close()  # before anything is written
+        assert lister.stderr.read() == ""
+    assert lister.returncode == 141
+
+
 def test_names_agree_with_what_there_is():
     assert list(names.TASKS) == list(TASKS)
     assert list(names.METHODS) == list(recipes.METHODS)

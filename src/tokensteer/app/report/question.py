@@ -56,7 +56,7 @@ def _question(task: str, rows: Sequence[Row]) -> str:
             facts[name.capitalize()] = usual + (f" ({best.method}; others below)" if len(found) > 1 else "")
         elif found:
             facts[name.capitalize()] = listed(found)
-    goals = dict.fromkeys(_words(row.job["goal"]) for row in rows if row.job.get("goal") is not None)
+    goals = dict.fromkeys(_words(row.resolved["goal"]) for row in rows if "goal" in row.resolved)
     facts |= {"Goal": ", ".join(goals)} if goals else {}
     return element("dl", 'class="facts wide"', *(text("dt", k) + text("dd", v) for k, v in facts.items() if v))
 

@@ -124,6 +124,7 @@ def note(rows: Sequence[Row], finished: bool) -> str:
     said = [
         f"Mean ± half the 95% interval by Student's t, n = {listed([str(k) for k in n])} {over} of {sizes} particles."
     ]
+    said += _other_counts(rows)
     if finished and any(leaders(rows, metric)[0] for metric in metrics_of(rows)):
         said.append(f"★ is the best of a column, ☆ what does not differ from it at {LEVELS}.")
     if any(metric in BIASED for metric in metrics_of(rows)):
@@ -144,6 +145,16 @@ def note(rows: Sequence[Row], finished: bool) -> str:
     if any(sum(row.saved.values()) for row in rows):
         said.append("Rows are what networks computed, + what was needed but known already.")
     return " ".join([*said, "Click a heading to sort."])
+
+
+def _other_counts(rows: Sequence[Row]) -> list[str]:
+    """The n of metrics that are means over something else than the other columns, such as prompts."""
+    named: dict[tuple[int, ...], list[str]] = {}
+    for metric in metrics_of(rows):
+        having = [row for row in rows if metric in row.metrics]
+        if any(count(row, metric) != count(row) for row in having):
+            named.setdefault(tuple(sorted({count(row, metric) for row in having})), []).append(title(metric))
+    return [f"For {listed(names)} n = {listed([str(k) for k in n])}." for n, names in named.items()]
 
 
 def _head(column: Column) -> str:
