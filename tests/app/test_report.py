@@ -260,6 +260,22 @@ def test_metrics_of_prompts_have_their_own_n(tmp_path: Path) -> None:
     assert "0.26" in shown  # 2.571 for n = 6
 
 
+def test_two_tasks_are_told_apart(tmp_path: Path) -> None:
+    """Names of regions are unique, each task has its own sentence, and sizes stand beside their populations."""
+    values = {"accuracy": [0.5, 0.1]}
+    rows = [
+        (row(task, name, result, values, best=values), result)
+        for task in ("digits", "mnist")
+        for name, result in (("smc-base", toy(4, populations=3)), ("best-of-n", toy(2, populations=6)))
+    ]
+    root = page(fill(tmp_path / "run", rows))
+    regions = [n.attributes["aria-label"] for n in root.find("div", "box")]
+    assert len(regions) == len(set(regions)) == 4
+    (head,) = root.find("header")
+    assert [n.words().split(":")[0] for n in head.find("p", "lead")] == ["digits", "mnist"]
+    assert head.words().count("3 populations of 4 particles, 6 of 2") == 2
+
+
 def test_no_best_by_reward(tmp_path: Path) -> None:
     values = {"accuracy": [0.5, 0.1], "reward": [-1.0, 0.1], "reward accuracy": [0.5, 0.1], "activity": [1.0, 0.1]}
     rows = [(row("dna", f"method {k}", toy(4), values, best=values), toy(4)) for k in range(2)]

@@ -52,7 +52,7 @@ def table(rows: Sequence[Row], colours: Mapping[str, int], finished: bool) -> st
     shown.append(Column("log Z", [_log_z(row, rows) for row in every], DEFINED["log Z"]))
     shown += [_network(every, network) for network in dict.fromkeys(n for row in rows for n in row.rows)]
     shown.append(Column("seconds", [Cell(number(row.seconds), row.seconds) for row in every], DEFINED["seconds"]))
-    whole = _table("Methods, their metrics and what they cost", shown, len(every))
+    whole = _table(f"Methods of {rows[0].task}, their metrics and what they cost", shown, len(every))
     return whole + text("p", note(rows, finished), 'class="note"')
 
 
@@ -85,7 +85,7 @@ def best_table(rows: Sequence[Row], colours: Mapping[str, int]) -> str:
     rows = [replace(row, metrics=row.best) for row in rows if row.best]
     metrics = [m for m in columns((row.metrics for row in rows), of_best=True) if not m.endswith(FLOOR)]
     shown = _identity(rows, colours) + [_metric(rows, rows, metric, False) for metric in metrics]
-    return _table("The best particle by reward of each population", shown, len(rows)) if rows else ""
+    return _table(f"The best particle by reward of each population, {rows[0].task}", shown, len(rows)) if rows else ""
 
 
 def _identity(rows: Sequence[Row], colours: Mapping[str, int]) -> list[Column]:
