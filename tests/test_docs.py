@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -100,6 +102,56 @@ def test_broken_links_and_pages_that_are_not_listed_are_found(tmp_path: Path) ->
     site.stage()
     assert "[source](repository/code.py.md)" in (tmp_path / "build" / "a.md").read_text()
     assert "x = 1" in (tmp_path / "build" / "repository" / "code.py.md").read_text()
+
+
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+
+
+def test_the_outputs_of_notebooks_are_those_of_their_code() -> None:
+    runner = tool("run_notebooks")
+    assert len(NOTEBOOKS) >= 3
+    for file in NOTEBOOKS:
+        notebook = json.loads(file.read_text("utf-8"))
+        mend = f"run python tools/run_notebooks.py {file.stem}"
+        assert notebook["metadata"].get(runner.FINGERPRINT) == runner.fingerprint(notebook), mend
+        assert file.stat().st_size < 100_000, f"{file.name} shows too much"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
+def test_notebooks_run(file: Path) -> None:
+    command = [sys.executable, str(ROOT / "tools" / "run_notebooks.py"), file.stem, "--dry"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_cell_shows_what_it_prints_and_its_last_value_and_a_cell_that_raises_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner = tool("run_notebooks")
+    runner.FOLDER = tmp_path
+    file = tmp_path / "small.ipynb"
+
+    def write(*cells: str) -> None:
+        code = [{"cell_type": "code", "source": cell, "outputs": [], "metadata": {}} for cell in cells]
+        file.write_text(json.dumps({"cells": code, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+
+    write("x = 2\nprint('<b>')", "x + 1", "x;\ny = x")
+    assert runner.main(["small"]) == 0
+    done = json.loads(file.read_text())
+    printed, value, nothing = (cell["outputs"] for cell in done["cells"])
+    assert printed == [{"name": "stdout", "output_type": "stream", "text": ["<b>\n"]}]
+    assert value[0]["data"] == {"text/plain": ["3"]}
+    assert nothing == []
+    page = tool("build_site").as_markdown(
+        {**done, "cells": [{"cell_type": "markdown", "source": "# A"}, *done["cells"]]}, "a"
+    )
+    assert "```text\n<b>\n```" in page
+    write("x = 1", "1 / 0")
+    before = file.read_bytes()
+    assert runner.main([]) == 1
+    assert "small.ipynb, cell 2" in capsys.readouterr().err
+    assert file.read_bytes() == before
 
 
 def test_the_reference_is_that_of_the_docstrings() -> None:

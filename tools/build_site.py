@@ -2,11 +2,13 @@
 
 `python tools/build_site.py`. Every page is listed once in the `nav` of mkdocs.yml, and every relative link leads to a
 file, and to a heading of it if it names one. Pages may link to files of the repository outside docs/, as a reader of
-the repository would: the site has a page for each of them, under `repository/`.
+the repository would: the site has a page for each of them, under `repository/`. A notebook becomes a page with its
+stored outputs, and `nav` lists it as notebooks/NAME.md.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,7 +16,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from html import escape
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 DOCS, STAGE, SITE = ROOT / "docs", ROOT / "build" / "docs", ROOT / "build" / "site"
@@ -23,7 +27,36 @@ FENCED = re.compile(r"^( *)(`{3,})[^`]*?^\1\2`*$", re.DOTALL | re.MULTILINE)
 
 
 def pages() -> list[Path]:
-    return sorted(DOCS.rglob("*.md"))
+    return sorted([*DOCS.rglob("*.md"), *DOCS.rglob("*.ipynb")])
+
+
+def text_of(file: Path) -> str:
+    """A page as Markdown."""
+    text = file.read_text("utf-8")
+    return as_markdown(json.loads(text), file.name) if file.suffix == ".ipynb" else text
+
+
+def as_markdown(notebook: dict[str, Any], name: str) -> str:
+    """The cells of a notebook and their outputs. Below the title is a link to the notebook itself."""
+    parts = list[str]()
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"]).strip()
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        parts += [shown(output) for output in cell.get("outputs", ())]
+    title, _, rest = parts[0].partition("\n")
+    itself = f'<a href="{name}" download>Download this notebook</a>'
+    return "\n\n".join([title, itself, rest.strip(), *parts[1:]]) + "\n"
+
+
+def shown(output: dict[str, Any]) -> str:
+    """An output of a cell: as a picture or HTML where it has one, else as text."""
+    data = output.get("data", {})
+    if "image/png" in data:
+        text = "".join(data["text/plain"])
+        return f'<img src="data:image/png;base64,{data["image/png"].strip()}" alt="{escape(text)}">'
+    if "text/html" in data:
+        return re.sub(r"\n\s*\n", "\n", "".join(data["text/html"])).strip()  # an empty line would end the HTML
+    return "```text\n" + "".join(output.get("text", data.get("text/plain", ""))).rstrip() + "\n```"
 
 
 def listed() -> list[str]:
@@ -35,7 +68,7 @@ def listed() -> list[str]:
 @cache
 def anchors(file: Path) -> set[str]:
     """The names that a link may have behind its #: headings, as sites and repository hosts write them, and ids."""
-    text = FENCED.sub("", file.read_text("utf-8"))
+    text = FENCED.sub("", text_of(file))
     found = set(re.findall(r'\bid="([^"]+)"', text))
     for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", heading)
@@ -45,7 +78,7 @@ def anchors(file: Path) -> set[str]:
 
 def links(file: Path) -> Iterator[tuple[str, Path, str]]:
     """The relative links of a page: as written, the file they lead to, and the heading there."""
-    for place, heading in LINK.findall(FENCED.sub("", file.read_text("utf-8"))):
+    for place, heading in LINK.findall(FENCED.sub("", text_of(file))):
         yield place + heading, Path(os.path.normpath(file.parent / place)) if place else file, heading[1:]
 
 
@@ -56,9 +89,10 @@ def faults() -> list[str]:
         for link, file, heading in links(page):
             if not file.exists():
                 found.append(f"{page.relative_to(ROOT)}: {link} leads nowhere")
-            elif heading and file.suffix == ".md" and heading not in anchors(file):
+            elif heading and file.suffix in (".md", ".ipynb") and heading not in anchors(file):
                 found.append(f"{page.relative_to(ROOT)}: {link} has no such heading")
-    there, named = {page.relative_to(DOCS).as_posix() for page in pages()}, listed()
+    there = {page.relative_to(DOCS).with_suffix(".md").as_posix() for page in pages()}
+    named = listed()
     found += [f"docs/{page} is not in the navigation of mkdocs.yml" for page in sorted(there - set(named))]
     found += [f"mkdocs.yml lists {page}, which is not in docs/" for page in sorted(set(named) - there)]
     return found + [
@@ -69,7 +103,8 @@ def faults() -> list[str]:
 def staged_as(file: Path) -> Path:
     """Where a file of the repository is put for the site."""
     if file.is_relative_to(DOCS):
-        return STAGE / file.relative_to(DOCS)
+        place = STAGE / file.relative_to(DOCS)
+        return place.with_suffix(".md") if file.suffix == ".ipynb" else place
     place = STAGE / "repository" / file.relative_to(ROOT)
     return place.with_name(place.name + ".md") if file.suffix in (".py", ".toml", ".cff", "") else place
 
@@ -86,7 +121,7 @@ def stage() -> None:
         done.add(file)
         place = staged_as(file)
         place.parent.mkdir(parents=True, exist_ok=True)
-        if file.suffix == ".md":
+        if file.suffix in (".md", ".ipynb"):
             waiting += [target for _, target, _ in links(file) if target.is_relative_to(ROOT)]
             place.write_text(mended(file), "utf-8")
         elif place.suffix == ".md":
@@ -99,7 +134,7 @@ def stage() -> None:
 
 def mended(file: Path) -> str:
     """The text of a page with links as they are on the site; links to folders are left out."""
-    text, here = file.read_text("utf-8"), staged_as(file).parent
+    text, here = text_of(file), staged_as(file).parent
 
     def place(match: re.Match[str]) -> str:
         target = Path(os.path.normpath(file.parent / match[1]))

@@ -253,7 +253,7 @@ def test_choices_reach_the_steering(tmp_path: Path):
     assert tokensteer("run", "digits", *TINY, *words, "--memory", "1GiB", "--out", tmp_path / "x") == 0
     row = ts.open_run(tmp_path / "x").rows[0]
     stored = row["job"] | {"extra": ()}
-    settings = Settings(**{field.name: stored.pop(field.name) for field in fields(Settings)})
+    settings = Settings(**{field.name: stored.pop(field.name, field.default) for field in fields(Settings)})
     (ready,) = prepare.prepare([jobs.Job(**stored, settings=settings)], prepare.Environment())
     tilt, model = ready.method.steering.twist, ready.task.model
     assert tilt is not None
@@ -571,6 +571,9 @@ RUN = ["run", "digits", *TINY, "--out", "OUT"]
         (["report", "NOWHERE"], "nowhere is no run folder (there is no such folder): give the --out of a run\n"),
         (["report", __file__], "is no run folder (it is a file): give the --out of a run\n"),
         (["train", "mog", "--minutes", "-1", "--out", "OUT"], "--minutes must be positive"),
+        (["train", "dna", "--reward", "logit", "--out", "OUT"], "give --proposal or --twist too"),
+        (["train", "dna", "--proposal", "--reward", "logits", "--out", "OUT"], "Did you mean logit?"),
+        (["train", "mog", "--proposal", "--reward", "logit", "--out", "OUT"], "mog has only one reward to train for"),
     ],
 )
 def test_bad_input_gives_one_line_and_exit_2(words: list[str], says: str, tmp_path: Path, capsys):

@@ -111,6 +111,31 @@ def test_a_run_is_run_again_from_its_config(toml: Path):
     assert tokensteer("run", "--config", "first/config.json", "--out", "first", "--resume") == 0
 
 
+def test_a_config_holds_what_was_resolved_and_no_null(toml: Path):
+    """A run that leaves all to the task and the method, and the same run with what its config names."""
+    words = ["--particles", "2", "--populations", "2", "--steps", "3"]
+    assert tokensteer("compare", "digits", "--methods", "smc-base", "pretrained", *words, "--out", "first") == 0
+    first = ts.open_run("first")
+    assert "null" not in Path("first/config.json").read_text()
+    same = {"steps": 3, "kl": 1.0, "goal": 4, "draws": 10, "ramp": "exponential", "noise": "fresh"}
+    job, plain = first.config["jobs"]
+    assert same.items() | {("trigger", "ess:0.5:10"), ("resample", "systematic")} <= set(_hashable(job))
+    assert (plain["kl"], plain["trigger"], "ramp" in plain) == (1.0, "never", False)
+    assert first.rows[0]["resolved"].items() <= job.items()
+    assert tokensteer("compare", "--config", "first/config.json", "--out", "second") == 0
+    second = ts.open_run("second")
+    assert first.config["options"] == second.config["options"]
+    assert first.config["jobs"] == second.config["jobs"]
+    assert first.result(0).log_w.equal(second.result(0).log_w)
+    given = [f"--{name}={job[name]}" for name in (*same, "trigger", "resample") if name != "steps"]
+    assert tokensteer("run", "digits", "--method", "smc-base", *words, *given, "--out", "third") == 0
+    assert first.result(0).log_w.equal(ts.open_run("third").result(0).log_w)
+
+
+def _hashable(table: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in table.items() if not isinstance(value, list)]
+
+
 @pytest.mark.parametrize(
     ("text", "words", "says"),
     [

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from tokensteer.tasks.dna import model as dna_model
 
 PROGRAM = """
 import sys
+from pathlib import Path
 from tokensteer.app.cli import main
 code = main(sys.argv[1:])
 assert not {"torch", "numpy"} & set(sys.modules)
@@ -27,6 +29,16 @@ sys.exit(code)
 
 
 @pytest.mark.fast
+def test_a_reader_that_closes_the_pipe_is_no_error():
+    command = [sys.executable, "-m", "tokensteer", "list", "methods"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as lister:
+        assert lister.stdout is not None
+        assert lister.stderr is not None
+        lister.stdout.close()  # before anything is written
+        assert lister.stderr.read() == ""
+    assert lister.returncode == 141
+
+
 def test_names_agree_with_what_there_is():
     assert list(names.TASKS) == list(TASKS)
     assert list(names.METHODS) == list(recipes.METHODS)
@@ -119,6 +131,33 @@ def test_bash_completes_commands_options_and_names():
     assert completed("compare", "digits", "--re") == {"--recipe", "--remask", "--resample", "--resume", "--reward"}
     assert completed("list", "") == set(names.LISTS)
     assert completed("report", "x") == set()  # files
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+def test_zsh_reads_the_script_in_a_plain_shell(tmp_path: Path, capsys):
+    assert cli.main(["completion", "zsh"]) == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    asked = f"ZDOTDIR={tmp_path}; source {tmp_path}/script; print $_comps[tokensteer]"
+    done = subprocess.run(["zsh", "-f", "-c", asked], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.stderr == ""
+    assert "_tokensteer" in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+def test_fish_completes_commands_options_and_names(tmp_path: Path):
+    (tmp_path / "script").write_text(completion.fish())
+    (tmp_path / "my-folder").mkdir()
+
+    def found(words: str) -> set[str]:
+        asked = f"source script; complete -C 'tokensteer {words}'"
+        done = subprocess.run(["fish", "-N", "-c", asked], capture_output=True, text=True, check=True, cwd=tmp_path)
+        return {line.split("\t")[0] for line in done.stdout.splitlines()}
+
+    assert found("comp") == {"compare", "completion"}
+    assert found("run mn") == {"mnist"}
+    assert found("run digits --method smc-g") == {"smc-grad"}
+    assert found("list m") == {"methods"}  # and no files
+    assert found("run digits --out my") == found("report my") == {"my-folder/"}
 
 
 def test_completions_have_every_option(capsys):

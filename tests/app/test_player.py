@@ -261,7 +261,7 @@ addEventListener("load", () => setTimeout(async () => {
   answers.first = Number(slider.value);
   answers.texts = every(() => tiles().map((tile) => tile.querySelector("code").textContent));
   answers.marks = part.querySelectorAll(".marks i").length;
-  answers.labels = tiles().map((tile) => tile.getAttribute("aria-label"));
+  answers.labels = tiles().map((tile) => tile.querySelector(".unseen").textContent);
   tiles()[1].click();
   answers.pressed = tiles().map((tile) => tile.getAttribute("aria-pressed"));
   answers.ancestors = every(kin);

@@ -242,11 +242,38 @@ def test_settings_are_stored_as_resolved() -> None:
     asked = [Job("digits", name, 4, 2, settings=Settings(steps=12)) for name in ("smc-base", "smc-grad", "fk-max")]
     asked.append(Job("mog", "smc-base", 4, 2, settings=Settings(trigger="every:3", ramp="clipped:3")))
     base, grad, fk, mog = map(resolved, prepare(asked, Environment()))
-    same = {"steps": 12, "seed": 0, "kl": 1.0, "draws": 10, "ramp": "exponential", "noise": "fresh"}
+    same = {"steps": 12, "seed": 0, "kl": 1.0, "goal": 4, "draws": 10, "ramp": "exponential", "noise": "fresh"}
     assert base == {**same, "trigger": "ess:0.5:10", "resample": "systematic"}
     assert grad == {**same, "trigger": "ess:0.5", "resample": "systematic"}
     assert (fk["trigger"], fk["resample"]) == ("every:2", "multinomial")
     assert (mog["steps"], mog["draws"], mog["ramp"], mog["trigger"]) == (100, 0, "clipped:3", "every:3")
+
+
+def test_metrics_of_prompts_have_their_own_n(tmp_path: Path) -> None:
+    values = {"accuracy": [0.5, 0.1], "self-BLEU": [0.4, 0.1], "distinct-1": [0.2, 0.1]}
+    result = toy(4, populations=6)
+    stored = row("text", "smc-base", result, values, counts={"self-BLEU": 3, "distinct-1": 3})
+    root = page(fill(tmp_path / "run", [(stored, result)]))
+    assert "n = 6 populations of 4 particles. For self-BLEU and distinct-1 n = 3." in root.words()
+    shown = root.find("table")[0].find("tbody")[0].words()
+    assert "0.43" in shown  # 4.303 standard errors for n = 3
+    assert "0.26" in shown  # 2.571 for n = 6
+
+
+def test_two_tasks_are_told_apart(tmp_path: Path) -> None:
+    """Names of regions are unique, each task has its own sentence, and sizes stand beside their populations."""
+    values = {"accuracy": [0.5, 0.1]}
+    rows = [
+        (row(task, name, result, values, best=values), result)
+        for task in ("digits", "mnist")
+        for name, result in (("smc-base", toy(4, populations=3)), ("best-of-n", toy(2, populations=6)))
+    ]
+    root = page(fill(tmp_path / "run", rows))
+    regions = [n.attributes["aria-label"] for n in root.find("div", "box")]
+    assert len(regions) == len(set(regions)) == 4
+    (head,) = root.find("header")
+    assert [n.words().split(":")[0] for n in head.find("p", "lead")] == ["digits", "mnist"]
+    assert head.words().count("3 populations of 4 particles, 6 of 2") == 2
 
 
 def test_no_best_by_reward(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tokensteer.rewards import motifs
 from tokensteer.tasks.common.arrays import Examples
 from tokensteer.tasks.common.png import write_coloured_png
 from tokensteer.tasks.common.settings import Settings
-from tokensteer.tasks.common.task import Setup
+from tokensteer.tasks.common.task import Setup, Task
 from tokensteer.tasks.common.training import Training, Trial
 from tokensteer.tasks.dna import data as dna_data
 from tokensteer.tasks.dna import dragonn, output
@@ -749,6 +749,28 @@ def test_a_student_draws_with_what_it_is_weighed_by(weights: Path):
     assert untyped(known.config).dropout > 0
     torch.testing.assert_close(net(letters(2)), known(letters(2)))
     assert all(parameter.requires_grad for parameter in net.parameters())
+
+
+@pytest.mark.slow
+def test_a_proposal_is_taught_for_the_other_reward(weights: Path, tmp_path: Path):
+    made: list[Setup] = []
+
+    def quick(setup: Setup) -> Task:
+        made.append(setup)
+        return dna.task(replace(setup, steps=3))
+
+    value = ValueConfig("dilated", {"vocab_size": 5, "length": LENGTH, "width": 16, "dilations": [1]})
+    config = replace(dna_taught.PROPOSAL, plan=ProposalPlan(1, paths=4, times=2), value=value, num_steps=3)
+    taught = dna_taught.proposal(quick, 0, weights, {1: 2}, config).rewarded("logit", dna_model.KLS["logit"])
+    card = taught.train(Training(tmp_path / "w"))
+    assert {(setup.reward, setup.kl) for setup in made} == {("logit", 0.5)}
+    assert (card["reward"], card["kl"]) == ("logit", 0.5)
+    assert "train dna --proposal --goal 0 --reward logit" in card["command"]
+    words = ["--particles", 2, "--populations", 2, "--steps", 3, "--weights", tmp_path / "w"]
+    for reward, other in (("logit", None), ("log-p", "the reward logit")):
+        out = tmp_path / reward
+        assert tokensteer("run", "dna", "--method", "smc-amot", "--reward", reward, *words, "--out", out) == 0
+        assert ts.open_run(out).rows[0].get("learned for") == other
 
 
 @pytest.mark.slow

@@ -24,6 +24,9 @@ from tokensteer.app.words.lookup import choose
 EXPECTED = (ValueError, OSError, ImportError, FloatingPointError)
 """Errors of the library with a message for users: what is wrong and how to mend it."""
 
+CLOSED_PIPE = 128 + 13
+"""The exit code that a shell reports for SIGPIPE, which Python does not die of."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code of `tokensteer ARGUMENTS`."""
@@ -46,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         outcome = _run(command, words)
     except KeyboardInterrupt:
         return _failed(words, "stopped; what was finished is kept", 130)
+    except BrokenPipeError:  # it is an OSError, and no mistake of the user
+        raise
     except EXPECTED as error:
         if os.environ.get("TOKENSTEER_TRACEBACK"):
             raise
@@ -109,4 +114,10 @@ def one_line(error: BaseException) -> str:
 
 def run() -> None:
     """The script `tokensteer`."""
-    raise SystemExit(main())
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes again at exit
+        code = CLOSED_PIPE
+    raise SystemExit(code)

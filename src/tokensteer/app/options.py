@@ -53,6 +53,7 @@ Train the networks of a task, with a card that says how good they are.
   tokensteer train mnist --proposal --goal 7 --device cuda --minutes 4 --out out/seven
   tokensteer run mnist --method smc-amot --goal 7 --kl 0.5 --weights out/seven
   tokensteer train digits --proposal --goal 7 --objective step-variance --baseline time --out out/as-in-the-paper
+  tokensteer train dna --proposal --goal 0 --reward logit --device cuda --minutes 4 --out out/active
 
 A training that was stopped goes on where it was if it is given the same folder and options."""
 
@@ -192,6 +193,8 @@ class Train:
     """Teach a twist to the shipped proposal instead."""
     goal: Annotated[int | None, left("the task's own", "INT")] = None
     """With --proposal or --twist: what it is to draw, such as a digit."""
+    reward: Annotated[str | None, left("the task's", "NAME")] = None
+    """With --proposal or --twist, for dna: log-p (the default) or logit, each at its own kl."""
     weights: Annotated[Path | None, left("those shipped", "FOLDER")] = None
     """With --proposal or --twist: the folder of the networks it is taught with."""
     objective: Annotated[str | None, left("the task's", "STR")] = None
@@ -289,4 +292,5 @@ Try
   tokensteer report out/mog
 
 There are the tasks {TASKS}. `tokensteer COMMAND --help`, or
-`tokensteer help COMMAND`, has the options, with more examples."""
+`tokensteer help COMMAND`, has the options, with more examples. With the
+environment variable TOKENSTEER_TRACEBACK=1 errors show where they came from."""

@@ -50,8 +50,11 @@ _tokensteer() {{
 }}
 complete -o default -F _tokensteer tokensteer
 """
-ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
-"""zsh reads the script of bash."""
+ZSH = """\
+(( $+functions[compdef] )) || { autoload -U +X compinit && compinit -i }
+autoload -U +X bashcompinit && bashcompinit
+"""
+"""zsh reads the script of bash, once its own completion is on, which a plain .zshrc does not do."""
 
 
 def main(command: Completion, words: str) -> Outcome:
@@ -60,15 +63,15 @@ def main(command: Completion, words: str) -> Outcome:
     return {"script": script}
 
 
-def options_of(kind: type) -> list[str]:
-    """The options of a command by name, without those that are given by position."""
-    found: list[str] = []
+def options_of(kind: type) -> dict[str, bool]:
+    """The options of a command by name, without those that are given by position, and whether each takes a value."""
+    found: dict[str, bool] = {}
     for field in fields(kind):
         nested = NESTED.get(field.name)
         if nested is not None:
-            found += options_of(nested)
+            found |= options_of(nested)
         elif "Positional" not in str(field.type) and field.type != "Task":
-            found.append(field.name.replace("_", "-"))
+            found[field.name.replace("_", "-")] = field.type not in ("Flag", "Json")
     return found
 
 
@@ -89,8 +92,8 @@ def fish() -> str:
         lines.append(f"complete -c tokensteer -n __fish_use_subcommand -f -a {name} -d '{line}'")
         here = f"complete -c tokensteer -n '__fish_seen_subcommand_from {name}'"
         if name in FIRST:
-            lines.append(f"{here} -a '{' '.join(FIRST[name])}'")
-        for option in options_of(kind):
-            known = f" -x -a '{' '.join(VALUES[option])}'" if option in VALUES else ""
+            lines.append(f"{here} -f -a '{' '.join(FIRST[name])}'")
+        for option, valued in options_of(kind).items():
+            known = f" -x -a '{' '.join(VALUES[option])}'" if option in VALUES else " -r -F" if valued else ""
             lines.append(f"{here} -l {option}{known}")
     return "\n".join(lines) + "\n"

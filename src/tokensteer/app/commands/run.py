@@ -16,6 +16,7 @@ from tokensteer.app.runs.jobs import Job
 from tokensteer.app.runs.prepare import Environment, prepare
 from tokensteer.app.runs.recipes import recipe_of
 from tokensteer.app.runs.resume import check_same, earlier
+from tokensteer.app.runs.rows import settled
 from tokensteer.app.runs.runner import config, run_all
 from tokensteer.app.runs.sizes import check_fits
 from tokensteer.app.terminal.draws import draws
@@ -89,6 +90,8 @@ def run_jobs(
         ready = prepare(jobs, place) if kept < len(jobs) else []  # all: what one method leaves aside another may use
         for one in ready[kept:]:
             check_fits(one, place)
+        if not kept:
+            writer.config = {**writer.config, "jobs": [settled(one) for one in ready]}
         try:
             with shown(len(jobs), kept) as watch:
                 run_all(ready[kept:], place, writer, watch)

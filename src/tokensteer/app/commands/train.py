@@ -27,6 +27,12 @@ def main(command: Train, words: str) -> Outcome:
             raise ValueError("--goal is what a proposal or a twist is trained for: give --proposal or --twist too")
         if command.weights is not None:
             raise ValueError("--weights has the networks for training a proposal or a twist: give --proposal too")
+        if command.reward is not None:
+            raise ValueError("--reward is what a proposal or a twist is trained for: give --proposal or --twist too")
+    if command.reward is not None and not task.rewards:
+        raise ValueError(f"{command.task} has only one reward to train for: leave out --reward {command.reward}")
+    if command.reward is not None:
+        choose(command.reward, task.rewards, "reward")
     _check_objective(command, task)
     out = command.out or Path("out") / f"{command.task}-weights"
     for name, value in (("minutes", command.minutes), ("scale", command.scale)):
@@ -38,8 +44,10 @@ def main(command: Train, words: str) -> Outcome:
             raise ValueError(f"{out} holds finished weights of {command.task}: give --out another folder, or --force")
         if task.proposal is not None and (command.proposal or command.twist):
             taught = task.proposal(command.goal, command.weights or SHIPPED)
-            config = taught.config.chosen(command.objective, command.baseline)
-            replace(taught, config=config).train(training, command.twist)
+            taught = replace(taught, config=taught.config.chosen(command.objective, command.baseline))
+            if command.reward is not None:
+                taught = taught.rewarded(command.reward, task.rewards[command.reward])
+            taught.train(training, command.twist)
         else:
             task.train(training)
     say(f"Weights: {out}   (tokensteer run {command.task} --weights {out} uses them)")

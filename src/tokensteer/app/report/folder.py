@@ -27,7 +27,8 @@ class Row:
     """One method with a number of particles. Numbers that are unknown are NaN.
 
     `method` is its full label: `family`, and `variant` if there are several of it. `best` has the metrics of the best
-    particles by reward. `answer` is the result that the method's metrics are measured on: all particles or some of
+    particles by reward. `counts` has the number of values that a metric is the mean of, where it is not that of
+    the populations. `answer` is the result that the method's metrics are measured on: all particles or some of
     them, with equal weights unless `weighted`; it is `exact` if it tends to the target as N grows. `texts` are its
     samples, if texts; `failed` are prompts that gave none.
     `plan` has the reasons of what pilots or timing chose for it, `learned_for` names another reward that its
@@ -45,6 +46,7 @@ class Row:
     seed: int
     metrics: Mapping[str, Measured]
     best: Mapping[str, Measured]
+    counts: Mapping[str, int]
     log_z: Measured
     seconds: float
     rows: Mapping[str, int]
@@ -125,6 +127,7 @@ def _numbers(stored: Mapping[str, Any]) -> dict[str, Any]:
         "rows": stored["rows"],
         "saved": stored["saved"],
         "seeds": seeds_of(stored),
+        "counts": stored.get("counts", {}),
     }
 
 

@@ -10,14 +10,11 @@ import math
 from functools import cache
 
 from tokensteer.app.report.folder import Row
-from tokensteer.tasks.common import grid
 from tokensteer.tasks.common.metrics import Measured
 
 LEVEL = 0.05
 MOST = 1000
 LEVELS = "the 5% level over the whole table"
-OF_SETS = frozenset({"emd", "tv"})
-"""Distances on a grid, which are measured on sets of populations."""
 
 
 def tail(t: float, df: int) -> float:
@@ -46,10 +43,8 @@ def student(level: float, df: int) -> float:
 
 
 def count(row: Row, metric: str = "") -> int:
-    """How many independent values a mean of a row is over: seeds, or else populations or sets of them."""
-    if row.seeds > 1:
-        return row.seeds
-    return grid.sets(row.populations, row.particles) if metric in OF_SETS else row.populations
+    """How many independent values a mean of a row is over: seeds, or else populations, sets of them or prompts."""
+    return row.seeds if row.seeds > 1 else row.counts.get(metric, row.populations)
 
 
 def half_width(measured: Measured, n: int) -> float:

@@ -124,14 +124,15 @@
 
     const tile = (n) => {
       const node = { button: make("button", "tile"), drawing: paint.draw(), bar: make("i"), weight: make("span") };
+      node.label = make("span", "unseen"); // what is read aloud, in place of the rest
       const top = make("span", "top"), who = make("b"), track = make("span", "weight");
       node.button.type = "button";
       node.button.tabIndex = n ? -1 : 0;
       who.textContent = n;
-      node.drawing.setAttribute("aria-hidden", "true");
+      for (const seen of [node.drawing, top]) seen.setAttribute("aria-hidden", "true");
       track.append(node.bar);
       top.append(who, node.weight);
-      node.button.append(top, node.drawing, track);
+      node.button.append(node.label, top, node.drawing, track);
       node.button.addEventListener("click", () => pin(n));
       return node;
     };
@@ -153,7 +154,7 @@
         label.push(`${hidden} of ${known.length} sites masked`);
         if (own) label.push("pinned");
         else if (kin) label.push(`${step < pinned.step ? "ancestor" : "descendant"} of the pinned one`);
-        node.button.setAttribute("aria-label", label.join(", ") + (text ? `:${text}` : ""));
+        node.label.textContent = label.join(", ") + (text ? `:${text}` : "");
       });
       tiles.classList.toggle("pinned", pinned !== null);
       unpin.disabled = pinned === null;

@@ -26,9 +26,10 @@ def header(run: Run, colours: Mapping[str, int]) -> str:
     about = "; ".join(dict.fromkeys(row.about or row.task for row in run.rows))
     said = [(f"{task}: " if len(tasks) > 1 else "") + verdict(joined) for task, (_, joined) in tasks.items()]
     title = text("p", "tokensteer report", 'class="eyebrow"') + text("h1", about[:1].upper() + about[1:])
-    opening = text("p", " ".join(said), 'class="lead"') if run.finished else _unfinished(run)
+    opening = "".join(text("p", words, 'class="lead"') for words in said) if run.finished else _unfinished(run)
     asked = [_question(task, rows) for task, (rows, _) in tasks.items()]
-    shown = [_before_after(rows, joined, colours) for rows, joined in tasks.values()] if run.finished else []
+    pairs = tasks.values() if run.finished else ()
+    shown = [_before_after(rows, joined, colours, len(tasks) > 1) for rows, joined in pairs]
     return title + opening + "".join(asked) + "".join(shown) + _how(run)
 
 
@@ -46,8 +47,7 @@ def _question(task: str, rows: Sequence[Row]) -> str:
     known = TASKS[task].rewarded if task in TASKS else ""
     words = known if reward is None else f"your function {reward}" if ":" in reward else f"{known} ({reward})"
     facts = {"Task": task, "Target": f"π(x) ∝ p(x) · exp(r(x)/kl){_kl(rows)}", "Reward r(x)": words}
-    sizes = listed([f"{n:,}" for n in sorted({row.particles for row in rows})])
-    facts["Size"] = f"{plural(max(row.populations for row in rows), 'population')} of {sizes} particles"
+    facts["Size"] = _sizes(rows)
     best = recommended(rows)
     for name in SETTINGS:
         found = list(dict.fromkeys(_words(row.resolved[name]) for row in rows if name in row.resolved))
@@ -56,9 +56,20 @@ def _question(task: str, rows: Sequence[Row]) -> str:
             facts[name.capitalize()] = usual + (f" ({best.method}; others below)" if len(found) > 1 else "")
         elif found:
             facts[name.capitalize()] = listed(found)
-    goals = dict.fromkeys(_words(row.job["goal"]) for row in rows if row.job.get("goal") is not None)
+    goals = dict.fromkeys(_words(row.resolved["goal"]) for row in rows if "goal" in row.resolved)
     facts |= {"Goal": ", ".join(goals)} if goals else {}
     return element("dl", 'class="facts wide"', *(text("dt", k) + text("dd", v) for k, v in facts.items() if v))
+
+
+def _sizes(rows: Sequence[Row]) -> str:
+    """Populations and particles: "8 populations of 4 and 16 particles, 40 of 2"."""
+    found: dict[int, set[int]] = {}
+    for row in rows:
+        found.setdefault(row.populations, set()).add(row.particles)
+    words = [(many, listed([f"{n:,}" for n in sorted(sizes)])) for many, sizes in sorted(found.items())]
+    first, *others = words
+    said = [f"{plural(first[0], 'population')} of {first[1]} particles", *(f"{many:,} of {n}" for many, n in others)]
+    return ", ".join(said)
 
 
 def _kl(rows: Sequence[Row]) -> str:
@@ -66,15 +77,16 @@ def _kl(rows: Sequence[Row]) -> str:
     return f", kl = {listed([f'{kl:g}' for kl in found])}" if found else ""
 
 
-def _before_after(rows: Sequence[Row], joined: Sequence[Row], colours: Mapping[str, int]) -> str:
-    """Draws of the model alone beside those of the recommended row; "" unless both are there."""
+def _before_after(rows: Sequence[Row], joined: Sequence[Row], colours: Mapping[str, int], several: bool) -> str:
+    """Draws of the model alone beside those of the recommended row; "" unless both are there. With `several` tasks the
+    titles name the task."""
     best = recommended(joined)
     before = next((row for row in rows if row.family == "pretrained"), None)
     after = next(row for row in rows if (row.method, row.particles) == (best.method, best.particles))
     if before is None or before is after:
         return ""
-    name = naming(joined)
-    sides = [("Before: the model alone", before), (f"After: {name(best)}", after)]
+    name, of = naming(joined), f", {best.task}" if several else ""
+    sides = [(f"Before{of}: the model alone", before), (f"After{of}: {name(best)}", after)]
     return element("div", 'class="before-after"', *(_side(words, row, colours) for words, row in sides))
 
 

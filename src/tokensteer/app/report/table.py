@@ -52,7 +52,7 @@ def table(rows: Sequence[Row], colours: Mapping[str, int], finished: bool) -> st
     shown.append(Column("log Z", [_log_z(row, rows) for row in every], DEFINED["log Z"]))
     shown += [_network(every, network) for network in dict.fromkeys(n for row in rows for n in row.rows)]
     shown.append(Column("seconds", [Cell(number(row.seconds), row.seconds) for row in every], DEFINED["seconds"]))
-    whole = _table("Methods, their metrics and what they cost", shown, len(every))
+    whole = _table(f"Methods of {rows[0].task}, their metrics and what they cost", shown, len(every))
     return whole + text("p", note(rows, finished), 'class="note"')
 
 
@@ -85,7 +85,7 @@ def best_table(rows: Sequence[Row], colours: Mapping[str, int]) -> str:
     rows = [replace(row, metrics=row.best) for row in rows if row.best]
     metrics = [m for m in columns((row.metrics for row in rows), of_best=True) if not m.endswith(FLOOR)]
     shown = _identity(rows, colours) + [_metric(rows, rows, metric, False) for metric in metrics]
-    return _table("The best particle by reward of each population", shown, len(rows)) if rows else ""
+    return _table(f"The best particle by reward of each population, {rows[0].task}", shown, len(rows)) if rows else ""
 
 
 def _identity(rows: Sequence[Row], colours: Mapping[str, int]) -> list[Column]:
@@ -124,6 +124,7 @@ def note(rows: Sequence[Row], finished: bool) -> str:
     said = [
         f"Mean ± half the 95% interval by Student's t, n = {listed([str(k) for k in n])} {over} of {sizes} particles."
     ]
+    said += _other_counts(rows)
     if finished and any(leaders(rows, metric)[0] for metric in metrics_of(rows)):
         said.append(f"★ is the best of a column, ☆ what does not differ from it at {LEVELS}.")
     if any(metric in BIASED for metric in metrics_of(rows)):
@@ -144,6 +145,16 @@ def note(rows: Sequence[Row], finished: bool) -> str:
     if any(sum(row.saved.values()) for row in rows):
         said.append("Rows are what networks computed, + what was needed but known already.")
     return " ".join([*said, "Click a heading to sort."])
+
+
+def _other_counts(rows: Sequence[Row]) -> list[str]:
+    """The n of metrics that are means over something else than the other columns, such as prompts."""
+    named: dict[tuple[int, ...], list[str]] = {}
+    for metric in metrics_of(rows):
+        having = [row for row in rows if metric in row.metrics]
+        if any(count(row, metric) != count(row) for row in having):
+            named.setdefault(tuple(sorted({count(row, metric) for row in having})), []).append(title(metric))
+    return [f"For {listed(names)} n = {listed([str(k) for k in n])}." for n, names in named.items()]
 
 
 def _head(column: Column) -> str:

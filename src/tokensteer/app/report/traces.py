@@ -84,11 +84,12 @@ def charts(rows: Sequence[Row], colours: Mapping[str, int]) -> str:
         ("Mean reward of the particles", lambda result: result.mean_reward, None),
         ("Adaptive ramp λ", lambda result: result.ramp, (0.0, 1.0)),
     ]
-    drawn = [
-        line_chart(title + size, lines(some, colours, trace), span)
-        for size, some in by_size(rows)
-        for title, trace, span in traces
-    ]
+    drawn: list[str] = []
+    for size, some in by_size(rows):
+        for title, trace, span in traces:
+            found = lines(some, colours, trace)
+            if any(sum(map(math.isfinite, line.mean)) > 1 for line in found):  # a single point is in the table
+                drawn.append(line_chart(title + size, found, span))
     return element("div", 'class="pair"', *drawn)
 
 

@@ -109,7 +109,7 @@ def verdict(rows: Sequence[Row]) -> str:
         return f"{plural(len(rows), 'row')} finished."
     reached = f"{title(main)}, {with_error(interval(best, main))},"
     if len(rows) == 1:
-        return f"{name(best)} has {reached} in {spent(best)}."
+        return f"{name(best)}: {title(main)} {with_error(interval(best, main))}, in {spent(best)}."
     side = "highest" if main in HIGHER else "lowest"
     said = f"Use {name(best)}: of the methods that sample the target it has the {side} {reached} in {spent(best)}"
     others = [row for row in rows if row.exact and row.family != "pretrained" and row is not best]

@@ -53,9 +53,11 @@ class Job:
         return ", ".join((self.method, *self.extra))
 
     def stored(self) -> dict[str, Any]:
-        """The job for config.json and results.json, with its settings beside the other fields."""
+        """The job for results.json, with its settings beside the other fields. What is None is left out: see the
+        row's `resolved`."""
         prompts, known = self.settings.prompts, asdict(self)
-        return known | known.pop("settings") | {"prompts": None if prompts is None else str(prompts)}
+        whole = known | known.pop("settings") | {"prompts": None if prompts is None else str(prompts)}
+        return {name: value for name, value in whole.items() if value is not None}
 
     def varied(self, *extra: str, **settings: Any) -> Job:
         """The job with other settings, and the words that distinguish it."""

@@ -51,7 +51,10 @@ def check_same(run: Run, config: Mapping[str, Any]) -> None:
     was, now = before.get("inputs", {}), config["inputs"]
     if changed := [name for name in now if was.get(name) != now[name]]:
         raise ValueError(f"the files of --{' and --'.join(changed)} have changed since {folder} was begun: {MEND}")
-    if before.get("jobs") != json.loads(json.dumps(config["jobs"])) or len(run.rows) > len(config["jobs"]):
+    jobs = before.get("jobs", ())
+    planned = json.loads(json.dumps(config["jobs"]))  # without what the earlier run has resolved
+    same = len(jobs) == len(planned) and all(known | job == known for known, job in zip(jobs, planned, strict=True))
+    if not same or len(run.rows) > len(jobs):
         raise ValueError(f"{folder} has other jobs than these options plan: {MEND}")
 
 

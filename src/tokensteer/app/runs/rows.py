@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from tokensteer.core.particles.result import Result
 from tokensteer.core.particles.triggers import never
 from tokensteer.core.twists.estimators import Sampled
 from tokensteer.core.twists.tilt import Tilt
+from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.metrics import Measured, measured
 from tokensteer.tasks.common.task import Task
 
@@ -49,12 +51,15 @@ def measure(task: Task, answer: Result, kept: Tensor) -> dict[str, Measured]:
 
 
 def row_of(ready: PreparedJob, result: Result, answer: Result, kept: Tensor, seconds: float) -> dict[str, Any]:
-    """The row of a job: `metrics` of its answer, and apart from them those of the best by reward."""
+    """The row of a job: `metrics` of its answer, and apart from them those of the best by reward. `counts` has the
+    number of values that a metric is the mean of, where it is not the number of populations."""
     job, recipe, living = ready.job, ready.recipe, result.alive
     best = None if result.reward is None or not living.any() else answers.best(answers.some(result, living))
     # Without a twist there is no normaliser to estimate, and a pinned particle makes the estimate a biased one.
     estimates = ready.method.steering.twist is not None and not recipe.sweeps and recipe.estimates
     log_z, error = stored(Measured(*result.pooled_log_z)) if estimates else (None, None)
+    metrics = measure(ready.task, answer, kept)
+    counts = {name: value.count for name, value in metrics.items() if value.count not in (None, len(result.log_w))}
     return {
         "task": job.task,
         "method": job.label,
@@ -63,8 +68,8 @@ def row_of(ready: PreparedJob, result: Result, answer: Result, kept: Tensor, sec
         "seed": job.seed,
         "about": ready.task.about,
         "answer": recipe.answer.__name__,
-        "metrics": _metrics(ready.task, answer, kept),
-        "best": None if best is None else _metrics(ready.task, best, living),
+        "metrics": _stored(metrics),
+        "best": None if best is None else _stored(measure(ready.task, best, living)),
         "log_z": log_z,
         "log_z_error": error,
         "rows": dict(result.rows),
@@ -72,9 +77,22 @@ def row_of(ready: PreparedJob, result: Result, answer: Result, kept: Tensor, sec
         "seconds": round(seconds, 3),
         "job": job.stored(),
         "resolved": resolved(ready),
+        **({"counts": counts} if counts else {}),
         **_extras(ready, kept),
         **_alphabet(ready, result),
     }
+
+
+PILOTED = ("draws", "ramp", "noise", "trigger", "resample")
+"""What pilots choose."""
+
+
+def settled(ready: PreparedJob) -> dict[str, Any]:
+    """A job for config.json: its settings, and where it has none those of the task and the method. What pilots choose
+    while it runs is in results.json only."""
+    known = resolved(ready)
+    found = {name: known[name] for name in known if not ready.recipe.planned or name not in PILOTED}
+    return found | ready.job.stored()
 
 
 def resolved(ready: PreparedJob) -> dict[str, Any]:
@@ -82,6 +100,11 @@ def resolved(ready: PreparedJob) -> dict[str, Any]:
     have a closed form; what a method has not, such as a ramp without a twist, is left out."""
     job, task, method = ready.job, ready.task, ready.method
     found: dict[str, Any] = {"steps": len(method.steering.model.steps), "seed": job.seed, "kl": task.tilt.kl}
+    rewards = list(TASKS[task.name].rewards) if task.name in TASKS else []
+    if rewards:
+        found["reward"] = task.reward or rewards[0]
+    found |= {} if task.goal is None else {"goal": task.goal}
+    found |= {"guidance": task.guidance} if ready.recipe.guides and task.guidance is not None else {}
     twist = method.steering.twist
     if isinstance(twist, Tilt):
         found |= {"kl": twist.kl, "draws": twist.draws if twist.drawn else 0, "ramp": choices.ramp_name(twist.ramp)}
@@ -94,8 +117,8 @@ def resolved(ready: PreparedJob) -> dict[str, Any]:
     return found
 
 
-def _metrics(task: Task, answer: Result, kept: Tensor) -> dict[str, list[float | None]]:
-    return {name: stored(value) for name, value in measure(task, answer, kept).items()}
+def _stored(metrics: Mapping[str, Measured]) -> dict[str, list[float | None]]:
+    return {name: stored(value) for name, value in metrics.items()}
 
 
 def _alphabet(ready: PreparedJob, result: Result) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def config(
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "weights": "shipped" if place.weights == SHIPPED else str(place.weights),
         "device": place.device,
-        "memory": place.memory,
+        **({} if place.memory is None else {"memory": place.memory}),
         "machine": torch.cuda.get_device_name(place.device) if place.device.startswith("cuda") else platform.machine(),
         "versions": versions(),
         "inputs": inputs(jobs, place),

@@ -91,8 +91,11 @@ JOB = {
     "remask": SHARE,
     "extra": listed(TEXT),
 }
-RESOLVED = {"steps": SIZE, "seed": COUNT, "draws": COUNT, "kl": POSITIVE} | _of(
-    TEXT, "ramp", "trigger", "noise", "resample"
+RESOLVED = (
+    {"steps": SIZE}
+    | _of(COUNT, "seed", "draws", "goal")
+    | _of(POSITIVE, "kl", "guidance")
+    | _of(TEXT, "ramp", "trigger", "noise", "resample", "reward")
 )
 CONFIG = _of(TEXT, "version", "command", "started", "weights", "device", "machine") | {
     "memory": maybe(TEXT),
@@ -118,6 +121,6 @@ ROW_EXTRAS = (
     | _of(maybe(named(MEASURED)), "best")
     | {"job": record({}, JOB), "training": record(TRAINING, {}), "failed": listed(record(FAILED, {}))}
     | {"dead": COUNT, "seeds": SIZE, "plan": named(TEXT), "mask": COUNT, "pieces": named(TEXT)}
-    | {"resolved": record({}, RESOLVED)}
+    | {"resolved": record({}, RESOLVED), "counts": named(SIZE)}
 )
 SAMPLE = _of(TEXT, "text", "prompt") | _of(maybe(NUMBER), "reward", "log_w", "judge", "weight")

@@ -18,7 +18,12 @@ WIDTH, HEIGHT = 480, 120
 
 def result_html(result: Result, decode: Callable[[Tensor], Sequence[str]] | None = None) -> str:
     """One offline fragment without scripts. `decode` makes texts of ids (P, L); all texts are escaped."""
-    parts = [f"<pre>{escape(repr(result))}</pre>", _draws(result, decode), _trace(result), _genealogy(result)]
+    parts = [
+        f'<pre style="overflow-x:auto">{escape(repr(result))}</pre>',
+        _draws(result, decode),
+        _trace(result),
+        _genealogy(result),
+    ]
     return f"<div>{''.join(parts)}</div>"
 
 

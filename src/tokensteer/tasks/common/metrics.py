@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Generator, Tensor
@@ -19,17 +19,19 @@ Classifier = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Measured:
-    """A mean and its standard error, NaN for the mean of a single value."""
+    """A mean and its standard error, NaN for the mean of a single value. `count` is the number of independent values
+    that it is the mean of, if known."""
 
     mean: float
     error: float
+    count: int | None = field(default=None, compare=False)
 
     def numbers(self) -> dict[str, float | None]:
         """For JSON, with None in place of NaN."""
         return {name: v if math.isfinite(v) else None for name, v in (("mean", self.mean), ("error", self.error))}
 
     def times(self, factor: float) -> Measured:
-        return Measured(self.mean * factor, self.error * factor)
+        return Measured(self.mean * factor, self.error * factor, self.count)
 
     def __str__(self) -> str:
         return f"{self.mean:.4g} ± {self.error:.2g}"
@@ -38,7 +40,8 @@ class Measured:
 def measured(values: Tensor) -> Measured:
     """The mean of independent values."""
     values = values.double().flatten()
-    return Measured(float(values.mean()), float(values.std() / math.sqrt(len(values))) if len(values) > 1 else math.nan)
+    count = len(values)
+    return Measured(float(values.mean()), float(values.std() / math.sqrt(count)) if count > 1 else math.nan, count)
 
 
 def weighted(result: Result, values: Tensor) -> Measured:

@@ -115,7 +115,8 @@ def _fitting(plan: ProposalPlan, aim: Objective | Likelihood) -> ProposalPlan:
 
 @dataclass(frozen=True)
 class ProposalTraining:
-    """What a task gives to train a proposal for a `goal` from the networks in the folder `weights`.
+    """What a task gives to train a proposal for a `goal` from the networks in the folder `weights`, by the task's own
+    reward or the `reward` of that name.
 
     `populations` are measured for each number of particles. trainee(file, device) loads the copy of the denoiser that
     is trained; `as_used` replaces `as_denoiser` if the trained network is used in another form.
@@ -129,6 +130,12 @@ class ProposalTraining:
     populations: Mapping[int, int]
     trainee: Callable[[Path, str], nn.Module] = load
     as_used: Callable[[nn.Module], Denoiser] | None = None
+    reward: str | None = None
+
+    def rewarded(self, reward: str, kl: float) -> ProposalTraining:
+        """The same for another reward of the task, at its kl."""
+        config = replace(self.config, kl=kl, options=f"{self.config.options} --reward {reward}")
+        return replace(self, reward=reward, config=config)
 
     def train(self, training: Training, twist: bool = False) -> dict[str, Any]:
         """Train, store and measure a proposal, or a `twist` for the finished proposal in `weights`. Everything else
@@ -176,7 +183,8 @@ class ProposalTraining:
         return {"scale": best, "held-out paths": paths, "scales": tried}
 
     def _task(self, training: Training, num_steps: int) -> Task:
-        return self.make(Setup(num_steps, self.goal, self.config.kl, device=training.device, weights=self.weights))
+        kl, reward = self.config.kl, self.reward
+        return self.make(Setup(num_steps, self.goal, kl, reward=reward, device=training.device, weights=self.weights))
 
     def _file(self, folder: Path, name: str, part: str) -> Path:
         return weights_file(folder, name, part, self.goal)
@@ -201,6 +209,7 @@ class ProposalTraining:
         self, task: Task, net: nn.Module, config: ProposalConfig, plan: ProposalPlan, training: Training, part: str
     ) -> Learned:
         needed = (self._file(self.weights, task.name, "proposal"),) if part == "twist" else ()
+        about = {} if task.reward is None else {"reward": task.reward}
         training.seed_torch()
         with shown(f"{task.name} {part}") as watch:
             return fit_proposal(
@@ -213,7 +222,7 @@ class ProposalTraining:
                 objective=config.objective,
                 checkpoint=self._file(training.checkpoints, task.name, part),
                 watch=watch,
-                about={"goal": self.goal, "weights": fingerprint(self.weights, task.name, *needed)},
+                about=about | {"goal": self.goal, "weights": fingerprint(self.weights, task.name, *needed)},
             )
 
     def _card(

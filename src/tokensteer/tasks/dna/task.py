@@ -40,10 +40,11 @@ def task(setup: Setup | None = None) -> Task:
     cell, name = cell_of(setup.goal), reward_of(setup.reward)
     prior, reward, judge = model(setup), setup.load(NAME, "reward"), setup.load(NAME, "judge")
     metrics = Metrics(cell, prior.denoiser, reward, judge, reference.load(setup.weights))
+    guidance = GUIDANCE if setup.guidance is None else setup.guidance
 
     def of_goal() -> Product:
         conditional = replace(prior, denoiser=of_cell(setup.load(NAME, "denoiser"), cell))
-        return guided(conditional, prior, GUIDANCE if setup.guidance is None else setup.guidance)
+        return guided(conditional, prior, guidance)
 
     return Task(
         NAME,
@@ -59,6 +60,8 @@ def task(setup: Setup | None = None) -> Task:
         uniform=lambda: uniform_model(setup),
         tuned=lambda name: proposals.find_tuned(setup.weights, name, cell, setup.device),
         reward=None if name == LOG_P else name,
+        goal=cell,
+        guidance=guidance,
     )
 
 

@@ -203,6 +203,7 @@ def task(setup: Setup | None = None, fit: bool = False) -> Task:
         tilt(prior, score, kl),
         Metrics(aim, score),
         picture,
+        goal=goal,
     )
 
 

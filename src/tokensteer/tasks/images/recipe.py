@@ -126,6 +126,7 @@ def task(recipe: Recipe, setup: Setup | None = None) -> Task:
         lambda ids, file: picture(ids, recipe.side, file),
         marks,
         learned=lambda: learned.find(setup.weights, recipe.name, digit, as_denoiser, setup.device),
+        goal=digit,
     )
 
 

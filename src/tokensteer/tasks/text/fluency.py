@@ -41,7 +41,7 @@ class Fluency:
         """exp of the mean over texts of their nats per token; the error is over texts."""
         nats = measured(-self.read(list(texts)))
         perplexity = math.exp(nats.mean)
-        return Measured(perplexity, perplexity * nats.error)
+        return Measured(perplexity, perplexity * nats.error, nats.count)
 
 
 @cache

@@ -201,6 +201,7 @@ def task(recipe: Recipe, setup: Setup | None = None) -> Task:
             prompted=Prompted(kept, failed, only),
             reward=own,
             piece=vocabulary.written,
+            goal=goal,
         )
 
     return with_prompts(canvases, failed)
