@@ -51,7 +51,8 @@ def matched(jobs: Sequence[Job], reference: str, place: Environment) -> list[Job
             found.append(replace(job, budget=str(whole), extra=(*job.extra, f"rows = {budget}")))
             continue
         particles = max(1, int(budget / rows(job, job.method)))
-        found.append(replace(job, particles=particles, extra=(*job.extra, f"rows = {budget}")))
+        why = f"{particles:,}: what {budget:,} network rows a population pay for"
+        found.append(replace(job, particles=particles, why=why, extra=(*job.extra, f"rows = {budget}")))
     return found
 
 

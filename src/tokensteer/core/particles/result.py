@@ -81,6 +81,37 @@ class Result:
         return pooled(self.log_z)
 
     @property
+    def scatter(self) -> float:
+        """The standard deviation of log_z over populations of a template: how far off a single population is. Above 1,
+        most populations miss a part of the target that a few have found. NaN for a single population."""
+        log_z = self.log_z.view(self.templates, -1)
+        return float(log_z.var(-1).mean().sqrt()) if log_z.shape[-1] > 1 else math.nan
+
+    def pooled(self) -> Result:
+        """All populations of a template as one, each counted by its Z: draws are then from the target even if single
+        populations have missed parts of it. ESS and reward on the way, which would need the Z of every step, are NaN
+        before the end."""
+        each = len(self.log_w) // self.templates * self.log_w.shape[1]
+        log_w, reward = self.log_w.view(-1, each), None if self.reward is None else self.reward.view(-1, each)
+        unknown = self.ess.new_full((len(self.ess) - 1, len(log_w)), math.nan)
+        share = weights(log_w)
+        first = torch.arange(len(self.log_w), device=log_w.device).view(self.templates, -1, 1) * self.log_w.shape[1]
+        within = self.ancestors.view(len(self.ancestors), self.templates, -1, self.log_w.shape[1])
+        mean = None if reward is None else torch.where(share > 0, share * reward, 0.0).sum(-1).unsqueeze(0)
+        return replace(
+            self,
+            samples=self.samples.view(len(log_w), each, -1),
+            log_w=log_w,
+            reward=reward,
+            ess=torch.cat([unknown, (1 / share.square().sum(-1)).unsqueeze(0).to(unknown)]),
+            mean_reward=None if mean is None else torch.cat([unknown, mean.to(unknown)]),
+            ancestors=(within + (first - first[:, :1])).flatten(2),
+            ramp=None,
+            states=None,
+            states_log_w=None,
+        )
+
+    @property
     def weights(self) -> Tensor:
         """Weights normalised within each population, (B, N)."""
         return weights(self.log_w)
@@ -178,7 +209,8 @@ class Result:
         populations, particles, length = self.samples.shape
         lines = [
             f"Result: {populations} × {particles} particles of {length} tokens, {len(self.ess) - 1} steps",
-            f"  log Z    {_some([_with_error(*pooled(part)) for part in self.log_z.chunk(self.templates)])}",
+            f"  log Z    {_some([_with_error(*pooled(part)) for part in self.log_z.chunk(self.templates)])}"
+            + ("" if math.isnan(self.scatter) else f"; one population ± {self.scatter:.2f}"),
             f"  ESS/N    {float(self.ess[-1].mean()) / particles:.3f} at the end, "
             f"{float(self.ess.min()) / particles:.3f} at worst",
         ]

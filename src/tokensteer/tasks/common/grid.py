@@ -18,7 +18,7 @@ from tokensteer.testing.exact import enumerate_steering
 
 STATES = 64
 MASK = STATES
-SAMPLES = 2000
+SAMPLES, FEWEST = 2000, 500
 """Samples of a set whose distance to the target is measured."""
 
 
@@ -100,9 +100,9 @@ def floor(target: Target, count: int, repeats: int, generator: Generator | None 
 
 
 def sets(populations: int, particles: int) -> int:
-    """The number of sets that populations are joined to before their distance is measured, which is large for few
-    samples: sets of 2,000 as in the paper, if there are as many; else each population, or all if they are of one."""
-    full = populations * particles // SAMPLES
+    """The number of sets whose distance is measured, which is large for few samples: each population, if it has at
+    least 500 particles; smaller ones are joined to sets of so many, if there are as many."""
+    full = populations * particles // FEWEST
     return min(populations, full) if full else populations if particles > 1 else 1
 
 
