@@ -155,7 +155,7 @@ def test_normalisers_of_different_prompts_are_not_pooled(tmp_path: Path) -> None
     for shown in (repr(result), repr(again)):
         line = next(line for line in shown.splitlines() if "log Z" in line)
         values = [f"{value:.4f} ± {error:.4f}" for value, error in map(pooled, (result.log_z[:3], result.log_z[3:]))]
-        assert line.split(maxsplit=2)[2] == ", ".join(values)
+        assert line.split(maxsplit=2)[2] == ", ".join(values) + f"; one population ± {result.scatter:.2f}"
     dead = replace(result, log_w=result.log_w.index_fill(0, torch.tensor([1]), -math.inf))
     lives = [0, 2, 3, 4, 5]
     mean = float((result.weights * some(result.reward)).sum(-1)[lives].mean())
