@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tokensteer.tasks import nets
-from tokensteer.tasks.cifar import denoiser, tokeniser
+from tokensteer.tasks.cifar import classifiers, denoiser, tokeniser
 from tokensteer.tasks.cifar import train as cifar
 from tokensteer.tasks.cifar.__main__ import main
 from tokensteer.tasks.cifar.data import Data, Images
@@ -23,12 +23,14 @@ from tokensteer.tasks.common.checkpoints import Checkpoints
 from tokensteer.tasks.common.learner import Learner
 from tokensteer.tasks.common.timed_loop import Stretch, Trainee, run
 from tokensteer.tasks.common.training import Training, finished
+from tokensteer.tasks.nets.store import build
 from tokensteer.train import Plan
 
 FSQ = nets.FSQConfig(8, (3, 3), (8, 8), (1, 1), (8, 8), (1, 1))
 GRID = nets.GridTransformerConfig(10, 4, 4, hidden=16, depth=1, heads=2, num_classes=10)
 PLAN = Plan(20, batch_size=8, rate=1e-2, warmup=0.1, average=0.9)
-TOY = cifar.Recipe(FSQ, GRID, PLAN, PLAN, adversarial=False, perceptual=False)
+RESNET, MIXER = nets.ResNetConfig(8, 10, (8, 16), 1), nets.MixerConfig(8, 10, 16, 2, 3)
+TOY = cifar.Recipe(FSQ, GRID, PLAN, PLAN, False, False, RESNET, MIXER, PLAN, PLAN)
 
 
 def images(rows: int = 40) -> Images:
@@ -63,7 +65,18 @@ def weights(trainee: Trainee) -> dict[str, torch.Tensor]:
     }
 
 
-KINDS = {"tokeniser": tokenising, "adversarial": lambda: tokenising(True), "denoiser": denoising}
+def classifying(config: nets.ResNetConfig | nets.MixerConfig) -> classifiers.ClassifierTraining:
+    torch.manual_seed(0)
+    return classifiers.ClassifierTraining(build(config), images(), images(10), PLAN)
+
+
+KINDS = {
+    "tokeniser": tokenising,
+    "adversarial": lambda: tokenising(True),
+    "denoiser": denoising,
+    "reward": lambda: classifying(RESNET),
+    "judge": lambda: classifying(MIXER),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,7 +116,7 @@ def test_a_compact_checkpoint_goes_on_from_almost_the_same(kind, tmp_path):
 def test_the_loss_falls(kind):
     trainee, generator = KINDS[kind](), seeded()
     before = [float(trainee.step(0.0, 0.0, generator)["loss"].detach()) for _ in range(10)]
-    run(trainee, PLAN, generator, "a", Stretch())
+    run(trainee, replace(PLAN, steps=80 if kind in classifiers.HALVES else 20), generator, "a", Stretch())
     after = [float(trainee.step(0.0, 0.0, generator)["loss"].detach()) for _ in range(10)]
     assert np.mean(after) < 0.85 * np.mean(before)
     assert all(np.isfinite(value) for value in trainee.check().values())
@@ -217,14 +230,22 @@ def test_both_parts_are_trained_stored_and_measured(tmp_path):
     pieces = cifar.Pieces(resume=tmp_path / "checkpoints")
     cifar.train_part("denoiser", training, pieces, longer, data)
     assert json.loads((tmp_path / "cifar-denoiser.json").read_text())["steps"] == 25
-    with pytest.raises(ValueError, match="tokeniser or denoiser"):
+    for part, halves in (("reward", "even"), ("judge", "odd")):
+        found = cifar.train_part(part, training, cifar.Pieces(), TOY, data)
+        card = json.loads((tmp_path / f"cifar-{part}.json").read_text())
+        assert card["quality"] == found
+        assert set(found) == {
+            "test accuracy", "test accuracy, before int8", "test accuracy, of reconstructions"
+        }  # fmt: skip
+        assert card["images"] == f"20, at {halves} places of the training images"
+    with pytest.raises(ValueError, match="tokeniser or denoiser or reward or judge"):
         cifar.train_part("other", training, pieces, TOY, data)
 
 
 def test_the_whole_training_leaves_no_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(cifar, "data", lambda: Data(images(), images(10)))
     found = cifar.train(Training(tmp_path), TOY)
-    assert set(found) == {"tokeniser", "denoiser"}
+    assert list(found) == list(cifar.PARTS)
     names = {file.name for file in tmp_path.iterdir()}
     assert names == {f"cifar-{part}.{kind}" for part in cifar.PARTS for kind in ("json", "safetensors")}
 
@@ -249,7 +270,50 @@ def test_a_training_that_was_killed_in_its_second_part_goes_on(tmp_path, monkeyp
     cifar.train(training, TOY)
     assert (tmp_path / "cifar-tokeniser.safetensors").read_bytes() == before
     assert finished(tmp_path.glob("cifar-*.json"))
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len(list(tmp_path.iterdir())) == 8
+
+
+# ---- the best check
+
+
+def test_the_weights_of_the_lowest_check_are_kept_across_runs(tmp_path):
+    """The checks fall and rise again: what is stored is the lowest, even if a later run does not reach it."""
+    first, marks = denoising(), iter([3.0, 1.0])
+    first.lowest, first.check = "mark", lambda: {"mark": next(marks)}
+    run(first, PLAN, seeded(), "a", Stretch(tmp_path, last_step=3, compact=False))
+    assert first.best.value == 3.0
+    run(first, PLAN, seeded(), "a", Stretch(tmp_path, tmp_path, last_step=6, compact=False))
+    assert first.best.value == 1.0
+    lowest = {name: value.clone() for name, value in first.learner.average.state_dict().items()}
+    second = denoising()
+    second.lowest, second.check = "mark", lambda: {"mark": 2.0}
+    run(second, PLAN, seeded(), "a", Stretch(tmp_path, tmp_path, last_step=9, compact=False))
+    assert second.best.value == 1.0
+    second.best.put_into(second.learner.average)
+    for name, value in second.learner.average.state_dict().items():
+        torch.testing.assert_close(value, lowest[name], rtol=2**-8, atol=1e-6)
+
+
+def test_the_tokeniser_is_stored_as_it_was_at_its_lowest_lpips(tmp_path, monkeypatch):
+    assert tokenising().lowest is None
+    trainee = tokeniser.TokeniserTraining(nets.FSQ(FSQ), images(), images(10), lpips.LPIPS(), PLAN)
+    assert trainee.lowest == "LPIPS"
+    assert not trainee.learners.keys() - {"tokeniser"}
+
+
+def test_images_of_the_two_classifiers_are_disjoint():
+    data = Images(torch.arange(10), torch.arange(10))
+    both = [classifiers.half(data, part).labels.tolist() for part in ("reward", "judge")]
+    assert sorted(both[0] + both[1]) == list(range(10))
+
+
+def test_distorted_images_have_another_light_and_a_grey_square():
+    one = torch.full((50, 3, 32, 32), 0.25)
+    found = classifiers.distorted(one, seeded())
+    grey = (found == 0.5).all(1)
+    assert grey.any((1, 2)).all()
+    assert int(grey.sum((1, 2)).max()) == 81
+    assert found[:, 0, 0, 0].unique().numel() > 10
 
 
 # ---- LPIPS
@@ -309,7 +373,7 @@ def test_a_pickle_of_anything_but_arrays_is_refused(pickled, tmp_path):
 def test_the_command_writes_lpips_and_says_what_is_missing(pickled, tmp_path, capsys):
     main(["--part", "lpips", "--out", str(tmp_path)])
     assert (tmp_path / lpips.FILE).is_file()
-    for options, match in ((["--part", "tokeniser"], "npm pack"), (["--part", "judge"], "tokeniser or denoiser")):
+    for options, match in ((["--part", "tokeniser"], "npm pack"), (["--part", "other"], "tokeniser or denoiser")):
         with pytest.raises(SystemExit):
             main([*options, "--out", str(tmp_path / "out")])
         assert match in capsys.readouterr().err

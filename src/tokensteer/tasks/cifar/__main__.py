@@ -4,6 +4,7 @@
     python -m tokensteer.tasks.cifar --part denoiser --out FOLDER --device cuda --minutes 9 --horizon 27
     python -m tokensteer.tasks.cifar --part denoiser --out FOLDER --device cuda --minutes 9 --horizon 27 \
         --resume FOLDER/checkpoints
+    python -m tokensteer.tasks.cifar --part judge --out FOLDER --device cuda --minutes 2
     python -m tokensteer.tasks.cifar --part lpips --out FOLDER
 
 The third continues the second. The last writes LPIPS in a file of 15 MB, for a machine that has only this file.
@@ -27,7 +28,7 @@ from tokensteer.tasks.common.training import Training
 class Command:
     """Training of one network of `cifar`."""
 
-    part: str  # tokeniser, denoiser or lpips
+    part: str  # tokeniser, denoiser, reward, judge or lpips
     out: Path  # folder for weights, cards and checkpoints
     device: str = "cpu"  # cpu or cuda
     seed: int = 0  # of weights and batches
@@ -36,7 +37,7 @@ class Command:
     horizon: float | None = None  # minutes of all runs together, if others follow; the rate falls until then
     resume: Path | None = None  # folder with the checkpoint to continue from
     weights: Path | None = None  # folder of the tokeniser, if it is not --out
-    adversarial: bool = True  # train the tokeniser without a discriminator
+    adversarial: bool = False  # train the tokeniser with a discriminator too
     dropout: float = 0.0  # of the denoiser
     rate: float | None = None  # the highest learning rate, if not the usual
     batch_size: int | None = None  # if not the usual
@@ -60,6 +61,8 @@ def run(command: OmitArgPrefixes[Command]) -> None:
         denoiser=replace(RECIPE.denoiser, dropout=command.dropout),
         tokeniser_plan=replace(RECIPE.tokeniser_plan, **given),
         denoiser_plan=replace(RECIPE.denoiser_plan, **given),
+        reward_plan=replace(RECIPE.reward_plan, **given),
+        judge_plan=replace(RECIPE.judge_plan, **given),
     )
     pieces = Pieces(command.resume, command.horizon, command.weights, command.exact)
     train_part(command.part, training, pieces, recipe)

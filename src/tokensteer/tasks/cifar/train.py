@@ -1,4 +1,4 @@
-"""Training of the task `cifar`: first the tokeniser, then the denoiser of its tokens."""
+"""Training of the task `cifar`: the tokeniser, the denoiser of its tokens, and two classifiers of images."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tokensteer.files import write_json
+from tokensteer.tasks.cifar import classifiers
 from tokensteer.tasks.cifar import denoiser as denoising
 from tokensteer.tasks.cifar import tokeniser as tokenising
 from tokensteer.tasks.cifar.data import Data, Images, data
@@ -19,14 +20,23 @@ from tokensteer.tasks.common.checkpoints import Checkpoints
 from tokensteer.tasks.common.task import check_device, read_card, weights_file
 from tokensteer.tasks.common.timed_loop import Progress, Stretch, Trainee, run
 from tokensteer.tasks.common.training import Training, say
-from tokensteer.tasks.nets import FSQ, FSQConfig, GridTransformer, GridTransformerConfig, load, save
+from tokensteer.tasks.nets import (
+    FSQ,
+    FSQConfig,
+    GridTransformer,
+    GridTransformerConfig,
+    MixerConfig,
+    ResNetConfig,
+    load,
+    save,
+)
 from tokensteer.tasks.nets.store import build
 from tokensteer.train import Plan
 
 NAME = "cifar"
-PARTS = ("tokeniser", "denoiser")
-SHARES = {"tokeniser": 0.3, "denoiser": 0.7}
-"""Of the minutes, if both parts are trained."""
+PARTS = ("tokeniser", "denoiser", "reward", "judge")
+SHARES = {"tokeniser": 0.25, "denoiser": 0.6, "reward": 0.05, "judge": 0.1}
+"""Of the minutes, if all parts are trained."""
 SOURCE = "CIFAR-10: 50,000 images of 32 x 32 pixels, trained on with their mirror images"
 _SO_FAR = "quality of this part"  # until all parts are trained: cards with "quality" are those of a finished training
 CHECKED = 2000  # test images of the checks during training
@@ -40,8 +50,12 @@ class Recipe:
     denoiser: GridTransformerConfig = denoising.CONFIG
     tokeniser_plan: Plan = tokenising.PLAN
     denoiser_plan: Plan = denoising.PLAN
-    adversarial: bool = True
+    adversarial: bool = False
     perceptual: bool = True
+    reward: ResNetConfig = classifiers.REWARD
+    judge: MixerConfig = classifiers.JUDGE
+    reward_plan: Plan = classifiers.REWARD_PLAN
+    judge_plan: Plan = classifiers.JUDGE_PLAN
 
 
 RECIPE = Recipe()
@@ -59,7 +73,7 @@ class Pieces:
 
 
 def train(training: Training, recipe: Recipe = RECIPE) -> dict[str, Any]:
-    """Train, store and measure both networks. A killed training continues if it is called with the same options."""
+    """Train, store and measure all networks. A killed training continues if it is called with the same options."""
     training.begin()
     images, cards = data(), {part: weights_file(training.out, NAME, part).with_suffix(".json") for part in PARTS}
     kept = {part: Checkpoints(training.checkpoints, f"{NAME}-{part}") for part in PARTS}
@@ -103,9 +117,10 @@ def train_part(
     seen = images.train.to(training.device)
     unseen, few = images.test.to(training.device), _first(images.test, CHECKED).to(training.device)
     training.seed_torch(PARTS.index(part))
-    if part == "tokeniser":
-        return _tokeniser(training, pieces, recipe, seen, unseen, few)
-    return _denoiser(training, pieces, recipe, seen, unseen, few)
+    make = {"tokeniser": _tokeniser, "denoiser": _denoiser}.get(part)
+    if make is None:
+        return _classifier(part, training, pieces, recipe, classifiers.half(seen, part), unseen, few)
+    return make(training, pieces, recipe, seen, unseen, few)
 
 
 def _tokeniser(
@@ -117,6 +132,7 @@ def _tokeniser(
         net, seen, few, distance, recipe.tokeniser_plan, recipe.adversarial, _compiles(training)
     )
     progress = _run("tokeniser", trainee, recipe.tokeniser_plan, training, pieces)
+    trainee.best.put_into(trainee.learner.average)
     file = weights_file(training.out, NAME, "tokeniser")
     save(trainee.learner.average, file, torch.bfloat16)
     stored = load(file, training.device)
@@ -153,6 +169,33 @@ def _denoiser(
     named = {**nats, "unseen, before int8": trained["unseen"]}
     quality = {f"nats per masked site, {name}": value for name, value in named.items()}
     return _finish("denoiser", training, progress, stored, card, quality)
+
+
+def _classifier(
+    part: str, training: Training, pieces: Pieces, recipe: Recipe, seen: Images, unseen: Images, few: Images
+) -> dict[str, float]:
+    config, plan = (recipe.reward, recipe.reward_plan) if part == "reward" else (recipe.judge, recipe.judge_plan)
+    net = build(config).to(training.device)
+    trainee = classifiers.ClassifierTraining(net, seen, few, plan, _compiles(training))
+    progress = _run(part, trainee, plan, training, pieces)
+    file = weights_file(training.out, NAME, part)
+    save(trainee.learner.average, file, torch.int8)
+    stored = load(file, training.device)
+    quality = classifiers.measure(stored, unseen)
+    quality["test accuracy, before int8"] = classifiers.measure(trainee.learner.average, unseen)["test accuracy"]
+    tokeniser = weights_file(pieces.weights or training.out, NAME, "tokeniser")
+    if tokeniser.is_file():
+        first = load(tokeniser, training.device)
+        assert isinstance(first, FSQ)
+        decoded = classifiers.measure(stored, unseen, first)
+        quality["test accuracy, of reconstructions"] = decoded["test accuracy"]
+    card = {
+        "config": asdict(config),
+        "plan": asdict(plan),
+        "images": f"{len(seen.pixels)}, at {'even' if part == 'reward' else 'odd'} places of the training images",
+        "stored": "int8 by output channel, vectors bfloat16; exponential moving average of the weights",
+    }
+    return _finish(part, training, progress, stored, card, quality)
 
 
 def _run(part: str, trainee: Trainee, plan: Plan, training: Training, pieces: Pieces) -> Progress:

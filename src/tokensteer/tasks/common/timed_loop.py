@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.tasks.common.best import Best
 from tokensteer.tasks.common.checkpoints import Checkpoints
 from tokensteer.tasks.common.learner import Learner
 from tokensteer.tasks.common.training import say
@@ -44,8 +45,11 @@ class Compiled:
 
 class Trainee(ABC):
     """Learners by name, and what one step does with a batch. `compiled` are functions that compilation may fail for,
-    and `given` is what a checkpoint must agree with."""
+    and `given` is what a checkpoint must agree with. With `lowest`, the name of a number of `check`, the averaged
+    weights of the first learner are kept from the check at which it was lowest, as `best`."""
 
+    lowest: str | None = None
+    best: Best
     learners: Mapping[str, Learner]
     compiled: tuple[Compiled, ...] = ()
     batch_size: int
@@ -85,6 +89,7 @@ class Progress:
 
 def run(trainee: Trainee, plan: Plan, generator: Generator, name: str, stretch: Stretch) -> Progress:
     """Train until the time or the steps are over. Raises FloatingPointError if the loss is no number."""
+    trainee.best = Best()
     progress = Progress() if stretch.resume is None else _resume(trainee, generator, name, stretch.resume)
     before, first = progress.seconds, progress.step
     last = plan.steps if stretch.last_step is None else stretch.last_step
@@ -113,7 +118,7 @@ def run(trainee: Trainee, plan: Plan, generator: Generator, name: str, stretch: 
             _show(name, progress, losses, plan, len(losses) * trainee.batch_size / (now - shown))
             losses, shown = [], time.perf_counter()
         if now - checked > CHECK:
-            say(f"{name}: {_words(trainee.check())}")
+            _check(trainee, name)
             checked = time.perf_counter()
         if stretch.checkpoints is not None and now - saved > SAVE:
             _save(trainee, generator, name, stretch, progress)
@@ -121,9 +126,18 @@ def run(trainee: Trainee, plan: Plan, generator: Generator, name: str, stretch: 
     if losses:
         _show(name, progress, losses, plan, len(losses) * trainee.batch_size / (time.perf_counter() - shown))
     progress.seconds = before + time.perf_counter() - start
+    if trainee.lowest is not None:
+        _check(trainee, name)
     if stretch.checkpoints is not None:
         _save(trainee, generator, name, stretch, progress)
     return progress
+
+
+def _check(trainee: Trainee, name: str) -> None:
+    found = trainee.check()
+    say(f"{name}: {_words(found)}")
+    if trainee.lowest is not None and trainee.lowest in found:
+        trainee.best.see(found[trainee.lowest], next(iter(trainee.learners.values())).average)
 
 
 def _give_up(trainee: Trainee) -> None:
@@ -158,8 +172,10 @@ def _save(trainee: Trainee, generator: Generator, name: str, stretch: Stretch, p
     tensors = {"generator": generator.get_state()}
     for role, learner in trainee.learners.items():
         tensors |= {f"{role}/{key}": value for key, value in learner.tensors(stretch.compact).items()}
+    tensors |= trainee.best.stored()
     header = {
         "given": dict(trainee.given),
+        "lowest": trainee.best.value,
         "seconds": progress.seconds,
         "compact": stretch.compact,
         "updates": {role: learner.updates for role, learner in trainee.learners.items()},
@@ -181,6 +197,7 @@ def _resume(trainee: Trainee, generator: Generator, name: str, folder: Path) -> 
             learner.restore(part, header["compact"], header["updates"][role])
         if generator.get_state().shape == tensors["generator"].shape:  # a GPU's state has another form than a CPU's
             generator.set_state(tensors["generator"])
+        trainee.best = Best.of(header.get("lowest"), tensors)
         return Progress(int(header["step"]), float(header["seconds"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the checkpoint of {name} in {folder} is of another network ({error})") from error

@@ -14,6 +14,10 @@ from tokensteer.tasks.nets.fsq import FSQ as FSQ
 from tokensteer.tasks.nets.fsq import FSQConfig as FSQConfig
 from tokensteer.tasks.nets.grid_transformer import GridTransformer as GridTransformer
 from tokensteer.tasks.nets.grid_transformer import GridTransformerConfig as GridTransformerConfig
+from tokensteer.tasks.nets.image_classifiers import ConvMixer as ConvMixer
+from tokensteer.tasks.nets.image_classifiers import MixerConfig as MixerConfig
+from tokensteer.tasks.nets.image_classifiers import ResNet as ResNet
+from tokensteer.tasks.nets.image_classifiers import ResNetConfig as ResNetConfig
 from tokensteer.tasks.nets.readers import AttentiveConfig as AttentiveConfig
 from tokensteer.tasks.nets.readers import AttentiveReader as AttentiveReader
 from tokensteer.tasks.nets.readers import NgramConfig as NgramConfig

@@ -19,6 +19,7 @@ from tokensteer.tasks.nets import dilated, int8
 from tokensteer.tasks.nets.classifiers import ConvClassifier, ConvConfig, PatchClassifier, PatchConfig
 from tokensteer.tasks.nets.fsq import FSQ, FSQConfig
 from tokensteer.tasks.nets.grid_transformer import GridTransformer, GridTransformerConfig
+from tokensteer.tasks.nets.image_classifiers import ConvMixer, MixerConfig, ResNet, ResNetConfig
 from tokensteer.tasks.nets.readers import AttentiveConfig, AttentiveReader, NgramConfig, NgramReader
 from tokensteer.tasks.nets.transformer import Transformer, TransformerConfig
 from tokensteer.tasks.nets.unet import UNet, UNetConfig
@@ -29,7 +30,8 @@ VERSION = 2
 """The newest version of the format that is read."""
 
 Classifiers = ConvConfig | PatchConfig | AttentiveConfig | NgramConfig | dilated.MotifConfig | dilated.WordsConfig
-Config = Body | Classifiers | ValueConfig | FSQConfig | GridTransformerConfig
+Images = FSQConfig | GridTransformerConfig | ResNetConfig | MixerConfig
+Config = Body | Classifiers | ValueConfig | Images
 
 _NETWORKS: dict[type[Config], Callable[[Any], nn.Module]] = {
     TransformerConfig: Transformer,
@@ -44,6 +46,8 @@ _NETWORKS: dict[type[Config], Callable[[Any], nn.Module]] = {
     ValueConfig: ValueNet,
     FSQConfig: FSQ,
     GridTransformerConfig: GridTransformer,
+    ResNetConfig: ResNet,
+    MixerConfig: ConvMixer,
 }
 
 
