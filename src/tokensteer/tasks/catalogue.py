@@ -8,8 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tokensteer.tasks.cifar import data as cifar_data
+from tokensteer.tasks.cifar import model as cifar_model
+from tokensteer.tasks.cifar import rewards as cifar_rewards
+from tokensteer.tasks.cifar import task as cifar
+from tokensteer.tasks.cifar import train as cifar_train
 from tokensteer.tasks.common import grid
-from tokensteer.tasks.common.looks import HeatMap, Image, Letters, Look
+from tokensteer.tasks.common.looks import HeatMap, Image, Letters, Look, Sheet
 from tokensteer.tasks.common.proposals import ProposalTraining
 from tokensteer.tasks.common.task import Setup, Task
 from tokensteer.tasks.common.training import Training
@@ -31,14 +36,15 @@ class Entry:
     """A task: `make` it, `train` its networks, or train a `proposal` for a goal from the networks of a folder.
 
     The rest needs neither weights nor data: the reward in words (`rewarded`), how samples `look` in a report (as
-    numbers if None), the default number of denoising `steps` and `kl`, the kl of each of its `rewards` if it has
-    several, whether its reward may be a function of texts (`judges_texts`), and the file of `data` that training reads,
-    if it does not come with the package.
+    numbers if None), the default `method`, number of denoising `steps` and `kl`, the kl of each of its `rewards` if it
+    has several, whether its reward may be a function of texts (`judges_texts`), and the file of `data` that training
+    reads, if it does not come with the package.
     """
 
     make: Callable[[Setup], Task]
     rewarded: str
     look: Look | None = None
+    method: str = "smc-grad"
     steps: int = 100
     kl: float = 1.0
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -97,4 +103,15 @@ TASKS: dict[str, Entry] = {
     ),
     tfbind.NAME: Entry(tfbind.task, "measured binding of the factor to the word", LETTERS, kl=tfbind.KL),
     tfbind.FITTED: Entry(tfbind.fitted_task, "measured binding of the factor to the word", LETTERS, kl=tfbind.KL),
+    cifar_model.NAME: Entry(
+        cifar.task,
+        "log-probability of the class under a classifier of the decoded image",
+        Sheet(cifar_data.SIDE),
+        method="smc-cfg",
+        steps=cifar_model.STEPS,
+        kl=cifar_rewards.KLS[cifar_rewards.CLASS],
+        rewards=cifar_rewards.KLS,
+        data=f"{cifar_data.FOLDER}/train_images.npy",
+        train=cifar_train.train,
+    ),
 }

@@ -35,7 +35,8 @@ BUDGET = "30s"
 
 def main(command: options.Run, words: str) -> Outcome:
     place, settings = environment(command.where), with_steps(command)
-    method = command.method or ("smc-grad" if command.budget is None else "auto")
+    own = choose(command.task, TASKS, "task").method
+    method = command.method or (own if command.budget is None else "auto")
     budget = budget_of(method, command.budget)
     if budget is not None and command.particles is not None:
         raise ValueError("auto chooses the particles within its --budget: leave out --particles")
@@ -97,7 +98,7 @@ def run_jobs(
                 run_all(ready[kept:], place, writer, watch)
         finally:  # also when it is stopped
             console, rows = terminal(), writer.rows
-            for line in draws(open_run(out), console.width) if rows else ():
+            for line in draws(open_run(out), console.width, console.color_system is not None) if rows else ():
                 say(line, console)
             missing = [f"{job.label}, N = {job.particles}, seed {job.seed}" for job in jobs[len(rows) :]]
             lines = [*tables(rows, console.width), *plans(rows), *learned_elsewhere(rows)]

@@ -33,7 +33,7 @@ class Row:
     samples, if texts; `failed` are prompts that gave none.
     `plan` has the reasons of what pilots or timing chose for it, `learned_for` names another reward that its
     networks were learned for. `job` has the settings that were given, and `resolved` those it was run with. `mask` is
-    the mask token of stored states, and `pieces` the text of other tokens, by id.
+    the mask token of stored states, and `pieces` the text of other tokens, by id. `picture` is the file of its samples.
     """
 
     task: str
@@ -65,6 +65,7 @@ class Row:
     learned_for: str | None
     mask: int | None
     pieces: Mapping[str, str]
+    picture: Path | None
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,7 @@ def _row(run: runs.Run, index: int) -> Row:
         learned_for=stored.get("learned for"),
         mask=stored.get("mask"),
         pieces=stored.get("pieces", {}),
+        picture=run.picture(index) if "picture" in stored else None,
     )
 
 

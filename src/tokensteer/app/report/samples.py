@@ -22,8 +22,9 @@ from tokensteer.app.report.words import plural
 from tokensteer.app.runs.answers import some
 from tokensteer.app.words.numbers import loaded, number, with_error
 from tokensteer.core.particles.result import Result
-from tokensteer.tasks.common.looks import HeatMap, Image, Letters, Look
+from tokensteer.tasks.common.looks import HeatMap, Image, Letters, Look, Sheet
 from tokensteer.tasks.common.png import shaded_png
+from tokensteer.tasks.common.sheets import read_sheet, sheet_png
 from tokensteer.tasks.common.task import Setup
 
 SHOWN = 16  # how many samples of each kind are shown
@@ -56,6 +57,8 @@ def sheet(row: Row, look: Look | None, name: str, colour: int) -> str:
         some = torch.linspace(0, count - 1, min(SHOWN, count)).long()  # populations from all over the row
         drawn = _text_table(drawn_texts(row, some, max(1, 8 // max(1, len(some)))))
         top = _text_table([max(texts, key=_text_reward) for texts in _populations(row, some)])
+    elif isinstance(look, Sheet):
+        drawn, top = colour_sheet(row, look, name), ""  # the file has draws, and not the best by reward
     else:
         show, kind = shown_as(look, row.result.samples.shape[-1])
         found = enumerate(map(ints, draws(row.answer)), 1)
@@ -76,7 +79,7 @@ def sheet(row: Row, look: Look | None, name: str, colour: int) -> str:
         element("h3", "", swatch(colour), escape(name)),
         *(text("p", words, 'class="note"') for words in notes),
         text("h4", kind) + drawn,
-        text("h4", f"Best of {row.particles} by reward") + top if steered else "",
+        text("h4", f"Best of {row.particles} by reward") + top if steered and top else "",
     )
 
 
@@ -88,9 +91,25 @@ def few(row: Row, look: Look | None, name: str, count: int) -> str:
     if isinstance(look, HeatMap) and row.result.samples.shape[-1] == 2:
         found = look.histogram(row.answer.samples.flatten(0, 1), row.answer.weights.double().flatten())
         return _picture(found, float(found.max()), name)
+    if isinstance(look, Sheet):
+        return colour_sheet(row, look, name, count)
     show, kind = shown_as(look, row.result.samples.shape[-1])
     some = map(ints, draws(row.answer, count if kind == "grid" else 3))
     return element("div", f'class="{kind}"', *(show(x, f"draw {k}, {name}") for k, x in enumerate(some, 1)))
+
+
+def colour_sheet(row: Row, look: Sheet, name: str, count: int | None = None) -> str:
+    """The draws of a row's picture, or `count` from all over it; "" if there is no picture."""
+    if row.picture is None or not row.picture.is_file():
+        return ""
+    images, columns = read_sheet(row.picture, look.side)
+    if count is not None and count < len(images):
+        images, columns = images[torch.linspace(0, len(images) - 1, count).long()], 8
+    columns = min(columns, len(images))
+    source = "data:image/png;base64," + base64.b64encode(sheet_png(images, columns)).decode()
+    width, height = ((look.side + 1) * number + 1 for number in (columns, -(-len(images) // columns)))
+    alt = escape(f"{len(images)} draws of {name}")
+    return f'<img class="sheet" src="{source}" alt="{alt}" width="{width}" height="{height}">'
 
 
 def _alive(row: Row) -> Tensor:

@@ -96,13 +96,13 @@ def learned(task: Task) -> Trained:
     return task.learned()
 
 
-def _guided(task: Task) -> Method:
+def _guided(task: Task, tilt: Tilt) -> Method:
     if task.guided is None:
         raise ValueError(
             f"the target of {task.name} is no product of models: cfg and smc-cfg need one, as dna has in a model that "
             "takes the goal as a label"
         )
-    return Method(Steering(task.guided(), None, Guided()))
+    return Method(Steering(task.guided(), tilt if task.tilts_guided else None, Guided()))
 
 
 def _uniform(task: Task) -> Diffusion:
@@ -154,8 +154,8 @@ METHODS: dict[str, Recipe] = {
     # The gradient proposal without its weights: classifier guidance.
     "prop-grad": Recipe(lambda task, tilt, n: methods.prop_grad(task.model, tilt, _clip(tilt, 3.0)), unweighted),
     # Classifier-free guidance without its weights, and with the weights that make it exact.
-    "cfg": Recipe(lambda task, tilt, n: replace(_guided(task), when=never), unweighted, guides=True),
-    "smc-cfg": Recipe(lambda task, tilt, n: _guided(task), guides=True),
+    "cfg": Recipe(lambda task, tilt, n: replace(_guided(task, tilt), when=never), unweighted, guides=True),
+    "smc-cfg": Recipe(lambda task, tilt, n: _guided(task, tilt), guides=True),
     # The model tuned by the gradient of the reward, and the same with a KL penalty that keeps it near the model.
     "drakes": _drakes("drakes"),
     "drakes-kl": _drakes("drakes-kl"),

@@ -94,7 +94,7 @@ def _samples(ready: PreparedJob, result: Result, answer: Result) -> dict[str, Ca
     for suffix, write in task.written.items():
         files[suffix] = partial(write, result)
     if task.picture is not None and len(answer.log_w):
-        count = max(1, min(ready.job.particles, task.pictured // ready.job.populations))
+        count = max(1, min(ready.job.particles, task.pictured // len(answer.log_w)))
         files[PICTURE] = partial(task.picture, answer.sample(count).flatten(0, 1)[: task.pictured])
     return files
 

@@ -19,7 +19,8 @@ from tokensteer.app.runs.rows import answer_of
 from tokensteer.app.words.numbers import number
 from tokensteer.core.particles.result import Result
 from tokensteer.tasks.catalogue import TASKS
-from tokensteer.tasks.common.looks import HeatMap, Image, Letters
+from tokensteer.tasks.common.looks import HeatMap, Image, Letters, Sheet
+from tokensteer.tasks.common.sheets import read_sheet
 
 SHOWN = 3
 BLOCKS = {(False, False): " ", (True, False): "▀", (False, True): "▄", (True, True): "█"}
@@ -29,22 +30,24 @@ MASKS = re.compile(r"\s*(?:\[MASK\]\s*)+")
 """What stands for open places in a prompt."""
 
 
-def draws(run: Run, width: int) -> list[Text]:
+def draws(run: Run, width: int, colour: bool = True) -> list[Text]:
     """Lines with up to SHOWN draws of one row of each task: of the last method that is weighted, or of the last one.
     Tasks whose samples are points of a plane have none."""
     found: list[Text] = []
     for task in dict.fromkeys(row["task"] for row in run.rows):
         rows = [k for k, row in enumerate(run.rows) if row["task"] == task]
         weighted = [k for k in rows if run.rows[k].get("answer") == "weighted" and run.rows[k]["metrics"]]
-        lines = _of_row(run, (weighted or rows)[-1], width)
+        lines = _of_row(run, (weighted or rows)[-1], width, colour)
         found += [*lines, Text()] if lines else []
     return found
 
 
-def _of_row(run: Run, index: int, width: int) -> list[Text]:
+def _of_row(run: Run, index: int, width: int, colour: bool) -> list[Text]:
     row, look = run.rows[index], TASKS[run.rows[index]["task"]].look
     if isinstance(look, HeatMap):
         return []
+    if isinstance(look, Sheet):
+        return _of_sheet(run, index, look, width if colour else None)
     result = run.result(index)
     answer, kept = answer_of(recipe_of(row["job"]["method"]), result)
     if not len(answer.samples):
@@ -75,6 +78,36 @@ def _drawn(answer: Result) -> tuple[Tensor, Tensor]:
     sampled = replace(answer, samples=answer.samples[places], log_w=answer.log_w[places])
     drawn = replace(sampled, generator=Generator().manual_seed(0)).sample(each)
     return drawn.flatten(0, 1)[:SHOWN], places.repeat_interleave(each)[:SHOWN]
+
+
+def _of_sheet(run: Run, index: int, look: Sheet, width: int | None) -> list[Text]:
+    """Images from all over the picture of a row, or without a width, where there are no colours, its file."""
+    if "picture" not in run.rows[index]:
+        return []
+    if width is None:
+        return [Text(f"Draws: {run.picture(index)}")]
+    images, _ = read_sheet(run.picture(index), look.side)
+    some = images[torch.linspace(0, len(images) - 1, min(SHOWN, len(images))).long()]
+    row = run.rows[index]
+    title = Text(f"{len(some)} draws of {row['method']}, N = {row['particles']}:")
+    fit = max(1, (width + len(GAP)) // (look.side + len(GAP)))
+    lines: list[Text] = []
+    for first in range(0, len(some), fit):
+        beside = zip(*map(coloured, some[first : first + fit]), strict=True)
+        lines += [*([Text()] if first else []), *(Text(GAP).join(line) for line in beside)]
+    return [title, *lines]
+
+
+def coloured(image: Tensor) -> list[Text]:
+    """An image (3, H, W) of bytes with H even: a half block has the colour of one pixel above that of another."""
+    lines: list[Text] = []
+    pixels = cast("list[list[list[int]]]", image.permute(1, 2, 0).tolist())  # pyright: ignore[reportUnknownMemberType]
+    for above, below in zip(pixels[::2], pixels[1::2], strict=True):
+        line = Text()
+        for top, bottom in zip(above, below, strict=True):
+            line.append("▀", f"rgb({','.join(map(str, top))}) on rgb({','.join(map(str, bottom))})")
+        lines.append(line)
+    return lines
 
 
 def pictures(inked: Sequence[Tensor], width: int) -> list[Text]:

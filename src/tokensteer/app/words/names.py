@@ -14,6 +14,7 @@ TASKS = {
     "dna": "DNA of 200 letters, towards sites open or active in a cell type",
     "tfbind": "words of eight DNA letters, with a measured reward; the exact target is known",
     "tfbind-fitted": "the same with a model fitted to the words that some factor binds",
+    "cifar": "colour images of 32 x 32 pixels of ten classes, with guidance as an exact target",
 }
 METHODS = {name: text.partition(".")[0] for name, text in DESCRIBED.items()}
 """Methods with the first sentence about each."""
@@ -28,6 +29,8 @@ REWARDS = {
     "dna --reward logit": "log p - log(1 - p) of the same classifier",
     "tfbind": "the measured binding of the factor --goal",
     "tfbind-fitted": "the same",
+    "cifar": "log p(--goal | image) of a classifier, without --goal of the most likely class; --reward class too",
+    "cifar --reward compressibility": "minus the kilobytes of the decoded image, deflated as in a PNG",
 }
 """Rewards by the words of the command line that choose them."""
 RECIPES = {

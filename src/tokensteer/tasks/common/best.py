@@ -1,4 +1,4 @@
-"""The averaged weights of the best check of a training: a later stretch that makes a network worse then costs nothing."""
+"""The averaged weights of the best check of a training, so that a later stretch can make a network no worse."""
 
 from __future__ import annotations
 

@@ -25,6 +25,13 @@ class Letters:
 
 
 @dataclass(frozen=True)
+class Sheet:
+    """Colour images of `side` x `side` pixels, as in the picture that the run wrote: a network decodes the ids."""
+
+    side: int
+
+
+@dataclass(frozen=True)
 class HeatMap:
     """All samples of a run as one pmf on a grid, beside the exact target(setup). histogram(samples, weights) is the pmf
     of samples (P, 2) with weights (P,)."""
@@ -33,4 +40,4 @@ class HeatMap:
     target: Callable[[Setup], Tensor]
 
 
-Look = Image | Letters | HeatMap
+Look = Image | Letters | Sheet | HeatMap

@@ -18,6 +18,16 @@ def write_png(file: Path, picture: Tensor) -> None:
     files.write_bytes(file, _png(picture, GREY))
 
 
+def write_rgb_png(file: Path, picture: Tensor) -> None:
+    """A colour picture (3, H, W) from 0 to 1."""
+    files.write_bytes(file, rgb_png(picture))
+
+
+def rgb_png(picture: Tensor) -> bytes:
+    """A colour picture (3, H, W) from 0 to 1."""
+    return _png(picture, RGB)
+
+
 def shaded_png(picture: Tensor, colour: tuple[int, int, int]) -> bytes:
     """A picture (H, W) in one colour, 0 for transparent and 1 for opaque."""
     return _png(picture, PALETTE, (b"PLTE", bytes(colour) * 256), (b"tRNS", bytes(range(256))))
@@ -28,12 +38,14 @@ def write_coloured_png(file: Path, picture: Tensor, colours: Sequence[tuple[int,
     files.write_bytes(file, _png(picture / 255, PALETTE, (b"PLTE", b"".join(map(bytes, colours)))))
 
 
-GREY, PALETTE = 0, 3  # the colour types of PNG
+GREY, RGB, PALETTE = 0, 2, 3  # the colour types of PNG
 
 
 def _png(picture: Tensor, kind: int, *palette: tuple[bytes, bytes]) -> bytes:
-    height, width = picture.shape
+    height, width = picture.shape[-2:]
     values = (picture.clamp(0, 1) * 255).round().to("cpu", torch.uint8)
+    if kind == RGB:
+        values = values.permute(1, 2, 0).reshape(height, 3 * width)
     lines = torch.cat([torch.zeros(height, 1, dtype=torch.uint8), values], 1)  # each line has its filter type, 0, first
     header = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
     body = zlib.compress(lines.numpy().tobytes(), 9)

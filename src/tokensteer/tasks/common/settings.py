@@ -23,11 +23,12 @@ def left(to: str, shown: str) -> object:
 class Settings:
     """The task or the method decides what is None."""
 
-    steps: Annotated[int | None, left("100, or 64 for text", "INT")] = None
+    steps: Annotated[int | None, left("100, 64 for text, 16 for cifar", "INT")] = None
     """Denoising steps from all noise to clean."""
     goal: Annotated[int | None, left("the task's", "INT")] = None
     """What to steer towards: the digit, for digits and mnist; 1 for praise and 0 for blame, for text; for dna the cell
-    type, 0 (HepG2) to 3; for tfbind the number of the factor."""
+    type, 0 (HepG2) to 3; for tfbind the number of the factor; for cifar the class, 0 (airplane) to 9 (truck), without
+    it all classes, each with so many populations."""
     kl: Annotated[float | None, left("the task's", "FLOAT")] = None
     """The reward is divided by it: small steers hard."""
     prompts: Annotated[Path | None, left("the task's", "FILE")] = None
@@ -42,16 +43,17 @@ class Settings:
     """When to resample: ess:0.5, ess:0.5:10 (looking ten times in a run), every:20, always, never, observe (never, but
     look at the weights)."""
     reward: Annotated[str | None, left("the task's", "NAME")] = None
-    """For dna: log-p (the default) or logit. For text: a function of your own as MODULE:FUNCTION, from a list of texts
-    to a number for each; MODULE may be a file."""
+    """For dna: log-p (the default) or logit. For cifar: class (the default) or compressibility; if given, smc-cfg has
+    it beside its product. For text: a function of your own as MODULE:FUNCTION, from a list of texts to a number for
+    each; MODULE may be a file."""
     remask: float = 0.0
     """The cap of ReMDM, a probability that open sites are masked again; 0 for none."""
     resample: Annotated[str | None, left("the method's", "STR")] = None
     """How to resample: systematic, stratified, residual, multinomial or ssp, all exact. Systematic varies least; with
     multinomial every child draws its parent on its own."""
     guidance: Annotated[float | None, left("1.5", "FLOAT")] = None
-    """For cfg and smc-cfg on dna: the scale s of p(x | goal)^s · p(x)^(1 - s). 1 is the model given the goal, more
-    steers harder."""
+    """For cfg and smc-cfg on dna and cifar: the scale s of p(x | goal)^s · p(x)^(1 - s). 1 is the model given the goal,
+    more steers harder."""
 
     def check(self) -> None:
         """Raise if a number is out of its domain. Not called on creation: tyro would print such errors at length."""

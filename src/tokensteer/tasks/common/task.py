@@ -95,7 +95,7 @@ class Setup(Settings):
         if self.reward is not None or self.reward_function is not None:
             raise ValueError(
                 f"{task} has only one reward, got {self.reward or 'a function'}: leave out --reward (dna has log-p and "
-                "logit, and text takes a function of your own)"
+                "logit, cifar class and compressibility, and text takes a function of your own)"
             )
 
     def load(self, task: str, role: str) -> nn.Module:
@@ -161,9 +161,10 @@ class Task:
     `judge` marks ids (P, L) from 0 to 1, (P,), with a network that the reward does not use. `picture` writes at most
     `pictured` of ids (P, L) as a PNG file, and `written` other files of a result by suffix. `learned` loads the
     proposal for the task's goal. Some methods need `guided`, the target as a product of models, `uniform`, a model of
-    the same data under uniform noise, or tuned(name), a denoiser tuned for the goal. `reward` names the reward of the
-    tilt if it is not the task's default. `piece` is the text of a token, with the space before it if it has one. `goal`
-    and `guidance` are those of the setup, or the task's own where the setup has none; None if the task has no choice.
+    the same data under uniform noise, or tuned(name), a denoiser tuned for the goal. With `tilts_guided` the tilt
+    counts beside the product. `reward` names the reward of the tilt if it is not the task's default. `piece` is the
+    text of a token, with the space before it if it has one. `goal` and `guidance` are those of the setup, or the task's
+    own where the setup has none; None if the task has no choice.
     """
 
     name: str
@@ -178,6 +179,7 @@ class Task:
     written: Mapping[str, Callable[[Result, Path], None]] = field(default_factory=dict[str, Any])
     prompted: Prompted | None = None
     guided: Callable[[], Product] | None = None
+    tilts_guided: bool = False
     uniform: Callable[[], Diffusion] | None = None
     tuned: Callable[[str], Trained] | None = None
     reward: str | None = None

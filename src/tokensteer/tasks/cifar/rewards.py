@@ -1,0 +1,62 @@
+"""Rewards of the images that tokens decode to, beside the product target of guidance."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from tokensteer.core.twists.estimators import Sampled
+from tokensteer.core.twists.ramps import linear as linear_ramp
+from tokensteer.core.twists.tilt import Reward, Tilt
+from tokensteer.tasks.cifar.model import NAME, Networks
+from tokensteer.train.optim import half_precision
+
+CLASS, COMPRESSIBILITY = "class", "compressibility"
+KLS = {CLASS: 0.5, COMPRESSIBILITY: 0.05}
+"""The rewards, each with its default kl."""
+DRAWS = 2
+
+
+def reward_of(name: str | None) -> str:
+    """The reward of that name, `class` unless given."""
+    if name is not None and name not in KLS:
+        raise ValueError(f"{NAME} has the rewards {' and '.join(KLS)}: give one of them as --reward, got {name}")
+    return CLASS if name is None else name
+
+
+def tilt(networks: Networks, labels: Sequence[int], reward: str = CLASS, kl: float | None = None) -> Tilt:
+    """exp(reward/kl). Gradients pass the decoder: one-hots have the expected codes of a site, which the decoder and
+    the classifier turn into a number. Files have no gradient."""
+    made = certainty(networks, labels) if reward == CLASS else compressibility(networks)
+    chosen = KLS[reward] if kl is None else kl
+    return Tilt(made, chosen, linear_ramp, DRAWS, estimator=Sampled(seed=0), differentiable=reward == CLASS)
+
+
+def certainty(networks: Networks, labels: Sequence[int]) -> Reward:
+    """log p(class | image) of the reward network, for one class. A reward reads images and not the population that
+    they are of, so for several classes it is the log-probability of the most likely of them."""
+    wanted = torch.tensor(list(labels), device=networks.device)
+
+    def reward(x: Tensor) -> Tensor:
+        with half_precision(networks.device):
+            log_p = networks.reward(networks.images(x))
+        return log_p.float()[:, wanted].amax(-1)
+
+    return reward
+
+
+def compressibility(networks: Networks) -> Reward:
+    """Minus the kilobytes of the image as the pixels of a PNG: differences from the pixel to the left, deflated."""
+
+    def reward(x: Tensor) -> Tensor:
+        pixels = networks.pixels(x)
+        before = torch.nn.functional.pad(pixels, (1, 0))[..., :-1]
+        lines = cast("Any", (pixels - before).permute(0, 2, 3, 1).contiguous().cpu()).numpy()
+        sizes = [len(zlib.compress(image.tobytes(), 9)) for image in lines]
+        return -torch.tensor(sizes, dtype=torch.float32, device=x.device) / 1000
+
+    return reward

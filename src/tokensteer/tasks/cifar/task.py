@@ -1,0 +1,100 @@
+"""Images of 32 x 32 pixels of a class, all ten classes in turn unless the goal is one: the task `cifar`.
+
+    tokensteer train cifar --out FOLDER --device cuda --minutes 40
+    tokensteer run cifar --weights FOLDER --guidance 1.5 --steps 16 --particles 4
+
+The target of cfg and smc-cfg is p(x | c)^a · p(x)^(1 - a), times exp(r/kl) if a reward is chosen. Methods of rewards
+tilt p(x | c).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tokensteer.core.particles.result import Result
+from tokensteer.tasks.cifar.data import CLASSES
+from tokensteer.tasks.cifar.model import GUIDANCE, NAME, STEPS, Networks, labels_of, load_networks, model, product
+from tokensteer.tasks.cifar.rewards import certainty, reward_of, tilt
+from tokensteer.tasks.common.metrics import Measured, ess_share, in_parts, measured, weighted
+from tokensteer.tasks.common.sheets import write_sheet
+from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task
+
+PICTURED = 200
+
+
+def task(setup: Setup | None = None) -> Task:
+    """Images of the class `setup.goal`, or of all classes, as many populations each."""
+    setup = Setup(STEPS) if setup is None else setup
+    if setup.prompts is not None:
+        raise ValueError(f"{NAME} reads no prompts but classes: leave out --prompts, and give --goal for one class")
+    labels = labels_of(setup.goal)
+    reward_of(setup.reward)
+    return of_classes(setup, load_networks(setup), labels)
+
+
+def of_classes(setup: Setup, networks: Networks, labels: Sequence[int], failed: Sequence[Failure] = ()) -> Task:
+    """The task for some classes. Each is a prompt of its own, so that populations of each class are counted apart."""
+    prior = model(networks, labels, STEPS if setup.steps is None else setup.steps, setup.remask)
+    steered = tilt(networks, labels, reward_of(setup.reward), setup.kl)
+    guidance = GUIDANCE if setup.guidance is None else setup.guidance
+
+    def metrics(result: Result) -> Mapping[str, Measured]:
+        return assess(result, networks, labels)
+
+    def only(places: Sequence[int], more: Sequence[Failure]) -> Task:
+        return of_classes(setup, networks, [labels[k] for k in places], [*failed, *more])
+
+    def marks(ids: Tensor) -> Tensor:
+        """The judge's probability of the class, of the most likely one if there are several."""
+        log_p = in_parts(lambda x: networks.judge(networks.images(x)), ids, 500)
+        return log_p[:, list(labels)].amax(-1).exp().double()
+
+    named = CLASSES[labels[0]] if len(labels) == 1 else f"{len(labels)} classes"
+    return Task(
+        NAME,
+        f"images of {networks.tokeniser.config.side} x {networks.tokeniser.config.side} pixels, of {named}",
+        prior,
+        steered,
+        metrics,
+        lambda ids, file: picture(networks, ids, file, len(labels)),
+        marks,
+        pictured=PICTURED,
+        prompted=Prompted([Prompt(CLASSES[label], CLASSES[label]) for label in labels], failed, only),
+        guided=lambda: product(prior, guidance),
+        tilts_guided=setup.reward is not None,
+        reward=setup.reward,
+    )
+
+
+def assess(result: Result, networks: Networks, labels: Sequence[int]) -> dict[str, Measured]:
+    """Means over populations: the judge's and the reward network's accuracy of weighted samples, and the difference of
+    pixels between draws of different populations. Features of images are compared in benchmarks/cifar.py, which draws
+    thousands."""
+    ids, count = result.samples.flatten(0, 1), result.samples.shape[1]
+    populations = len(result.samples)
+    wanted = torch.tensor(list(labels), device=ids.device).repeat_interleave(populations // len(labels) * count)
+    found: dict[str, Measured] = {}
+    for name, classifier in (("accuracy", networks.judge), ("reward accuracy", networks.reward)):
+        log_p = in_parts(lambda x, c=classifier: c(networks.images(x)), ids, 500)
+        found[name] = weighted(result, (log_p.argmax(-1) == wanted).double())
+    found["class log p"] = weighted(result, in_parts(certainty(networks, labels), ids, 500).double())
+    found["diversity"] = measured(_apart(networks.pixels(result.sample()[:, 0])))
+    if result.reward is not None:
+        found["reward"] = weighted(result, result.reward)
+    return {**found, "ess": ess_share(result)}
+
+
+def _apart(pixels: Tensor) -> Tensor:
+    """The mean difference of each image (P, 3, H, W) from the next, as a share of white, (P,)."""
+    numbers = pixels.float() / 255
+    return (numbers - numbers.roll(1, 0)).abs().mean((1, 2, 3))
+
+
+def picture(networks: Networks, ids: Tensor, file: Path, classes: int = 1, columns: int = 16) -> None:
+    """Images of ids (P, L) as a sheet, in colour. With several classes each has a line, if there are equally many."""
+    even = classes > 1 and len(ids) % classes == 0 and len(ids) // classes <= 2 * columns
+    write_sheet(file, networks.pixels(ids), len(ids) // classes if even else min(columns, len(ids)))

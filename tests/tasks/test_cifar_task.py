@@ -1,0 +1,238 @@
+"""The task `cifar` with random networks of its own classes: labels by population, guidance, rewards, pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import small_cifar
+import torch
+
+import tokensteer as ts
+from tokensteer.app.cli import main
+from tokensteer.app.terminal.draws import coloured, draws
+from tokensteer.core.models.product import Product, paper_powers
+from tokensteer.core.steering.steering import Steering
+from tokensteer.tasks.cifar import model as models
+from tokensteer.tasks.cifar import rewards
+from tokensteer.tasks.cifar import task as cifar
+from tokensteer.tasks.cifar.data import CLASSES
+from tokensteer.tasks.common.png_reader import read_png
+from tokensteer.tasks.common.sheets import read_sheet, sheet, write_sheet
+from tokensteer.tasks.common.task import Setup
+from tokensteer.testing import enumerate_steering
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_cifar.save(tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture(scope="module")
+def networks() -> models.Networks:
+    return small_cifar.networks()
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def command(*words: object) -> int:
+    return main([str(word) for word in words])
+
+
+# ---- models
+
+
+def test_each_population_has_its_class(networks: models.Networks):
+    """A model of one class draws what the same class draws among others, and classes differ."""
+    x = torch.full((3, 256), networks.mask)
+    together = models.model(networks, [3, 5, 3], 2)
+    log_x0 = together.denoiser(x, 0.5, together.conditions[0])
+    alone = models.model(networks, [3], 2)
+    expected = alone.denoiser(x[:1], 0.5, alone.conditions[0])
+    torch.testing.assert_close(log_x0[0], expected[0])
+    torch.testing.assert_close(log_x0[2], expected[0])
+    assert (log_x0[1] - expected[0])[:, :-1].abs().max() > 0.1
+
+
+def test_the_model_without_a_class_has_the_label_after_the_last(networks: models.Networks):
+    product = models.product(models.model(networks, [1, 2], 2), 1.5)
+    assert product.powers == (1.5, -0.5)
+    assert product.models[1].conditions[0].tolist() == [len(CLASSES)]
+    x = torch.full((1, 256), networks.mask)
+    expected = networks.denoiser(x)[..., :-1].log_softmax(-1)
+    found = product.models[1].denoiser(x, 0.5, product.models[1].conditions[0])
+    torch.testing.assert_close(found[..., :-1], expected)
+
+
+def test_guidance_on_images_of_one_site_matches_enumeration():
+    """The weights are exact along the code path of the task: one site, with and without twist and remasking."""
+    small = small_cifar.networks(side=2)
+    for remask, options in ((0.0, {}), (0.0, {"lookahead": False}), (0.2, {}), (0.2, {"correct_remasking": False})):
+        conditional = models.model(small, [4], 3, remask)
+        product = models.product(conditional, 1.5, **options)
+        exact = enumerate_steering(Steering(product, None, ts.Guided()))
+        result = ts.smc(Steering(product, None, ts.Guided()), 64, 40, generator=seeded())
+        log_z, error = result.pooled_log_z
+        assert abs(log_z - float(exact.log_z)) < 5 * error + 1e-6
+    assert models.product(conditional, 1.5, paper_powers, False).convention is paper_powers
+
+
+def test_a_temperature_divides_the_logits(networks: models.Networks):
+    x, labels = torch.full((1, 256), networks.mask), torch.tensor([2])
+    cold = replace(networks, temperature=0.5)
+    torch.testing.assert_close(cold.logits(x, labels), 2 * networks.logits(x, labels))
+    with pytest.raises(ValueError, match="temperature"):
+        replace(networks, temperature=0.0)
+
+
+def test_confident_sampling_draws_from_the_guided_logits(networks: models.Networks):
+    x, guidance = torch.full((2, 256), networks.mask), 1.5
+    guided = models.confident(networks, [0, 7], 2, guidance)
+    product = models.product(models.model(networks, [0, 7], 2), guidance)
+    log_p = [model.denoiser(x, 0.5, model.conditions[0].expand(2)) for model in product.models]
+    expected = (1.5 * log_p[0] - 0.5 * log_p[1])[..., :-1].log_softmax(-1)
+    torch.testing.assert_close(guided.denoiser(x, 0.5, guided.conditions[0])[..., :-1], expected)
+    result = ts.pretrained(guided)(1, 2, generator=seeded())
+    assert (result.samples < networks.mask).all()
+
+
+def test_the_steps_follow_the_cosine(networks: models.Networks):
+    steps = models.model(networks, [0], 4).steps
+    assert [step.t for step in steps] == pytest.approx([math.cos(math.pi / 2 * k / 4) for k in range(4)])
+
+
+def test_networks_that_do_not_belong_together_are_refused(networks: models.Networks):
+    with pytest.raises(ValueError, match="train the denoiser of this tokeniser"):
+        replace(networks, tokeniser=small_cifar.networks(side=16).tokeniser)
+
+
+# ---- rewards
+
+
+def test_the_gradient_of_the_class_reward_passes_the_decoder(networks: models.Networks):
+    ids = torch.randint(networks.mask, (2, 256), generator=seeded())
+    one_hots = torch.nn.functional.one_hot(ids, networks.mask + 1).float().requires_grad_()
+    reward = rewards.tilt(networks, [3]).reward
+    torch.testing.assert_close(reward(one_hots), reward(ids))
+    (gradient,) = torch.autograd.grad(reward(one_hots).sum(), one_hots)
+    assert gradient.isfinite().all()
+    assert (gradient.abs().amax((1, 2)) > 0).all()
+    log_p = networks.reward(networks.images(ids))
+    torch.testing.assert_close(reward(ids), log_p[:, 3])
+    torch.testing.assert_close(rewards.certainty(networks, [1, 3])(ids), log_p[:, [1, 3]].amax(-1))
+
+
+def test_compressibility_is_the_size_of_the_deflated_pixels(networks: models.Networks):
+    noisy = torch.randint(networks.mask, (1, 256), generator=seeded())
+    plain = torch.zeros(1, 256, dtype=torch.long)
+    both = rewards.compressibility(networks)(torch.cat([plain, noisy]))
+    assert both[0] > both[1]
+    assert -3.2 < both[1] < both[0] < 0
+    assert not rewards.tilt(networks, [0], rewards.COMPRESSIBILITY).differentiable
+    assert rewards.tilt(networks, [0], rewards.COMPRESSIBILITY).kl == rewards.KLS[rewards.COMPRESSIBILITY]
+
+
+def test_a_tilt_steers_beside_the_product(weights: Path):
+    """With a reward smc-cfg has both, and the gradient proposal can be built on guided tokens."""
+    task = cifar.task(Setup(3, goal=2, weights=weights, reward="class", kl=0.2))
+    assert task.tilts_guided
+    assert task.guided is not None
+    method = ts.Method(Steering(task.guided(), task.tilt, ts.Gradient(ts.Guided(), clip=1.0, tokens_only=True)))
+    result = method(3, 2, generator=seeded())
+    assert result.reward is not None
+    assert result.log_w.isfinite().all()
+
+
+# ---- the task
+
+
+def test_the_task_counts_each_class_apart(weights: Path):
+    task = cifar.task(Setup(2, weights=weights))
+    result = ts.pretrained(task.model)(2, 20, generator=seeded())
+    found = task.metrics(result)
+    assert set(found) == {"accuracy", "reward accuracy", "class log p", "diversity", "ess"}
+    assert task.prompted is not None
+    assert [prompt.text for prompt in task.prompted.prompts] == list(CLASSES)
+    alone = task.prompted.only([4], ())
+    assert alone.model.conditions[0].tolist() == [4]
+    assert alone.about.endswith("deer")
+    ids = result.samples.flatten(0, 1)
+    judged = small_cifar.networks().judge(small_cifar.networks().images(ids)).argmax(-1)
+    wanted = torch.arange(10).repeat_interleave(4)
+    assert found["accuracy"].mean == pytest.approx(float((judged == wanted).double().mean()))
+
+
+def test_wrong_settings_are_answered_with_the_mend(weights: Path, tmp_path: Path):
+    for setup, words in (
+        (Setup(weights=weights, goal=10), "0 .airplane"),
+        (Setup(weights=weights, reward="size"), "class and compressibility"),
+        (Setup(weights=weights, prompts=Path("x.txt")), "give --goal"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            cifar.task(setup)
+    with pytest.raises(FileNotFoundError, match="tokensteer train cifar --device cuda --minutes 40 --out FOLDER"):
+        cifar.task(Setup(weights=tmp_path))
+
+
+def test_without_weights_the_commands_say_how_to_train_them(capsys):
+    assert command("run", "cifar", "--steps", 2) == 2
+    assert "do not come with the package" in capsys.readouterr().err
+
+
+def test_runs_leave_sheets_in_colour(weights: Path, tmp_path: Path, capsys):
+    words = ("--weights", weights, "--steps", 2, "--particles", 2, "--populations", 2, "--guidance", 1.5)
+    names = ("pretrained", "cfg", "smc-cfg", "smc-base")
+    assert command("compare", "cifar", "--methods", *names, *words, "--remask", 0.1, "--out", tmp_path / "a") == 0
+    assert "Draws: " in capsys.readouterr().out
+    run = ts.open_run(tmp_path / "a")
+    assert [row["method"] for row in run.rows] == list(names)
+    assert {row["populations"] for row in run.rows} == {20}
+    images, columns = read_sheet(run.picture(2), 32)
+    assert len(images) % 20 == 0
+    assert columns == len(images) // 10  # a line for each class
+    assert command("report", tmp_path / "a") == 0
+    page = (tmp_path / "a" / "report.html").read_text()
+    assert page.count('<img class="sheet"') >= 4
+    lines = draws(run, 80)
+    assert "3 draws of smc-base, N = 2:" in str(lines[0])
+    assert next(str(line) for line in draws(run, 80, colour=False)).startswith("Draws: ")
+    assert command("run", "cifar", *words, "--goal", 3, "--reward", "class", "--out", tmp_path / "b") == 0
+    row = ts.open_run(tmp_path / "b").rows[0]
+    assert row["method"] == "smc-cfg"
+    assert row["log_z"] is not None
+    assert json.dumps(row["metrics"]).count("reward") == 2
+
+
+def test_a_method_can_be_run_on_the_product_from_python(networks: models.Networks):
+    product = models.product(models.model(networks, [0, 1], 3, 0.1), 1.25)
+    assert isinstance(product, Product)
+    result = ts.Method(Steering(product, None, ts.Guided()))(4, 2, generator=seeded())
+    assert result.samples.shape == (2, 4, 256)
+    assert float(result.ess.amin()) < 4  # classes differ, so weights do
+
+
+# ---- sheets
+
+
+def test_sheets_are_read_as_they_were_written(tmp_path: Path):
+    images = torch.randint(256, (5, 3, 4, 4), generator=seeded(), dtype=torch.uint8)
+    write_sheet(tmp_path / "x.png", images, 3)
+    assert read_png(tmp_path / "x.png").shape == (22, 32, 3)
+    found, columns = read_sheet(tmp_path / "x.png", 4)
+    assert columns == 3
+    assert torch.equal(found, images)
+    assert sheet(images, 5).shape == (3, 6, 26)
+    with pytest.raises(ValueError, match="no sheet of images of 7 x 7"):
+        read_sheet(tmp_path / "x.png", 7)
+
+
+def test_half_blocks_have_the_colours_of_two_pixels():
+    image = torch.tensor([[[1, 2], [3, 4]], [[5, 6], [7, 8]], [[9, 10], [11, 12]]], dtype=torch.uint8)
+    (line,) = coloured(image)
+    assert str(line) == "▀▀"
+    assert [str(span.style) for span in line.spans] == ["rgb(1,5,9) on rgb(3,7,11)", "rgb(2,6,10) on rgb(4,8,12)"]
