@@ -29,7 +29,7 @@ REWARDS = {
     "dna --reward logit": "log p - log(1 - p) of the same classifier",
     "tfbind": "the measured binding of the factor --goal",
     "tfbind-fitted": "the same",
-    "cifar": "log p(--goal | image) of a classifier, without --goal of the most likely class; --reward class too",
+    "cifar": "log p(--goal | image) of a classifier; without --goal, of the most likely class",
     "cifar --reward compressibility": "minus the kilobytes of the decoded image, deflated as in a PNG",
 }
 """Rewards by the words of the command line that choose them."""

@@ -1,0 +1,118 @@
+"""The benchmark of `cifar` at toy size: every table is made, finished cells are skipped, classes are balanced."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+if not (ROOT / "benchmarks").is_dir():
+    pytest.skip("benchmarks do not come with the source distribution", allow_module_level=True)
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The benchmark and its cells; what its package sets for its own processes is taken back."""
+    monkeypatch.syspath_prepend(ROOT)
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    with torch.random.fork_rng(devices=[]):
+        yield import_module("benchmarks.cifar"), import_module("benchmarks.cifar_cells")
+
+
+@pytest.mark.parametrize("what", ["floor", "grid", "controls", "tilt", "gallery", "cost"])
+def test_every_table_is_made(modules: Any, what: str, capsys: Any):
+    cifar, _ = modules
+    cifar.main(cifar.Options(what, tiny=True))
+    printed = capsys.readouterr().out
+    rows = [line for line in printed.splitlines() if line.startswith("| ")]
+    expected = {"floor": 4, "grid": 8, "controls": 8 * 2 + 3, "tilt": 6, "gallery": -1, "cost": -1}[what]
+    assert len(rows) == expected + 1
+    if what == "gallery":
+        assert [line.rpartition("samples-")[2] for line in printed.splitlines()] == [
+            "a1-t2-n1.png",
+            "a1.5-t2-n1.png",
+            "a1.5-t2-n2.png",
+        ]
+    if what == "cost":
+        assert "20 images" in printed
+        assert printed.count("times the two networks") == 2
+
+
+def test_cells_that_are_there_are_skipped(modules: Any, tmp_path: Path, capsys: Any):
+    cifar, cells = modules
+    bench = cifar.tiny(cifar.Options("grid", parts=("kernels",)), tmp_path)
+    planned = list(cifar.grid(bench.options))
+    assert [(cell.kernel, cell.seed) for cell in planned] == [
+        ("mdm", 0),
+        ("confident", 0),
+        ("mdm", 1),
+        ("confident", 1),
+    ]
+    file = tmp_path / "grid.jsonl"
+    bench.cells(file, planned[:2])
+    with file.open("a") as handle:
+        handle.write('{"key": "cut o')  # of a process that was killed
+    first = cells.finished(file)
+    assert len(first) == 2
+    capsys.readouterr()
+    with file.open("a") as handle:
+        handle.write("\n")
+    bench.cells(file, planned)
+    assert capsys.readouterr().out.count("FID") == 2
+    assert cells.finished(file)[:2] == first
+    assert {row["key"] for row in cells.finished(file)} == {cell.key for cell in planned}
+    late = replace(bench, options=replace(bench.options, minutes=1e-9))
+    late.cells(tmp_path / "other.jsonl", planned)
+    assert "the same command goes on" in capsys.readouterr().out
+    assert not (tmp_path / "other.jsonl").exists()
+
+
+def test_batches_hold_all_classes_equally(modules: Any, tmp_path: Path):
+    """Seven batches of ten populations, the last one cut, and the same draws whatever is drawn beside them."""
+    _, cells = modules
+    networks = import_module("benchmarks.cifar_tiny").networks()
+    for reward in (None, "class"):
+        cell, drawn = cells.Cell(1.5, 2, 2, images=60, reward=reward), cells.Drawn()
+        found = list(cells.drawn_images(cell, networks, drawn, at_once=20))
+        labels = torch.cat([labels for _, labels in found])
+        assert labels.bincount().tolist() == [6] * 10
+        assert sum(len(images) for images, _ in found) == 60
+        assert {images.dtype for images, _ in found} == {torch.uint8}
+        assert (drawn.populations, drawn.reward is None) == (60, reward is None)
+        assert 0 < drawn.least_ess <= drawn.ess <= 1
+        assert drawn.rows > 60 * 2 * 2
+
+
+def test_conventions_weigh_differently_and_one_particle_not_at_all(modules: Any):
+    _, cells = modules
+    networks = import_module("benchmarks.cifar_tiny").networks()
+    generator = torch.Generator()
+    found = {}
+    for name in cells.CONVENTIONS:
+        method = cells.method_of(cells.Cell(1.75, 4, 4, convention=name), networks, [0, 1])
+        found[name] = method(4, 2, generator=generator.manual_seed(0)).log_z
+    assert all(value.isfinite().all() for value in found.values())
+    assert not torch.allclose(found["corrected"], found["paper"])
+    alone = cells.method_of(cells.Cell(1.75, 4, 1), networks, [0, 1])
+    assert not alone.steering.model.correct_remasking  # which would predict each step twice
+    unguided = cells.method_of(cells.Cell(1.0, 4, 1), networks, [0, 1])
+    assert len(unguided.steering.model.networks) == 1
+    with pytest.raises(ValueError, match="one particle"):
+        cells.method_of(cells.Cell(1.5, 4, 2, kernel="confident"), networks, [0])
+
+
+def test_tables_have_means_and_deviations_over_seeds(modules: Any, tmp_path: Path, capsys: Any):
+    cifar, cells = modules
+    rows = [{"name": "x", "images": 1000, "fid": fid, "kid": [fid / 1000, 0.1], "rows": 2000} for fid in (10.0, 12.0)]
+    for row in rows:
+        cells.add(tmp_path / "grid.jsonl", row)
+    cifar.main(cifar.Options("table", out=tmp_path))
+    assert "| x | 1,000 | 2 | 11 (1.4) | 11 (1.4) | 2,000 |" in capsys.readouterr().out
+    assert [json.loads(line) for line in (tmp_path / "grid.jsonl").read_text().splitlines()] == rows
