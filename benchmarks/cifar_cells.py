@@ -177,8 +177,9 @@ def finished(file: Path) -> list[dict[str, Any]]:
 def add(file: Path, row: Mapping[str, Any]) -> None:
     """Append a line, and flush it: a process that is killed keeps its cells."""
     file.parent.mkdir(parents=True, exist_ok=True)
+    whole = not file.is_file() or file.read_bytes()[-1:] in (b"", b"\n")  # else the last line was cut off
     with file.open("a", encoding="utf-8") as handle:
-        handle.write(json.dumps(row) + "\n")
+        handle.write(("" if whole else "\n") + json.dumps(row) + "\n")
 
 
 COLUMNS = {

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import small_cifar
@@ -72,7 +73,13 @@ def test_the_model_without_a_class_has_the_label_after_the_last(networks: models
 def test_guidance_on_images_of_one_site_matches_enumeration():
     """The weights are exact along the code path of the task: one site, with and without twist and remasking."""
     small = small_cifar.networks(side=2)
-    for remask, options in ((0.0, {}), (0.0, {"lookahead": False}), (0.2, {}), (0.2, {"correct_remasking": False})):
+    cases: list[tuple[float, dict[str, Any]]] = [
+        (0.0, {}),
+        (0.0, {"lookahead": False}),
+        (0.2, {}),
+        (0.2, {"correct_remasking": False}),
+    ]
+    for remask, options in cases:
         conditional = models.model(small, [4], 3, remask)
         product = models.product(conditional, 1.5, **options)
         exact = enumerate_steering(Steering(product, None, ts.Guided()))

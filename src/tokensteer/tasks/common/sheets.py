@@ -31,7 +31,7 @@ def sheet_png(images: Tensor, columns: int) -> bytes:
 
 def read_sheet(file: Path, side: int, zoom: int = ZOOM) -> tuple[Tensor, int]:
     """The images (P, 3, side, side) of a sheet, and its number of columns."""
-    pixels = torch.from_numpy(read_png(file)).permute(2, 0, 1)
+    pixels = torch.as_tensor(read_png(file)).permute(2, 0, 1)
     each = (side + 1) * zoom
     rows, columns = ((size - zoom) // each for size in pixels.shape[1:])
     if len(pixels) != 3 or pixels.shape[1:] != (rows * each + zoom, columns * each + zoom) or not rows * columns:
