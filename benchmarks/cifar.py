@@ -2,7 +2,6 @@
 
 python -m benchmarks.cifar floor --weights FOLDER --out FOLDER --device cuda
 python -m benchmarks.cifar grid --weights FOLDER --out FOLDER --device cuda --minutes 9
-python -m benchmarks.cifar grid --tiny
 python -m benchmarks.cifar --help
 """
 
@@ -43,7 +42,7 @@ from tokensteer.tasks.cifar.data import CLASSES, Data, Images, data
 from tokensteer.tasks.cifar.model import Networks, load_networks
 from tokensteer.tasks.common.sheets import write_sheet
 from tokensteer.tasks.common.task import SHIPPED, Setup
-from tokensteer.tasks.quality.features import load_inception
+from tokensteer.tasks.quality.features import INCEPTION_SHA256, load_inception
 from tokensteer.tasks.quality.imagenet import load_efficientnet
 
 DESCRIPTION = """\
@@ -61,7 +60,13 @@ class Options:
     weights: Path = SHIPPED
     """Folder of the networks."""
     out: Path = Path("out/cifar")
-    """Folder for the lines, the reference and the sheets."""
+    """Folder for the lines and the sheets."""
+    reference: Path | None = None
+    """Folder of the moments and features of the training images, 58 MB, if not --out. They are computed once."""
+    inception: Path | None = None
+    """Inception's file, if it is not in the data folder."""
+    inception_sha256: str = INCEPTION_SHA256
+    """Of the file, if it is your own, such as one in half precision."""
     device: str = "cpu"
     images: int = 10_000
     """In each cell."""
@@ -266,13 +271,13 @@ def prepared(options: Options) -> Bench:
     if options.compiled:
         networks = replace(networks, denoiser=cast("Any", torch).compile(networks.denoiser))
     images, dtype = data(), torch.float16 if device.type == "cuda" else torch.float32
-    features = load_inception(device=device, dtype=dtype, rows=500)
+    features = load_inception(options.inception, sha256=options.inception_sha256, device=device, dtype=dtype, rows=500)
     try:
         scores = load_efficientnet(device=device)
     except FileNotFoundError as error:
         say(f"No Inception-like score: {error}")
         scores = None
-    reference = reference_of(images, features, options.out, device)
+    reference = reference_of(images, features, options.reference or options.out, device)
     return Bench(options, networks, images, Instruments(features, scores, networks, reference), began)
 
 

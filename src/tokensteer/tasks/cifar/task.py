@@ -67,6 +67,8 @@ def of_classes(setup: Setup, networks: Networks, labels: Sequence[int], failed: 
         guided=lambda: product(prior, guidance),
         tilts_guided=setup.reward is not None,
         reward=setup.reward,
+        goal=setup.goal,
+        guidance=guidance,
     )
 
 
