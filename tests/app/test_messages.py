@@ -256,4 +256,7 @@ def test_nothing_that_is_read_can_run_code():
         if isinstance(node, ast.Import | ast.ImportFrom)
         and re.search(r"\b(pickle|marshal|dill|shelve)\b", ast.unparse(node))
     ]
-    assert called + imported == []
+    # LPIPS is read by an unpickler that knows arrays alone, which a test feeds a harmful pickle; the weights of
+    # EfficientNet are read with weights_only=True. Both are files of benchmarks and training.
+    assert [name.partition(":")[0] for name in called] == ["tasks/quality/imagenet.py"]
+    assert [name.partition(":")[0] for name in imported] == ["tasks/common/lpips.py"]

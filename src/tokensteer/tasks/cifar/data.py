@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tokensteer import files
+from tokensteer.tasks.common import arrays
 from tokensteer.tasks.common.png_reader import read_png
 from tokensteer.tasks.common.task import data_folder
 
@@ -62,7 +63,7 @@ def read(part: str) -> Images:
         images, labels = _unpack(part)
         for name, array in zip(names, (images, labels), strict=True):
             with suppress(OSError):  # a folder that cannot be written to costs time alone
-                files.write_whole(name, lambda place, array=array: _write(place, array))
+                arrays.write_one(name, array)
     return Images(torch.as_tensor(images).permute(0, 3, 1, 2).contiguous(), torch.as_tensor(labels).long())
 
 
@@ -112,8 +113,3 @@ def _check(place: str, images: Any, labels: Any) -> None:
         )
     if labels.size and int(labels.max()) >= len(CLASSES):
         raise ValueError(f"{place} has a label {labels.max()}: expected 0 to {len(CLASSES) - 1}")
-
-
-def _write(place: Path, array: Any) -> None:
-    with place.open("wb") as handle:  # given a name, numpy would add .npy to it
-        np.save(handle, array, allow_pickle=False)

@@ -42,6 +42,16 @@ def write(file: Path, **arrays: Any) -> None:
     files.write_whole(file, save)
 
 
+def write_one(file: Path, array: Any) -> None:
+    """Write one array as .npy, completely or not at all."""
+
+    def save(place: Path) -> None:
+        with place.open("wb") as handle:  # given a name, numpy would add .npy to it
+            np.save(handle, array, allow_pickle=False)
+
+    files.write_whole(file, save)
+
+
 def read(file: Path, names: Iterable[str], mend: str) -> dict[str, Any]:
     """The arrays called `names`. Raises ValueError with the file's name and the `mend` if it is damaged."""
     try:
