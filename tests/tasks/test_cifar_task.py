@@ -191,6 +191,12 @@ def test_without_weights_the_commands_say_how_to_train_them(capsys):
     assert "do not come with the package" in capsys.readouterr().err
 
 
+def test_there_is_no_proposal_to_train(tmp_path: Path, capsys):
+    assert command("train", "cifar", "--proposal", "--out", tmp_path / "x") == 2
+    assert "no proposal or twist to train" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
 def test_runs_leave_sheets_in_colour(weights: Path, tmp_path: Path, capsys):
     words = ("--weights", weights, "--steps", 2, "--particles", 2, "--populations", 2, "--guidance", 1.5)
     names = ("pretrained", "cfg", "smc-cfg", "smc-base")

@@ -22,6 +22,8 @@ def main(command: Train, words: str) -> Outcome:
         raise ValueError(f"{command.task} has no networks, and nothing to train: run it as it is")
     if command.proposal and command.twist:
         raise ValueError("--proposal and --twist are trained one after the other: give one of them")
+    if (command.proposal or command.twist) and task.proposal is None:
+        raise ValueError(f"{command.task} has no proposal or twist to train: leave out --proposal and --twist")
     if not command.proposal and not command.twist:
         if command.goal is not None:
             raise ValueError("--goal is what a proposal or a twist is trained for: give --proposal or --twist too")

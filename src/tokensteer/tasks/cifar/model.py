@@ -74,9 +74,9 @@ class Networks:
         return found if self.temperature == 1 else found / self.temperature
 
     def images(self, x: Tensor) -> Tensor:
-        """Images (P, 3, H, W) in [0, 1] of ids (P, L), or of one-hots (P, L, V), in which they are differentiable."""
-        with half_precision(self.device):
-            return self.tokeniser.decode(x).float()
+        """Images (P, 3, H, W) in [0, 1] of ids (P, L), or of one-hots (P, L, V), in which they are differentiable. Half
+        precision would not do: its steps near 1 are a whole grey level."""
+        return self.tokeniser.decode(x)
 
     def pixels(self, x: Tensor, rows: int = 500) -> Tensor:
         """The images of ids as bytes."""
