@@ -237,10 +237,11 @@ class Bench:
             eager = self._best(lambda m=method: m(particles, populations)) / steps
             run = ts.captured(method, particles, populations) if gpu else None
             replayed = None if run is None else self._best(lambda r=run: r()) / steps
-            row = {"name": f"step, {kernel}", "passes": passes, "eager": eager, "captured": replayed, "rows": rows}
-            add(file, row)
+            times = {"passes": passes, "eager": eager, "captured": replayed, "rows": rows}
+            add(file, {"name": f"step, {kernel}", **times})
             quick = "" if replayed is None else f", captured {replayed / passes:.2f}"
-            say(f"A step, {kernel}, {rows:,} particles: {eager / passes:.2f} times the two networks{quick}")
+            say(f"A step, {kernel}, {rows:,} particles, {5e5 * passes / rows:.1f} µs a row: {eager / passes:.2f} times "
+                f"the two networks{quick}")  # fmt: skip
 
     def _best(self, run: Callable[[], Any]) -> float:
         """The least seconds of a few calls, after one to warm up."""
@@ -259,8 +260,7 @@ class Bench:
 
 
 def device_name(bench: Bench) -> str:
-    device = bench.networks.device
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return torch.cuda.get_device_name() if bench.networks.device.type == "cuda" else "CPU"
 
 
 def prepared(options: Options) -> Bench:
