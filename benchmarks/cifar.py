@@ -214,7 +214,7 @@ class Bench:
 
     def cost(self, file: Path) -> None:
         """Seconds for images of one particle, and a steered step in forward passes of both networks."""
-        steps, gpu = 16, self.networks.device.type == "cuda"
+        steps, gpu = self.options.middle, self.networks.device.type == "cuda"
         images = min(1000, self.options.images)
         for captured in (False, True) if gpu else (False,):
             cell = Cell(1.5, steps, 1, images=images)
