@@ -39,7 +39,9 @@ def check_result(result: ts.Result, aim: Aim) -> None:
     populations, particles = log_w.shape
     check_sequences(samples, aim)
     demand(not (log_w.isnan() | (log_w == math.inf)).any(), "log-weights are finite or -inf")
-    log_mean = log_w.exp().mean(-1).log() if float(log_w.abs().masked_fill(log_w == -math.inf, 0.0).max()) < 500 else None
+    log_mean = (
+        log_w.exp().mean(-1).log() if float(log_w.abs().masked_fill(log_w == -math.inf, 0.0).max()) < 500 else None
+    )
     if log_mean is not None:
         demand(torch.allclose(result.log_z, log_mean, rtol=CLOSE, atol=CLOSE), "log_z is the log-mean of the weights")
     ess = result.ess
@@ -102,7 +104,9 @@ def check_stored(result: ts.Result) -> None:
     demand(same(result, again), "a stored result has the same samples, weights and ancestors")
     for name in ("reward", "ess", "mean_reward", "ramp", "states", "states_log_w"):
         first, second = getattr(result, name), getattr(again, name)
-        alike = first is second if first is None or second is None else torch.equal(first.nan_to_num(), second.nan_to_num())
+        alike = (
+            first is second if first is None or second is None else torch.equal(first.nan_to_num(), second.nan_to_num())
+        )
         demand(alike, f"a stored result has the same {name}")
     demand((dict(result.rows), dict(result.saved)) == (again.rows, again.saved), "a stored result has the same counts")
     demand(len(repr(result)) == len(repr(again)) and again.html(), "a stored result can be shown")

@@ -49,7 +49,7 @@ def draw_kernel(choices: Choices, kind: str, mask_id: int, length: int, canvas: 
     """A kernel of a masked process and its steps."""
     pick = choices.pick
     grid = pick("grid", ts.uniform_steps, ts.cosine_steps)
-    number = pick("steps", *[1] * 3, *[2] * 6, 3, 3, 4)
+    number = pick("steps", *[1] * 3, *[2] * 6, 3)
     schedule = pick(
         "schedule", *[ts.Linear()] * 3, ts.Cosine(), ts.LogLinear(), ts.Polynomial(2.0), ts.Geometric(1e-3, 5.0)
     )
@@ -154,9 +154,7 @@ def draw_model(choices: Choices) -> Made:
     nets = net(full), net(full), net(True)
     form = "logs" if noisy else pick("form", "logs", "logits", "hidden")
     first, second, third = (each.in_form(form) for each in nets)
-    kernel, steps = (
-        draw_noise(choices, tokens) if noisy else draw_kernel(choices, kind, mask_id, length, canvas)
-    )
+    kernel, steps = draw_noise(choices, tokens) if noisy else draw_kernel(choices, kind, mask_id, length, canvas)
     template = canvas if len(canvas) > 1 or choices.often("stacked", 0.2) else canvas[0]
     base = ts.Diffusion(first, kernel, steps, template, pick("sharing", None, True, False), context)
     model: ts.Model = base

@@ -17,7 +17,11 @@ import tokensteer as ts
 def contracted(table: Tensor, one_hots: Tensor) -> Tensor:
     """A table (S, ...) over all states, extended multilinearly to one-hots (P, L, V): (P, ...)."""
     rows, length, vocab_size = one_hots.shape
-    left = table.to(one_hots.dtype).view(1, *[vocab_size] * length, *table.shape[1:]).expand(rows, *[-1] * (length + table.dim() - 1))
+    left = (
+        table.to(one_hots.dtype)
+        .view(1, *[vocab_size] * length, *table.shape[1:])
+        .expand(rows, *[-1] * (length + table.dim() - 1))
+    )
     for site in range(length):
         left = (left * one_hots[:, site].view(rows, vocab_size, *[1] * (left.dim() - 2))).sum(1)
     return left

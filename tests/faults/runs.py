@@ -92,4 +92,6 @@ def draw_plan(choices: Choices, aim: Aim) -> Plan:
         "when": draw_trigger(choices),
     }
     memory = pick("memory", *[None] * 6, *["2kB"] * 2, "64kB")
-    return Plan(aim, sampler, draw_path(choices, steering, sampler), options, memory, pick("keep_states", False, True, 1))
+    return Plan(
+        aim, sampler, draw_path(choices, steering, sampler), options, memory, pick("keep_states", False, True, 1)
+    )

@@ -23,6 +23,7 @@ class Aim:
 
     steering: ts.Steering
     made: Made
+    proposal: ts.Proposal
     tilt: ts.Tilt | None
     reward: TableReward | None
     rule: rewards.Automaton | None = None
@@ -34,7 +35,12 @@ class Aim:
     def of_population(self, row: int) -> ts.Steering:
         """The steering of one population alone, which can be enumerated; its target is that of the population."""
         model = self.made.of_population(row)
-        return ts.Steering(model, self.tilt) if self.rule is None else rewards.constrain(model, self.rule, self.tilt)
+        # A proposal with an order of its own changes the target; any other does not, and the model is the simplest.
+        changes = isinstance(self.proposal, ts.Amortised) and self.proposal.own_order
+        proposal = self.proposal if changes else ts.FromModel()
+        if self.rule is None:
+            return ts.Steering(model, self.tilt, proposal)
+        return rewards.constrain(model, self.rule, self.tilt, proposal)  # pyright: ignore[reportArgumentType]
 
 
 def draw_reward(choices: Choices, made: Made, differentiable: bool, mild: bool) -> TableReward:
@@ -103,10 +109,11 @@ def draw_proposal(choices: Choices, made: Made, tilt: ts.Tilt | None, listed: bo
     kinds = ["FromModel", "FromModel", "Amortised", "Guided", "Optimal", *["OtherHead"] * (made.form == "hidden")]
     kinds += ["Enumerated"] * (3 * (listed and exact)) + ["Gradient"] * (4 * (tilt is not None))
 
-    def single(kind: str) -> ts.Proposal:
+    def single(kind: str, outermost: bool = False) -> ts.Proposal:
         match kind:
             case "Amortised":
-                return ts.Amortised(made.other, pick("own_order", False, False, True), pick("scale", 1.0, 1.0, 0.5))
+                own_order = outermost and pick("own_order", False, False, True)
+                return ts.Amortised(made.other, own_order, pick("scale", 1.0, 1.0, 0.5))
             case "OtherHead":
                 return ts.OtherHead(made.nets[0].head(0.7), pick("change", None, torch.clone))
             case "Guided":
@@ -125,7 +132,7 @@ def draw_proposal(choices: Choices, made: Made, tilt: ts.Tilt | None, listed: bo
     if choices.often("mixture", 0.15):
         members = [single(chosen), single(pick("second member", *kinds))]
         return ts.Mixture(members, pick("shares", (), (0.3, 0.7), (2.0, 1.0)))
-    return single(chosen)
+    return single(chosen, outermost=True)
 
 
 def draw_steering(choices: Choices, made: Made, mild: bool) -> Aim:
@@ -140,5 +147,5 @@ def draw_steering(choices: Choices, made: Made, mild: bool) -> Aim:
     if model.kernel.mask_id != ts.NO_MASK and choices.often("constrain", 0.1):
         rule = draw_rule(choices, made)
         steering = rewards.constrain(model, rule, tilt, proposal)  # pyright: ignore[reportArgumentType]
-        return Aim(steering, made, tilt, reward, rule)
-    return Aim(ts.Steering(model, tilt, proposal), made, tilt, reward)
+        return Aim(steering, made, proposal, tilt, reward, rule)
+    return Aim(ts.Steering(model, tilt, proposal), made, proposal, tilt, reward)

@@ -51,7 +51,9 @@ class MixedMeasure:
     def covers(self, other: SiteMeasure) -> bool:
         """Whether a member has mass wherever `other` has. One that does not factorise, such as an enumeration, is not
         checked, as where it is the whole proposal."""
-        return any(not isinstance(member, SiteMeasure | MixedMeasure) or member.covers(other) for member in self.members)
+        return any(
+            not isinstance(member, SiteMeasure | MixedMeasure) or member.covers(other) for member in self.members
+        )
 
 
 @dataclass(frozen=True)
