@@ -67,7 +67,7 @@ REFUSALS = (
 )
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """A wrong value was refused by the library in its own words."""
 
 
@@ -182,7 +182,7 @@ def check_spoiled(choices: Choices) -> None:
         result = ts.smc(steering, **{"generator": torch.Generator().manual_seed(0), **options})
     except Exception as error:
         if is_ours(error):
-            raise Refused from error
+            raise RefusedError from error
         raise
     demand(not (result.log_w.isnan() | (result.log_w == math.inf)).any(), "log-weights are finite or -inf")
     demand((result.samples != steering.model.kernel.mask_id).all(), "no mask is left")
@@ -196,7 +196,7 @@ def examine(seed: int, index: int, report: Report) -> None:
         else:
             check(choices, report)
         report.outcomes["ran"] += 1
-    except Refused:
+    except RefusedError:
         report.outcomes["refused (a wrong value)"] += 1
     except Exception as error:
         known = refusal(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -16,13 +17,13 @@ from tests.faults.steerings import Aim
 CLOSE = 1e-6
 
 
-class Broken(AssertionError):
+class BrokenError(AssertionError):
     """An invariant does not hold."""
 
 
 def demand(holds: object, what: str) -> None:
     if not holds:
-        raise Broken(what)
+        raise BrokenError(what)
 
 
 def check_sequences(samples: Tensor, aim: Aim) -> None:
@@ -68,7 +69,7 @@ def check_result(result: ts.Result, aim: Aim) -> None:
 def check_weights(records: list[ts.Record], plan: Plan) -> None:
     """No weight is lost: the mean weight that a step starts from is that of the step before, resampled or not."""
     heaviest = plan.options["resample"] is ts.resampling.heaviest  # by design it does not keep the mean
-    for before, after in zip(records, records[1:], strict=False):
+    for before, after in pairwise(records):
         started = after.log_w - after.log_increment
         whole = (after.log_w > -math.inf).all(-1) & (before.log_w.amax(-1) > -math.inf)
         if heaviest:

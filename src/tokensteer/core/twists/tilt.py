@@ -208,9 +208,8 @@ class Tilt:
         found = self.average(r, log_v, self.kl)
         if not isinstance(found, Tensor) or found.shape != r.shape[1:]:  # pyright: ignore[reportUnnecessaryIsInstance]
             got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__  # pyright: ignore
-            raise ValueError(
-                f"Tilt.average must give one number for each of {r.shape[1]} sequences, shape ({r.shape[1]},), got {got}"
-            )
+            rows = r.shape[1]
+            raise ValueError(f"Tilt.average must give one number for each of {rows} sequences, ({rows},), got {got}")
         return found
 
     def lookahead(self, state: NoisyState) -> Tensor:
