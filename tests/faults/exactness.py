@@ -59,6 +59,9 @@ class Scores:
             return
         if not (canvas[row] == model.kernel.mask_id).any():  # a template without a free site is no model alone
             return
+        ahead = model.looks_ahead or plan.aim.rule is not None
+        if ahead and not plan.aim.made.full:  # a look-ahead of no mass is a floor as well, and weights are heavy-tailed
+            return
         exact = exact_log_z(plan, row)
         if exact is None:
             return

@@ -212,7 +212,10 @@ def examine(seed: int, index: int, report: Report) -> None:
 def fuzz(seed: int, indices: Iterable[int], progress: bool = False) -> Report:
     report, began = Report(), time.monotonic()
     for done, index in enumerate(indices, 1):
+        known = len(report.findings) + len(report.scores.wrong)
         examine(seed, index, report)
+        if progress and len(report.findings) + len(report.scores.wrong) > known:
+            sys.stderr.write(f"a finding at {index}\n{(report.findings + report.scores.wrong)[-1]}\n")
         if progress and done % 1000 == 0:
             sys.stderr.write(f"{done} in {time.monotonic() - began:.0f} s: {report}\n")
     report.findings += report.scores.findings()

@@ -69,7 +69,7 @@ class TableNet:
             return log_p.masked_fill(is_mask, 1.0) + 0.5
 
         def hidden(x: Tensor, *rest: Any) -> Tensor:
-            return -logits(x, *rest).clamp(min=-50.0).roll(-1, -1)
+            return -logits(x, *rest).clamp(min=-1e4).roll(-1, -1)  # exp(-1e4) is 0, and leaves no NaN in a product
 
         match form:
             case "logits":

@@ -55,6 +55,11 @@ def test_a_site_without_a_common_token_need_not_open() -> None:
     assert abs(log_z_of(steering, exact)) < 5
 
 
+def test_a_confidence_may_have_another_precision() -> None:
+    kernel = ts.Ranked(MASK, confidence=lambda log_p: log_p.amax(-1).float())
+    assert isinstance(ts.Steering(base(kernel=kernel)), ts.Steering)
+
+
 def templates(*prompts: int) -> Tensor:
     return torch.stack([ts.template(B.length, MASK, [token]) for token in prompts])
 

@@ -98,7 +98,7 @@ class Ranked(MaskedKernel):
                 f"Ranked.confidence must return one number for each of {len(log_x0)} sites, shape ({len(log_x0)},), "
                 f"got {tuple(found.shape)}"
             )
-        return found
+        return found.to(log_x0.dtype)
 
     def __call__(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None = None) -> Reveal:
         opens = self.choose(x, log_x0, step) if sites is None else open_mask(sites)
