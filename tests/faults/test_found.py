@@ -60,6 +60,19 @@ def test_a_confidence_may_have_another_precision() -> None:
     assert isinstance(ts.Steering(base(kernel=kernel)), ts.Steering)
 
 
+def test_enumeration_leaves_no_mask_where_a_product_of_ranked_tokens_has_no_mass() -> None:
+    """MaskGIT lists masks too; with no mass anywhere, they were drawn as well, and left at the end."""
+
+    def only(token: int) -> ts.Denoiser:
+        return lambda x, t: torch.eye(3, dtype=torch.float64)[token].log().expand(*x.shape, 3)
+
+    model = ts.Diffusion(only(0), ts.MaskGIT(2), ts.uniform_steps(1), ts.template(2, 2))
+    product = ts.Product((model, replace(model, denoiser=only(1))), (0.5, 0.5), lookahead=False)
+    result = ts.smc(ts.Steering(product, None, ts.Enumerated()), 8, generator=seeded())
+    assert (result.samples != 2).all()
+    assert not result.alive.any()
+
+
 def templates(*prompts: int) -> Tensor:
     return torch.stack([ts.template(B.length, MASK, [token]) for token in prompts])
 
