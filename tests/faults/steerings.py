@@ -71,7 +71,7 @@ def draw_tilt(choices: Choices, reward: TableReward, differentiable: bool, liste
         estimator=pick("estimator", *estimators),
         potential=pick("potential", *[ts.potentials.difference] * 3, ts.potentials.maximum, ts.potentials.total),
         differentiable=differentiable,
-        # Particles at a low floor are rarely kept, and then have large weights: no z-score sees that their mean is right.
+        # Particles at a low floor are rarely kept, and then have large weights: z-scores would need too many runs.
         floor=pick("floor", -2.0, -2.0, 0.0, -1.0 if mild else -10.0),
     )
     if choices.often("learned twist", 0.1):

@@ -73,6 +73,21 @@ def test_enumeration_leaves_no_mask_where_a_product_of_ranked_tokens_has_no_mass
     assert not result.alive.any()
 
 
+def test_split_gibbs_keeps_a_template_without_a_free_site() -> None:
+    """The site to change was the first one, free or not."""
+    canvas = torch.tensor([[ts.NO_MASK, ts.NO_MASK], [0, 1]])
+    model = ts.Diffusion(
+        lambda x, t: torch.full((*x.shape, 3), 1.0 / 3.0, dtype=torch.float64).log(),
+        ts.uniform_noise(3),
+        ts.uniform_steps(2),
+        canvas,
+    )
+    steering = ts.Steering(model, ts.Tilt(lambda x: x.double().sum(-1)))
+    result = ts.SplitGibbs(3, 2, 5)(steering, 16, 2, generator=seeded())
+    assert (result.samples[1] == canvas[1]).all()
+    assert (result.samples[0] != result.samples[0, :1]).any()
+
+
 def templates(*prompts: int) -> Tensor:
     return torch.stack([ts.template(B.length, MASK, [token]) for token in prompts])
 
