@@ -181,6 +181,10 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a confidence": (lambda: ranked(confidence=lambda log_p: log_p.amax()), "one number for each of . sites"),
     "a head": (lambda: ts.OtherHead(untyped(len)), "is no plain linear head"),
+    "a change of states": (
+        lambda: ts.OtherHead(torch.nn.Linear(2, 2), untyped(0)),
+        "OtherHead.change must be a function",
+    ),
     "a convention": (lambda: ts.Product([base()], [1.0], untyped(3)), "Product.convention must be a function of"),
     "what a convention returns": (
         lambda: ts.Steering(ts.Product([base()], [1.0], lambda *_: untyped(None), False), None, ts.Optimal()),
@@ -196,7 +200,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "what a ramp returns": (lambda: ts.Tilt(B.reward, ramp=lambda t: untyped("3")), r"ramp\(0\) must be a number"),
     "a grid": (lambda: ts.Blocks(ts.Ancestral(MASK), 1, 2, 2, untyped(None)), "Blocks.grid must be a function of"),
     "what a grid returns": (
-        lambda: ts.Blocks(ts.Ancestral(MASK), 1, 2, 2, lambda n: ()),
+        lambda: ts.Blocks(ts.Ancestral(MASK), 1, 2, 2, lambda n: untyped(None)),
         "as many steps as it is given",
     ),
     "a resampler": (lambda: run(resample=untyped(None)), "resample must be a function of log-weights"),

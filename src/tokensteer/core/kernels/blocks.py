@@ -54,8 +54,9 @@ class Blocks(PlainKernel):
 
         check_callable("Blocks.grid", self.grid, "a number of steps: uniform_steps is one")
         each = self.num_steps // self.number
-        made = cast("Sequence[object]", self.grid(each))
-        if len(made) != each or not all(isinstance(step, Step) for step in made):
+        made = cast("object", self.grid(each))
+        steps = cast("Sequence[object]", made) if isinstance(made, Sequence) else ()
+        if len(steps) != each or not all(isinstance(step, Step) for step in steps):
             raise ValueError(f"Blocks.grid must make as many steps as it is given: grid({each}) is {made!r}")
 
     @property
