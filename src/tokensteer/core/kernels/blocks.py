@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Generator, Tensor
@@ -13,7 +14,7 @@ from tokensteer.core.kernels.choices import on_canvas
 from tokensteer.core.kernels.kernel import Clocked, Kernel, Memory, PlainKernel, Stateful
 from tokensteer.core.kernels.measure import SiteMeasure
 from tokensteer.core.kernels.schedule import uniform_steps
-from tokensteer.core.numerics.domains import check_whole, check_wholes
+from tokensteer.core.numerics.domains import check_callable, check_whole, check_wholes
 from tokensteer.core.particles.path import Sites, Step
 
 
@@ -50,6 +51,13 @@ class Blocks(PlainKernel):
                 f"Blocks: {self.num_steps} steps cannot be shared equally by {self.number} blocks of {self.size} "
                 f"sites: use a multiple of {self.number}"
             )
+
+        check_callable("Blocks.grid", self.grid, "a number of steps: uniform_steps is one")
+        each = self.num_steps // self.number
+        made = cast("object", self.grid(each))
+        steps = cast("Sequence[object]", made) if isinstance(made, Sequence) else ()
+        if len(steps) != each or not all(isinstance(step, Step) for step in steps):
+            raise ValueError(f"Blocks.grid must make as many steps as it is given: grid({each}) is {made!r}")
 
     @property
     def number(self) -> int:

@@ -98,6 +98,18 @@ class Clocked(Stateful, Protocol):
         ...
 
 
+def checked_count(count: Count, step: Step, masked: Tensor) -> Tensor:
+    """count(step, masked), checked: a whole number for each row, (P,)."""
+    found = count(step, masked)
+    if not isinstance(found, Tensor) or found.shape != masked.shape or found.dtype != torch.int64:  # pyright: ignore[reportUnnecessaryIsInstance]
+        got = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"count must return how many sites open in each of {len(masked)} rows, int64 of shape ({len(masked)},), "
+            f"got {got}: ranked.fixed(2) is one such function"
+        )
+    return found
+
+
 def safe_log(p: float) -> float:
     """log p, -inf at 0."""
     return math.log(p) if p > 0 else NEVER

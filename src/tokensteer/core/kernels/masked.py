@@ -21,7 +21,7 @@ from tokensteer.core.kernels.choices import Remasking
 from tokensteer.core.kernels.kernel import MaskedKernel, Memory, Sigma, safe_log, where_like
 from tokensteer.core.kernels.measure import Reveal
 from tokensteer.core.kernels.schedule import Linear, LoopSchedule, Schedule, alphas
-from tokensteer.core.numerics.domains import check_number
+from tokensteer.core.numerics.domains import check_callable, check_number
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.particles.path import Sites, Step
 
@@ -63,6 +63,10 @@ class Ancestral(MaskedKernel):
     schedule: Schedule = field(default_factory=Linear)
     sigma: Sigma = no_remasking
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_callable("Ancestral.sigma", self.sigma, "step and bound: Cap(0.1) is one")
+
     def bound(self, step: Step) -> float:
         """The largest sigma that keeps the marginals; 1 while no site is open and sigma has no effect."""
         alpha_t, alpha_s = alphas(self.schedule, step)
@@ -72,6 +76,7 @@ class Ancestral(MaskedKernel):
         """sigma at this step, checked against its bound."""
         bound = self.bound(step)
         sigma = self.sigma(step, bound)
+        check_number(f"sigma at step {step.index}", sigma, "[-inf, inf]")
         if not 0 <= sigma <= bound + 1e-12:
             raise ValueError(
                 f"sigma at step {step.index} is {sigma:.6g} and must lie in [0, {bound:.6g}] to keep the marginals: "

@@ -21,10 +21,10 @@ from torch import Generator, Tensor
 from tokensteer.core.categorical.product import normalise_each, tilted
 from tokensteer.core.categorical.sites import Categoricals, SiteDistributions, by_site, row_groups
 from tokensteer.core.kernels.choices import Ranking
-from tokensteer.core.kernels.kernel import Count, MaskedKernel, Memory
+from tokensteer.core.kernels.kernel import Count, MaskedKernel, Memory, checked_count
 from tokensteer.core.kernels.measure import SiteMeasure, Table, Tilting
 from tokensteer.core.kernels.ranked import best_sites, cosine_count
-from tokensteer.core.numerics.domains import check_number
+from tokensteer.core.numerics.domains import check_callable, check_number
 from tokensteer.core.numerics.draws import NEVER, uniforms
 from tokensteer.core.particles.path import Sites, Step
 
@@ -141,8 +141,7 @@ class MaskGIT(MaskedKernel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not callable(self.count):
-            raise TypeError(f"MaskGIT.count must be a function of step and masked, got {self.count!r}: fixed(2) is one")
+        check_callable("MaskGIT.count", self.count, "step and masked: fixed(2) is one")
         check_number("MaskGIT.temperature", self.temperature, "[0, inf)")
 
     def remember(self, x: Tensor, before: Memory, log_x0: Categoricals | None, generator: Generator | None) -> Memory:
@@ -160,4 +159,6 @@ class MaskGIT(MaskedKernel):
 
     def __call__(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None = None) -> RankedReveal:
         ranking = self.choose(x, log_x0, step) if sites is None else Ranking.of(sites)
-        return RankedReveal(x, by_site(log_x0), ranking, self.count(step, ranking.candidates.sum(-1)), self.mask_id)
+        return RankedReveal(
+            x, by_site(log_x0), ranking, checked_count(self.count, step, ranking.candidates.sum(-1)), self.mask_id
+        )

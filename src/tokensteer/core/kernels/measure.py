@@ -244,8 +244,10 @@ class Reveal(Tilting):
         if not isinstance(other, Reveal):
             return self.dense().covers(other)
         stay = (self.log_stay > NEVER) | (other.log_stay == NEVER)
-        move = (self.log_move > NEVER) | (other.log_move == NEVER)
-        opens = self.masked & (other.log_move > NEVER)
+        moves = other.log_move > NEVER
+        if bool((moves & (self.log_move == NEVER)).any()):  # a product may have no token left for a site that opens
+            moves = moves & (other.token_mass > NEVER)
+        move, opens = (self.log_move > NEVER) | ~moves, self.masked & moves
         return bool(stay.all() and move.all()) and all(
             bool(((self.log_x0.at(few) > NEVER) | (other.log_x0.at(few) == NEVER)).all())
             for few in self.log_x0.groups(opens)

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from tokensteer.core.categorical.sites import Categoricals, by_site
 from tokensteer.core.kernels.choices import finite, open_mask
-from tokensteer.core.kernels.kernel import Count, MaskedKernel, where_like
+from tokensteer.core.kernels.kernel import Count, MaskedKernel, checked_count, where_like
 from tokensteer.core.kernels.measure import Reveal
-from tokensteer.core.numerics.domains import check_number, check_whole
+from tokensteer.core.numerics.domains import check_callable, check_number, check_whole
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.particles.path import Sites, Step
 
@@ -81,13 +81,24 @@ class Ranked(MaskedKernel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_callable("Ranked.count", self.count, "step and masked: fixed(2) is one")
+        check_callable("Ranked.confidence", self.confidence, "log mu (K, V): max_probability is one")
         check_number("Ranked.threshold", self.threshold, "[-inf, inf]")
 
     def choose(self, x: Tensor, log_x0: Categoricals, step: Step) -> Tensor:
         masked = x == self.mask_id
-        scores = by_site(log_x0).each(self.confidence, masked)
-        best = best_sites(scores, masked, self.count(step, masked.sum(-1)))
+        scores = by_site(log_x0).each(self._confidence, masked)
+        best = best_sites(scores, masked, checked_count(self.count, step, masked.sum(-1)))
         return best | (masked & (scores >= self.threshold))
+
+    def _confidence(self, log_x0: Tensor) -> Tensor:
+        found = self.confidence(log_x0)
+        if found.shape != log_x0.shape[:1]:
+            raise ValueError(
+                f"Ranked.confidence must return one number for each of {len(log_x0)} sites, shape ({len(log_x0)},), "
+                f"got {tuple(found.shape)}"
+            )
+        return found.to(log_x0.dtype)
 
     def __call__(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None = None) -> Reveal:
         opens = self.choose(x, log_x0, step) if sites is None else open_mask(sites)

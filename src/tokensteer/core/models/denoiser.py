@@ -72,7 +72,7 @@ class FromLogits:
 
 def check_head(head: nn.Module) -> None:
     """Raise unless the head is a plain linear layer: its weight is read and it is never called."""
-    if type(head).forward is not nn.Linear.forward:
+    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
         raise ValueError(
             f"{type(head).__name__} is no plain linear head: only its weight would be read, not its adapter. Use "
             "from_logits(network, mask_id), which calls it"

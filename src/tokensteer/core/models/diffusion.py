@@ -151,7 +151,10 @@ class Diffusion(Predicting):
         template, steps = cast("object", self.template), cast("object", self.steps)
         if not isinstance(template, Tensor) or template.dtype != torch.int64 or template.dim() not in (1, 2):
             raise ValueError(f"template must be a tensor of int64 ids, (L,) or (B, L), got {_describe(template)}")
-        if not isinstance(steps, Sequence):
+        if not self.template.numel():
+            raise ValueError(f"template has no site, its shape is {tuple(self.template.shape)}: give it one or more")
+        given = cast("Sequence[object]", steps) if isinstance(steps, Sequence) else [None]
+        if not all(isinstance(step, Step) for step in given):
             raise TypeError(f"steps must be a list of steps, got {self.steps!r}: uniform_steps(n) makes n of them")
         times = [step.t for step in self.steps] + [self.steps[-1].s] if self.steps else []
         joined = all(step.s == after.t for step, after in zip(self.steps, self.steps[1:], strict=False))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from tokensteer.core.kernels.ranked import Ranked
 from tokensteer.core.models.context import Query
 from tokensteer.core.models.diffusion import Diffusion, Model, predict_all
 from tokensteer.core.models.prediction import Prediction
-from tokensteer.core.numerics.domains import check_number
+from tokensteer.core.numerics.domains import check_callable, check_number
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.particles.path import Sites, Step
 
@@ -91,6 +92,9 @@ class Product(Model):
             raise ValueError(
                 f"Product: {len(self.models)} models and {len(self.powers)} powers; give one power to each model"
             )
+        if not all(isinstance(model, Diffusion) for model in cast("Sequence[object]", self.models)):
+            raise TypeError("Product: every model must be a Diffusion: products of products are one product of powers")
+        check_callable("Product.convention", self.convention, "a measure, the sum of powers and alpha_t/alpha_s")
         first = self.models[0]
         for k, model in enumerate(self.models[1:], 1):
             same = (
@@ -157,6 +161,8 @@ class Product(Model):
         measure = self.kernel(x, self.combined(prediction), step, sites)
         if isinstance(measure, Reveal):  # fixed sites are pinned last, so that no convention counts them
             measure = self.convention(measure, sum(self.powers), self.kernel.survival(step))
+            if not isinstance(measure, Reveal):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"Product.convention must return the measure it changes, got {type(measure).__name__}")
         if not isinstance(measure, Table):
             return self.models[0].pin(measure, len(x))
         # Without a mask, whole kernels are raised to their powers, and divided by the surplus powers of their pace.

@@ -1,4 +1,4 @@
-"""Checks that numbers given by users lie in their domains, for use at construction."""
+"""Checks that numbers and functions given by users are what they should be, for use at construction."""
 
 from __future__ import annotations
 
@@ -55,6 +55,12 @@ def check_numbers(owner: str, domain: str, /, **values: object) -> None:
     for name, value in values.items():
         if value is not None:
             check_number(f"{owner}.{name}", value, domain)
+
+
+def check_callable(name: str, value: object, of: str) -> None:
+    """Raise TypeError unless the value can be called; `of` says with what, and names an example."""
+    if not callable(value):
+        raise TypeError(f"{name} must be a function of {of}, got {value!r}")
 
 
 _WORDS = {

@@ -52,6 +52,7 @@ class Pinned(Wrapper[Proposing]):
     reference: Tensor
     ancestor_sampling: bool = False
     _latest: tuple[Tensor, Evaluation, int] | None = field(default=None, init=False, repr=False)
+    _uncovered: Tensor | None = field(default=None, init=False, repr=False)
 
     def _rows(self, rows: int) -> Tensor:
         """Indices of the pinned particles, (B,)."""
@@ -66,13 +67,29 @@ class Pinned(Wrapper[Proposing]):
     ) -> Evaluation:
         evaluation = self.path.evaluate(x, t, generator, parent, weighed)
         self._latest = x, evaluation, [self.steps[0].t, *(step.s for step in self.steps)].index(t)
+        if t == 0:
+            self._check_covered(evaluation.log_twist[self._rows(len(x))])
         return evaluation
 
     def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> Moved:
         q = self.path.propose(x, evaluation, step)
-        y = q.sample(generator).index_copy(0, self._rows(len(x)), self.reference[step.index + 1])
-        log_ratio = self.path.log_p(y, x, evaluation, step, q) - q.log_prob(y)
-        return Moved(y, log_ratio, self.path.parent_of(evaluation))
+        pinned = self._rows(len(x))
+        y = q.sample(generator).index_copy(0, pinned, self.reference[step.index + 1])
+        log_p, log_q = self.path.log_p(y, x, evaluation, step, q), q.log_prob(y)
+        # A reference may have no mass under the target, as a given sequence that breaks a constraint. p or q has then
+        # none along it, and its weight is 0.
+        without = (log_p == -math.inf) | (log_q == -math.inf)
+        lost = ((log_q == -math.inf) & (log_p > -math.inf))[pinned]
+        self._uncovered = lost if self._uncovered is None else self._uncovered | lost
+        return Moved(y, torch.where(without, -math.inf, log_p - log_q), self.path.parent_of(evaluation))
+
+    def _check_covered(self, log_twist: Tensor) -> None:
+        """Raise if the target has mass at a reference that q could not have drawn; log_twist (B,) is at its end."""
+        if self._uncovered is not None and bool((self._uncovered & (log_twist > -math.inf)).any()):
+            raise FloatingPointError(
+                "the proposal has no mass at a trajectory that the target can take, so chains would not keep their "
+                "target: give its network full support, or Constrained a `defence` above 0"
+            )
 
     def resample(self, log_w: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor]:
         """Iid multinomial for all but the pinned particle, whose parent is itself or, with ancestor sampling, drawn."""

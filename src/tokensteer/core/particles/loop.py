@@ -21,7 +21,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.numerics.capture import capturing
-from tokensteer.core.numerics.domains import check_whole
+from tokensteer.core.numerics.domains import check_callable, check_whole
 from tokensteer.core.particles.path import FeynmanKac, Record, Resources, Step
 from tokensteer.core.particles.resampling import Resampler, ess, systematic
 from tokensteer.core.particles.result import Result, narrowed, with_rows
@@ -40,12 +40,15 @@ def sweep(
     """Run `populations` independent particle systems; yields a record of the start and of every step."""
     check_whole("num_particles", num_particles)
     check_whole("populations", populations)
+    check_callable("resample", resample, "log-weights and a generator: resampling.systematic is one")
+    check_callable("when", when, "log-weights and a step: triggers.ess_below(0.5) is one")
     templates = path.resources.templates
     if populations % templates:
         raise ValueError(
             f"the model has {templates} templates and {populations} populations were asked for: run one population for "
             f"each template, populations={templates} or a multiple"
         )
+    check_generator(generator)
     x = path.start(populations * num_particles, generator)
     check_generator(generator, x.device)
     shape = (populations, num_particles)
@@ -112,12 +115,12 @@ def _described(value: object) -> str:
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
-def check_generator(generator: object, device: torch.device) -> None:
+def check_generator(generator: object, device: torch.device | None = None) -> None:
     if generator is None:
         return
     if not isinstance(generator, Generator):
         raise TypeError(f"generator must be a torch.Generator, got {generator!r}: torch.Generator().manual_seed(0)")
-    if generator.device.type != device.type:
+    if device is not None and generator.device.type != device.type:
         raise ValueError(
             f"the generator is on {generator.device} and the model on {device}: make it with "
             f"torch.Generator(device={str(device)!r})"

@@ -15,7 +15,7 @@ from tokensteer.core.models.denoiser import Denoiser, check_head
 from tokensteer.core.models.diffusion import Model, clock, located
 from tokensteer.core.models.prediction import Prediction, stored_prediction
 from tokensteer.core.numerics.batching import Meter
-from tokensteer.core.numerics.domains import check_number
+from tokensteer.core.numerics.domains import check_callable, check_number
 from tokensteer.core.particles.path import Evaluation, Step
 from tokensteer.core.proposals.proposal import SiteProposal, chosen
 from tokensteer.core.twists.tilt import Tilt
@@ -71,6 +71,8 @@ class OtherHead(SiteProposal):
 
     def __post_init__(self) -> None:
         check_head(self.head)
+        if self.change is not None:
+            check_callable("OtherHead.change", self.change, "hidden states (K, H), which returns others")
 
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
         prediction = stored_prediction(evaluation)

@@ -57,8 +57,11 @@ class Enumerated(Proposal):
         lengths = torch.bincount(owner, minlength=len(first))
         mass = log_sum_runs(log_q, lengths)
         # Where q* has no mass the weight is 0 whatever is drawn: use p, which leaves no mask at the end, or the uniform
-        # distribution if p has no mass either.
+        # distribution if p has no mass either, with any token in place of a mask that would be left.
         without, reached = (mass == NEVER)[owner], log_sum_runs(log_p, lengths)[owner]
+        if step.s == 0:
+            left = (candidates == model.kernel.mask_id) & (reached == NEVER).unsqueeze(-1)
+            candidates = candidates.masked_fill(left, _a_token(model.kernel.mask_id))
         even = -lengths[owner].to(log_q.dtype).log()
         instead = torch.where(reached == NEVER, even, log_p - reached)
         log_q = torch.where(without, instead, log_q - mass[owner])
@@ -69,9 +72,14 @@ def _at_least_one(owner: Tensor, candidates: Tensor, x: Tensor, mask_id: int) ->
     """At least one candidate for every particle: one that can reach no state gets a sequence to which p gives no mass,
     and dies."""
     stuck = (torch.bincount(owner, minlength=len(x)) == 0).nonzero().squeeze(-1)
-    somewhere = x[stuck].masked_fill(x[stuck] == mask_id, 1 if mask_id == 0 else 0)
+    somewhere = x[stuck].masked_fill(x[stuck] == mask_id, _a_token(mask_id))
     order = torch.cat([owner, stuck]).sort(stable=True)
     return order.values, torch.cat([candidates, somewhere])[order.indices]
+
+
+def _a_token(mask_id: int) -> int:
+    """Some id that is not the mask."""
+    return 1 if mask_id == 0 else 0
 
 
 def reward_ahead(

@@ -49,8 +49,11 @@ class MixedMeasure:
         return MixedMeasure([member.take(rows) for member in self.members], self.shares)
 
     def covers(self, other: SiteMeasure) -> bool:
-        """Whether a member has mass wherever `other` has."""
-        return any(isinstance(member, SiteMeasure) and member.covers(other) for member in self.members)
+        """Whether a member has mass wherever `other` has. One that does not factorise, such as an enumeration, is not
+        checked, as where it is the whole proposal."""
+        return any(
+            not isinstance(member, SiteMeasure | MixedMeasure) or member.covers(other) for member in self.members
+        )
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,6 @@ def _noised(
         log_r_new = tilt.scale(0.0) * tilt.exact(proposed)
         clean = x[row, site]
         ratio = log_r_new - log_r + log_q(new, clean) - log_q(old, clean)
-        taken = u[2].log() <= ratio
+        taken = (u[2].log() <= ratio) & free[row, site]  # a template may have no free site
         z, log_r = torch.where(taken.unsqueeze(-1), proposed, z), torch.where(taken, log_r_new, log_r)
     return z

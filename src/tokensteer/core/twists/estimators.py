@@ -19,7 +19,7 @@ from tokensteer.core.categorical.forms import rows_at_once
 from tokensteer.core.categorical.sites import Categoricals, SiteDistributions, as_table, by_site
 from tokensteer.core.kernels.kernel import NO_MASK
 from tokensteer.core.models.denoiser import carry_over
-from tokensteer.core.numerics.domains import check_number, check_whole
+from tokensteer.core.numerics.domains import check_callable, check_number, check_whole
 from tokensteer.core.numerics.draws import NEVER, replace_neg_inf, shared_uniforms, spread_uniforms, uniforms_at
 from tokensteer.core.numerics.rows import distinct, support
 
@@ -120,7 +120,7 @@ def _average_draws(tilt: Tilt, state: NoisyState, clean: Tensor, score: Tensor |
     """The average reward (P,) of draws (M, P, ...) of equal weight, whose logs have the gradient of `score` (M, P)."""
     log_v = torch.zeros(clean.shape[:2], dtype=state.log_x0.dtype, device=clean.device)
     log_v = log_v if score is None else log_v + (score - score.detach())
-    return tilt.average(tilt.exact(clean.flatten(0, 1)).view_as(log_v), log_v, tilt.kl)
+    return tilt.averaged(tilt.exact(clean.flatten(0, 1)).view_as(log_v), log_v)
 
 
 def _score(state: NoisyState, x0: Tensor) -> Tensor:
@@ -269,7 +269,7 @@ class Exact:
         score = _score(state, first.repeat(size[0], 1, 1).index_put(place, x0))
         r = tilt.exact(x0)
         rewards = r.new_full(size, NEVER).index_put(place, r)
-        return tilt.average(rewards, torch.where(taken, score, NEVER), tilt.kl)
+        return tilt.averaged(rewards, torch.where(taken, score, NEVER))
 
 
 @dataclass(frozen=True)
@@ -280,6 +280,9 @@ class Value:
     function: Callable[[Tensor, float], Tensor]
     ignores_time: bool = False
     random: bool = field(default=False, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_callable("Value.function", self.function, "x and t, a network that returns (P,)")
 
     def __call__(self, tilt: Tilt, state: NoisyState, generator: Generator | None) -> Tensor:
         return self.function(state.x, state.t)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Generator, Tensor
 
+from tokensteer.core.numerics.domains import check_callable
 from tokensteer.core.twists.estimators import NoisyState
 from tokensteer.core.twists.potentials import difference
 from tokensteer.core.twists.ramps import constant as constant_ramp
@@ -25,6 +26,9 @@ class LearnedTwist:
     value: Callable[[Tensor, float], Tensor]
     ignores_time: bool = False
     random: bool = field(default=False, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_callable("LearnedTwist.value", self.value, "x and t, a network that returns (P,)")
 
     def __call__(self, tilt: Tilt, state: NoisyState, generator: Generator | None) -> Tensor:
         return tilt.kl * self._lookahead(tilt, state).double()

@@ -16,7 +16,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.numerics.batching import Chunks, Meter
-from tokensteer.core.numerics.domains import check_number, check_whole
+from tokensteer.core.numerics.domains import check_callable, check_number, check_whole
 from tokensteer.core.numerics.draws import replace_neg_inf
 from tokensteer.core.particles.path import Evaluation
 from tokensteer.core.twists.estimators import Average, NoisyState, Relaxed, Sampled, SoftInput, log_mean_exp
@@ -77,10 +77,15 @@ class Tilt:
             raise TypeError(f"Tilt.reward must be a function of clean sequences (P, L), got {self.reward!r}")
         if not isinstance(self.ramp, Adaptive) and not callable(self.ramp):
             raise ValueError(f"Tilt.ramp must be a function of t, got {self.ramp!r}; try ramps.linear")
-        if not isinstance(self.ramp, Adaptive) and not abs((end := self.ramp(0.0)) - 1.0) <= 1e-9:
+        end = 1.0 if isinstance(self.ramp, Adaptive) else self.ramp(0.0)
+        check_number("Tilt.ramp(0)", end, "[-inf, inf]")
+        if not abs(end - 1.0) <= 1e-9:
             raise ValueError(f"Tilt.ramp(0) must be 1, got {end:.6g}: the final target would not be exp(r/kl)")
         check_number("Tilt.kl", self.kl, "(0, inf)", "it divides the reward")
         check_whole("Tilt.draws", self.draws)
+        check_callable("Tilt.average", self.average, "rewards, log-weights and kl: estimators.mean is one")
+        if self.log_lookahead is not None:
+            check_callable("Tilt.log_lookahead", self.log_lookahead, "a tilt and a NoisyState")
         check_number("Tilt.floor", self.floor, hint="a log-twist of -inf would lose what can still recover")
         if not isinstance(self.potential, Potential):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
@@ -197,6 +202,15 @@ class Tilt:
     def estimate(self, state: NoisyState, generator: Generator | None) -> Tensor:
         """r_hat(x_t), (P,), never -inf."""
         return self.floored(_one_for_each(len(state.x), self.estimator(self, state, generator), "the estimate"))
+
+    def averaged(self, r: Tensor, log_v: Tensor) -> Tensor:
+        """The average (P,) of rewards r (K, P) with log-weights log_v (K, P)."""
+        found = self.average(r, log_v, self.kl)
+        if not isinstance(found, Tensor) or found.shape != r.shape[1:]:  # pyright: ignore[reportUnnecessaryIsInstance]
+            got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__  # pyright: ignore
+            rows = r.shape[1]
+            raise ValueError(f"Tilt.average must give one number for each of {rows} sequences, ({rows},), got {got}")
+        return found
 
     def lookahead(self, state: NoisyState) -> Tensor:
         """The term of the log-twist that the ramp does not scale, (P,)."""

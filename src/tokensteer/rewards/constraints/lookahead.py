@@ -64,6 +64,11 @@ class Kept:
     def at(self, t: float, rows: int) -> Tensor:
         """rho for each particle, (P, L), at the first of the ascending times that is at least t."""
         rho = self.table[min(bisect_left(self.times, t), len(self.times) - 1)]
+        if rows % len(rho):
+            raise ValueError(
+                f"the look-ahead of a constraint differs between {len(rho)} templates, and {rows} rows belong to no "
+                "whole number of each: Enumerated() needs one template here, or a kernel without remasking"
+            )
         return rho.expand(rows, -1) if len(rho) == 1 else rho.repeat_interleave(rows // len(rho), 0)
 
 
@@ -79,7 +84,9 @@ def kept(model: Model) -> Kept:
         if model.kernel.remasks(step):
             rho = rho * _reveal(model.step_with(canvas, any_token, step, None)).log_stay.double().exp()
         table.append(rho)
-    return Kept((0.0, *(step.t for step in reversed(model.steps))), torch.stack(table))
+    whole = torch.stack(table)
+    alike = bool((whole == whole[:, :1]).all())  # then rows need not be whole populations, as candidates are not
+    return Kept((0.0, *(step.t for step in reversed(model.steps))), whole[:, :1] if alike else whole)
 
 
 def _reveal(measure: SiteMeasure) -> Reveal:

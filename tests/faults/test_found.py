@@ -1,0 +1,230 @@
+"""What the fuzzer has found, each with the smallest configuration that shows it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from narrow import untyped
+from torch import Tensor
+from toys import Toy, seeded
+
+import tokensteer as ts
+from tokensteer import rewards
+from tokensteer.testing import enumerate_steering
+
+B = Toy("B")
+MASK = B.mask_id
+EXACT = B.tilt("mdm", estimator=ts.Exact())
+
+
+def log_z_of(path: ts.FeynmanKac, exact: float) -> float:
+    """The z-score of log Z."""
+    log_z = ts.smc(path, 4, 2000, generator=seeded()).log_z
+    ratio = (log_z - exact).exp()
+    return float((ratio.mean() - 1.0) / ratio.std() * math.sqrt(len(ratio)))
+
+
+def test_a_mixture_of_enumerations_is_no_missing_support() -> None:
+    """Enumerations do not factorise, and were taken for proposals that cover nothing."""
+    members = ts.Enumerated(), ts.Mixture((ts.Enumerated(), ts.Enumerated()))
+    steering = ts.Steering(B.model("mdm"), EXACT, ts.Mixture(members, (0.3, 0.7)))
+    assert abs(log_z_of(steering, enumerate_steering(replace(steering, proposal=ts.FromModel())).log_z)) < 5
+
+
+def test_a_site_without_a_common_token_need_not_open() -> None:
+    """Two models that share no token at a site: it stays masked until others open, and q need not open it."""
+
+    def table(first: float, second: float) -> ts.Denoiser:
+        def denoiser(x: Tensor, t: float) -> Tensor:
+            alone = torch.tensor([first, second, 0.0], dtype=torch.float64).expand(*x.shape, 3)
+            after = torch.tensor([0.4, 0.6, 0.0], dtype=torch.float64).expand(*x.shape, 3)
+            return torch.where((x[:, 1] == 2).view(-1, 1, 1) & (torch.arange(2) == 0).unsqueeze(-1), alone, after).log()
+
+        return denoiser
+
+    base = ts.Diffusion(table(1.0, 0.0), ts.Ancestral(2), ts.uniform_steps(2), ts.template(2, 2))
+    product = ts.Product((base, replace(base, denoiser=table(0.0, 1.0))), (0.5, 0.5), lookahead=False)
+    steering = ts.Steering(product, None, ts.Optimal())
+    exact = enumerate_steering(replace(steering, proposal=ts.FromModel())).log_z
+    assert exact > -math.inf
+    assert abs(log_z_of(steering, exact)) < 5
+
+
+def test_a_confidence_may_have_another_precision() -> None:
+    kernel = ts.Ranked(MASK, confidence=lambda log_p: log_p.amax(-1).float())
+    assert isinstance(ts.Steering(base(kernel=kernel)), ts.Steering)
+
+
+def test_enumeration_leaves_no_mask_where_a_product_of_ranked_tokens_has_no_mass() -> None:
+    """MaskGIT lists masks too; with no mass anywhere, they were drawn as well, and left at the end."""
+
+    def only(token: int) -> ts.Denoiser:
+        return lambda x, t: torch.eye(3, dtype=torch.float64)[token].log().expand(*x.shape, 3)
+
+    model = ts.Diffusion(only(0), ts.MaskGIT(2), ts.uniform_steps(1), ts.template(2, 2))
+    product = ts.Product((model, replace(model, denoiser=only(1))), (0.5, 0.5), lookahead=False)
+    result = ts.smc(ts.Steering(product, None, ts.Enumerated()), 8, generator=seeded())
+    assert (result.samples != 2).all()
+    assert not result.alive.any()
+
+
+def test_split_gibbs_keeps_a_template_without_a_free_site() -> None:
+    """The site to change was the first one, free or not."""
+    canvas = torch.tensor([[ts.NO_MASK, ts.NO_MASK], [0, 1]])
+    model = ts.Diffusion(
+        lambda x, t: torch.full((*x.shape, 3), 1.0 / 3.0, dtype=torch.float64).log(),
+        ts.uniform_noise(3),
+        ts.uniform_steps(2),
+        canvas,
+    )
+    steering = ts.Steering(model, ts.Tilt(lambda x: x.double().sum(-1)))
+    result = ts.SplitGibbs(3, 2, 5)(steering, 16, 2, generator=seeded())
+    assert (result.samples[1] == canvas[1]).all()
+    assert (result.samples[0] != result.samples[0, :1]).any()
+
+
+def templates(*prompts: int) -> Tensor:
+    return torch.stack([ts.template(B.length, MASK, [token]) for token in prompts])
+
+
+def test_constraints_are_enumerated_for_several_templates() -> None:
+    """Candidates of an enumeration are no whole populations, as the look-ahead of a constraint took them to be."""
+    rule = rewards.contains([1], B.tokens + 1)
+    model = replace(B.model("mdm"), template=templates(0, 1, 0))
+    steering = replace(rewards.constrain(model, rule), proposal=ts.Enumerated())
+    log_z = ts.smc(steering, 4, 3 * 500, generator=seeded()).log_z.view(3, -1).exp().mean(-1).log()
+    for row, canvas in enumerate(model.template):
+        exact = enumerate_steering(rewards.constrain(replace(model, template=canvas), rule)).log_z
+        assert float(log_z[row]) == pytest.approx(exact, abs=0.1)
+
+
+def test_a_look_ahead_that_differs_between_templates_says_so() -> None:
+    canvas = torch.stack([ts.template(B.length, MASK, [0]), ts.template(B.length, MASK, [0], at=[1]), templates(1)[0]])
+    steering = rewards.constrain(replace(B.model("remdm"), template=canvas), rewards.contains([1], B.tokens + 1))
+    with pytest.raises(ValueError, match="needs one template here, or a kernel without remasking"):
+        ts.smc(replace(steering, proposal=ts.Enumerated()), 4, 3, generator=seeded())
+
+
+def first_is_zero(x: Tensor) -> Tensor:
+    return torch.where(x[:, 0] == 0, 0.0, -math.inf).double()
+
+
+@pytest.mark.parametrize("constrained", [True, False])
+def test_repair_begins_at_a_sequence_that_the_proposal_never_draws(constrained: bool) -> None:
+    """Enumerations and look-ahead have no mass where a constraint is broken: the given sequence has weight 0."""
+    model = B.model("mdm")
+    if constrained:
+        steering = rewards.constrain(model, rewards.contains([0], B.tokens + 1))
+    else:
+        steering = ts.Steering(model, ts.Tilt(first_is_zero, estimator=ts.Exact()), ts.Enumerated())
+    start = torch.full((B.length,), B.tokens - 1)
+    chain = ts.repair(start, steering, share=1.0, sweeps=10, generator=seeded())
+    assert chain.reward is not None
+    assert chain.reward[0, 0] == -math.inf
+    assert chain.reward[-1, 0] == 0
+
+
+def test_a_reference_that_a_proposal_wrongly_misses_is_still_an_error() -> None:
+    class Truncated(ts.FromModel):
+        """The model without the token that is likeliest, once the probe of the steering is over."""
+
+        probed = 0
+
+        def __call__(self, *given: Any) -> Any:
+            Truncated.probed += 1
+            q = super().__call__(*given)
+            tilt = torch.zeros(*given[0].shape, B.tokens + 1, dtype=torch.float64)
+            tilt[..., 1] = -math.inf if Truncated.probed > 3 else 0.0
+            return q.tilt_tokens(tilt)
+
+    steering = ts.Steering(B.model("mdm"), ts.Tilt(B.reward), Truncated())
+    with pytest.raises(FloatingPointError, match="no mass at a trajectory that the target can take"):
+        ts.repair(torch.ones(B.length, dtype=torch.int64), steering, share=1.0, sweeps=3, generator=seeded())
+
+
+def base(**changed: Any) -> ts.Diffusion:
+    return replace(B.model("mdm"), **changed)
+
+
+def run(**options: Any) -> ts.Result:
+    return ts.smc(ts.Steering(B.model("mdm")), 4, **options)
+
+
+def ranked(**options: Any) -> ts.Steering:
+    return ts.Steering(base(kernel=ts.Ranked(MASK, **options)))
+
+
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    "sigma": (lambda: ts.Ancestral(MASK, sigma=untyped(0.1)), r"sigma must be a function of step and bound: Cap"),
+    "what sigma returns": (
+        lambda: ts.Steering(base(kernel=ts.Ancestral(MASK, sigma=lambda *_: untyped("3")))),
+        "sigma at step 0 must be a number",
+    ),
+    "steps": (lambda: base(steps=untyped([0.5, 0.0])), "steps must be a list of steps"),
+    "an empty template": (lambda: base(template=torch.zeros(2, 0, dtype=torch.int64)), "template has no site"),
+    "a learned twist": (lambda: ts.LearnedTwist(untyped(3)), "LearnedTwist.value must be a function of x and t"),
+    "a value": (lambda: ts.Value(untyped(None)), "Value.function must be a function of x and t"),
+    "a count": (lambda: ts.Ranked(MASK, untyped(2)), "Ranked.count must be a function of step and masked"),
+    "what a count returns": (lambda: ranked(count=lambda step, masked: masked.sum()), "how many sites open in each"),
+    "numbers of a count": (
+        lambda: ranked(count=lambda step, masked: masked / 2),
+        r"int64 of shape \(1,\), got torch.f",
+    ),
+    "a count of MaskGIT": (
+        lambda: ts.Steering(base(kernel=ts.MaskGIT(MASK, lambda step, masked: masked[:-1]))),
+        "how many sites open in each",
+    ),
+    "a confidence": (lambda: ranked(confidence=lambda log_p: log_p.amax()), "one number for each of . sites"),
+    "a head": (lambda: ts.OtherHead(untyped(len)), "is no plain linear head"),
+    "a change of states": (
+        lambda: ts.OtherHead(torch.nn.Linear(2, 2), untyped(0)),
+        "OtherHead.change must be a function",
+    ),
+    "a convention": (lambda: ts.Product([base()], [1.0], untyped(3)), "Product.convention must be a function of"),
+    "what a convention returns": (
+        lambda: ts.Steering(ts.Product([base()], [1.0], lambda *_: untyped(None), False), None, ts.Optimal()),
+        "leave the convention|must return the measure it changes",
+    ),
+    "a model of a product": (lambda: ts.Product(untyped([base(), 3.0]), [1.0, 1.0]), "every model must be a Diffusion"),
+    "an average": (lambda: ts.Tilt(B.reward, average=untyped(3)), "Tilt.average must be a function of rewards"),
+    "what an average returns": (
+        lambda: ts.Steering(base(), ts.Tilt(B.reward, average=lambda r, log_v, kl: r.sum(), estimator=ts.Exact())),
+        "Tilt.average must give one number for each",
+    ),
+    "a look-ahead": (lambda: ts.Tilt(B.reward, log_lookahead=untyped(3)), "log_lookahead must be a function of a tilt"),
+    "what a ramp returns": (lambda: ts.Tilt(B.reward, ramp=lambda t: untyped("3")), r"ramp\(0\) must be a number"),
+    "a grid": (lambda: ts.Blocks(ts.Ancestral(MASK), 1, 2, 2, untyped(None)), "Blocks.grid must be a function of"),
+    "what a grid returns": (
+        lambda: ts.Blocks(ts.Ancestral(MASK), 1, 2, 2, lambda n: untyped(None)),
+        "as many steps as it is given",
+    ),
+    "a resampler": (lambda: run(resample=untyped(None)), "resample must be a function of log-weights"),
+    "a trigger": (lambda: run(when=untyped(3)), "when must be a function of log-weights and a step"),
+    "a generator of noise": (
+        lambda: ts.smc(
+            ts.Steering(
+                ts.Diffusion(
+                    lambda x, t: torch.full((*x.shape, 2), 0.5).log(),
+                    ts.uniform_noise(2),
+                    ts.uniform_steps(2),
+                    torch.tensor([ts.NO_MASK]),
+                )
+            ),
+            2,
+            generator=untyped(0),
+        ),
+        "generator must be a torch.Generator",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_wrong_values_are_refused_in_words_of_our_own(what: str) -> None:
+    make, says = REFUSED[what]
+    with pytest.raises((ValueError, TypeError), match=says):
+        make()
