@@ -13,11 +13,11 @@ from tokensteer.core.categorical.forms import CategoricalStore, LogProbs, StoreB
 from tokensteer.core.categorical.sites import Categoricals, SiteDistributions
 from tokensteer.core.kernels.kernel import NO_MASK, Clocked, Kernel
 from tokensteer.core.kernels.measure import SiteMeasure
-from tokensteer.core.kernels.noise import Interpolating, noise_of
+from tokensteer.core.kernels.noise import noise_of
 from tokensteer.core.models.context import Context, Query, as_context, as_query, context_rows, population_of
 from tokensteer.core.models.denoiser import Denoiser, Structured, Time, ignores_time
 from tokensteer.core.models.prediction import NewRows, Prediction, all_distinct, changed, updated
-from tokensteer.core.models.validation import check_denoiser
+from tokensteer.core.models.validation import check_denoiser, check_shape
 from tokensteer.core.numerics.batching import Chunks, Meter
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.numerics.rows import distinct
@@ -148,32 +148,13 @@ class Diffusion(Predicting):
     _fixes: bool = field(default=True, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        template, steps = cast("object", self.template), cast("object", self.steps)
-        if not isinstance(template, Tensor) or template.dtype != torch.int64 or template.dim() not in (1, 2):
-            raise ValueError(f"template must be a tensor of int64 ids, (L,) or (B, L), got {_describe(template)}")
-        if not self.template.numel():
-            raise ValueError(f"template has no site, its shape is {tuple(self.template.shape)}: give it one or more")
-        given = cast("Sequence[object]", steps) if isinstance(steps, Sequence) else [None]
-        if not all(isinstance(step, Step) for step in given):
-            raise TypeError(f"steps must be a list of steps, got {self.steps!r}: uniform_steps(n) makes n of them")
-        times = [step.t for step in self.steps] + [self.steps[-1].s] if self.steps else []
-        joined = all(step.s == after.t for step, after in zip(self.steps, self.steps[1:], strict=False))
-        if not times or not joined or times != sorted(times, reverse=True) or times[-1] != 0:
-            raise ValueError("steps must run down to t = 0 without a gap: use uniform_steps(n) or cosine_steps(n)")
-        if isinstance(self.kernel, Interpolating) and int(self.template.max()) >= len(self.kernel.prior):
-            raise ValueError(f"the template holds ids outside the prior, which is over {len(self.kernel.prior)} tokens")
+        check_shape(self.template, self.steps, self.kernel)
         # Without a mask a prompt is known by its sites. A row may belong to any template, so only sites that all
         # templates fix count, (L, 1); the others are pinned during moves and not known to estimates.
         fixed = (self.template != NO_MASK).view(-1, self.template.shape[-1]).all(0).unsqueeze(-1)
         if self.kernel.mask_id == NO_MASK and fixed.any():
             object.__setattr__(self, "_prompt", fixed)
-        object.__setattr__(self, "context", as_context(self.context, self.device))
-        counts = {count for count in (len(self._templates), *(len(part) for part in self.conditions)) if count > 1}
-        if len(counts) > 1:
-            raise ValueError(
-                f"there are {len(self._templates)} templates and contexts of {len(self.conditions[0])} rows: give one "
-                "of each, or as many of both"
-            )
+        object.__setattr__(self, "context", as_context(self.context, self._templates))
         # Stored on the host, so that steps skip pinning without reading the device.
         object.__setattr__(self, "_fixes", bool((self.template != self.kernel.mask_id).any()))
         x = self.start(self.populations, torch.Generator(self.device).manual_seed(0))[:1]
@@ -333,9 +314,3 @@ def distinct_rows(x: Tensor, new: Tensor, query: Query, models: Sequence[Diffusi
     states = x[new] if query.of is None else torch.cat([x, query.of.unsqueeze(-1)], -1)[new]
     first, which = distinct(states)
     return NewRows(new, new[first], which)
-
-
-def _describe(x: object) -> str:
-    if not isinstance(x, Tensor):
-        return type(x).__name__
-    return f"{str(x.dtype).removeprefix('torch.')} of shape {tuple(x.shape)}"

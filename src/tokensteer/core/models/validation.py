@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from tokensteer.core.categorical.forms import Categorical
 from tokensteer.core.categorical.sites import by_site
 from tokensteer.core.kernels.kernel import NO_MASK, Clocked, Kernel
-from tokensteer.core.kernels.noise import MaskNoise, noise_of
+from tokensteer.core.kernels.noise import Interpolating, MaskNoise, noise_of
 from tokensteer.core.models.context import Context, context_rows
 from tokensteer.core.models.denoiser import Denoiser, FromHidden, FromLogits, Structured, ignores_time
 from tokensteer.core.numerics.draws import NEVER
@@ -50,6 +52,24 @@ def check_denoiser(
     if context and len(context[0]) > 1:
         _check_contexts(denoiser, half_open, steps[0].t, context)
     return vocab_size, dtype
+
+
+def check_shape(template: Tensor, steps: Sequence[Step], kernel: Kernel) -> None:
+    """The template is made of ids and the steps run down to 0."""
+    given, listed = cast("object", template), cast("object", steps)
+    if not isinstance(given, Tensor) or given.dtype != torch.int64 or given.dim() not in (1, 2):
+        raise ValueError(f"template must be a tensor of int64 ids, (L,) or (B, L), got {_describe(given)}")
+    if not template.numel():
+        raise ValueError(f"template has no site, its shape is {tuple(template.shape)}: give it one or more")
+    parts = cast("Sequence[object]", listed) if isinstance(listed, Sequence) else [None]
+    if not all(isinstance(step, Step) for step in parts):
+        raise TypeError(f"steps must be a list of steps, got {steps!r}: uniform_steps(n) makes n of them")
+    times = [step.t for step in steps] + [steps[-1].s] if steps else []
+    joined = all(step.s == after.t for step, after in pairwise(steps))
+    if not times or not joined or times != sorted(times, reverse=True) or times[-1] != 0:
+        raise ValueError("steps must run down to t = 0 without a gap: use uniform_steps(n) or cosine_steps(n)")
+    if isinstance(kernel, Interpolating) and int(template.max()) >= len(kernel.prior):
+        raise ValueError(f"the template holds ids outside the prior, which is over {len(kernel.prior)} tokens")
 
 
 def halfway(x: Tensor, mask_id: int, likeliest: Callable[[Tensor], Tensor]) -> Tensor:
@@ -211,3 +231,9 @@ def _check_contexts(denoiser: Denoiser, x: Tensor, t: float, context: Context) -
             "the denoiser is wrong with a context for each row: row i must be predicted as with context[i] alone. Is "
             "the context broadcast along the wrong axis, or read from the first row only?"
         )
+
+
+def _describe(x: object) -> str:
+    if not isinstance(x, Tensor):
+        return type(x).__name__
+    return f"{str(x.dtype).removeprefix('torch.')} of shape {tuple(x.shape)}"
