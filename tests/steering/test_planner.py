@@ -165,7 +165,7 @@ def test_seconds_are_kept():
     plan = ts.plan(steering(), "2s", particles=(8,), generator=torch.Generator().manual_seed(0), ramps=SAME)
     assert plan.budget == Budget(2.0, "s")
     plan.run(generator=torch.Generator().manual_seed(1))
-    assert 0.5 < time.perf_counter() - began < 10
+    assert 0.2 < time.perf_counter() - began < 10
     assert " s, after pilots of " in str(plan)
 
 

@@ -205,9 +205,17 @@ class Search:
         """The pilot that the search begins with, as large as it can be if the others cost half as much again; None if
         what is left does not pay for the smallest one."""
         probe = self._probe(setting)
-        if setting.num_particles / probe.setting.num_particles * setting.least * probe.each > self.left:
-            self.pilots.append(probe)
-            return None
+        times = setting.num_particles / probe.setting.num_particles
+        at_most = times * probe.each  # of a population
+        if setting.least * at_most > self.left:
+            # That is if time is proportional to particles, which it need not be: find out by one population of each.
+            larger = self._spend(setting, probe.populations) if at_most * probe.populations <= self.left else None
+            growth = at_most if larger is None else max(0.0, larger.each - probe.each) * times / max(times - 1, 1)
+            if larger is None or larger.spent + growth * (setting.least - larger.populations) > self.left:
+                self.pilots.append(
+                    replace(larger or probe, setting=setting, each=at_most if larger is None else larger.each)
+                )
+                return None
         pilot = self._spend(setting, setting.least)
         more = int((self.left - 1.5 * pilot.spent * others) / (1 + 1.5 * others) / pilot.each)
         if more > pilot.populations:
