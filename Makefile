@@ -13,7 +13,7 @@ test slow mutants: export OMP_NUM_THREADS = 1 # many small operations: more thre
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-demo: $(READY) ## compare all methods on two tasks and write a report (a few minutes)
+demo: $(READY) ## compare methods on two tasks and write a report (a few minutes)
 	@$(BIN)/tokensteer demo --force
 
 ifdef FAST

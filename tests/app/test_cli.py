@@ -22,6 +22,7 @@ from tokensteer.app.commands import demo
 from tokensteer.app.runs import answers, choices, jobs, prepare, runner, seeds
 from tokensteer.app.runs import recipes as methods
 from tokensteer.app.runs import rows as rows_of
+from tokensteer.app.runs.prepare import Environment
 from tokensteer.app.terminal import tables as table
 from tokensteer.app.words.environment import EXTRAS
 from tokensteer.tasks.catalogue import TASKS
@@ -815,6 +816,10 @@ def test_demo_compares_two_tasks_and_writes_a_report(tmp_path: Path, monkeypatch
     report = tmp_path / "demo" / "report.html"
     assert report.is_file()
     assert str(report) in capsys.readouterr().out
+    equal = demo.Size("digits", 4, 1, 2, methods=("best-of-n", "smc-grad"), as_many_rows_as="smc-grad")
+    plenty, given = demo.jobs_of(equal, 0, Environment())
+    assert (given.particles, given.extra) == (4, ())
+    assert plenty.particles > 8  # its particles need no reward on the way
     monkeypatch.setattr(demo, "SIZES", (demo.Size("digits", 2, 1, 1),))
     assert tokensteer("demo", "--out", tmp_path / "demo", "--force") == 0
 

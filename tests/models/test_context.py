@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import tokensteer as ts
 from tokensteer.core.kernels.masked import Cap
 from tokensteer.core.models.forward import ForwardPaths
+from tokensteer.core.twists.straight_through import takes_embeddings
 from tokensteer.testing import enumerate_steering
 
 SITES, CODES, CLASSES, MASK = 2, 4, 3, 4
@@ -56,6 +57,45 @@ def reward(x: Tensor) -> Tensor:
 TILT = ts.Tilt(reward, 0.5, draws=4, differentiable=True)
 
 
+class Embedding(nn.Module):
+    """A network that is entered by embeddings, of tokens and a label for each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.embedding = torch.randn(CODES + 1, 8, generator=generator, dtype=torch.float64)
+        self.places = torch.randn(SITES, 8, 8, generator=generator, dtype=torch.float64)
+        self.head = torch.randn(8, CODES + 1, generator=generator, dtype=torch.float64)
+
+    def of_embeddings(self, embedded: Tensor, label: Tensor) -> Tensor:
+        h = torch.einsum("pld,ldh->plh", embedded, self.places)
+        mixed = (h + h.flip(1) + NET.labels[label].unsqueeze(1)).tanh()
+        return mixed @ self.head
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        return self.of_embeddings(x @ self.embedding if x.is_floating_point() else self.embedding[x], label)
+
+
+class EmbeddedReward:
+    """`reward` as a function of embeddings, which are one-hots."""
+
+    embedding = torch.eye(CODES + 1, dtype=torch.float64)
+
+    def of_embeddings(self, embedded: Tensor) -> Tensor:
+        return reward(embedded)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return reward(x)
+
+
+def embedded(labels: tuple[int, ...], **options) -> ts.Steering:
+    """Gradients through embeddings, which no one-hots are made for."""
+    entered = replace(model(*labels, **options), denoiser=ts.from_logits(Embedding(), MASK, ignores_time=True))
+    tilt = replace(TILT, reward=EmbeddedReward())
+    assert takes_embeddings(entered, tilt)
+    return ts.Steering(entered, tilt, ts.Gradient(clip=1.0))
+
+
 def guided(*labels: int, scale: float = 1.5, **options) -> ts.Product:
     conditional = model(*labels, **options)
     return ts.guided(conditional, replace(conditional, context=torch.tensor([NO_CLASS])), scale)
@@ -64,6 +104,7 @@ def guided(*labels: int, scale: float = 1.5, **options) -> ts.Product:
 MAKERS = {
     "model": lambda labels, **o: ts.Steering(model(*labels, **o), TILT),
     "gradient": lambda labels, **o: ts.Steering(model(*labels, **o), TILT, ts.Gradient(clip=1.0)),
+    "gradient of embeddings": embedded,
     "enumerated": lambda labels, **o: ts.Steering(
         model(*labels, **o), replace(TILT, estimator=ts.Exact()), ts.Enumerated()
     ),

@@ -74,7 +74,7 @@ What is given is an object, or a function without arguments that makes one. A fu
 x and t for a denoiser. The first law that is broken is named, with the mend."""
 
 DEMO = """\
-Compare all methods on mog and digits, from the weights that are shipped: two minutes, then a report.
+Compare methods on mog, and on digits at equal network rows, with the shipped weights; then a report.
 
   tokensteer demo
   tokensteer demo --seed 1 --out out/another"""

@@ -20,8 +20,8 @@ from tokensteer.tasks.common.task import Setup
 @dataclass(frozen=True)
 class Size:
     """The size of a task. Methods that give one sample per population may have `alone` particles in each, and as many
-    more populations. With `methods`, those alone, each with the particles that the network rows of `as_many_rows_as`
-    with this size pay for; else all that suit the task, at equal N."""
+    more populations. Methods are all that suit the task unless given, at equal N, or each with the particles that the
+    network rows of `as_many_rows_as` with this size pay for."""
 
     task: str
     particles: int
@@ -32,10 +32,11 @@ class Size:
     as_many_rows_as: str | None = None
 
 
+MOG = ("pretrained", "best-of-n", "fk-difference", "prop-grad", "smc-base", "smc-grad", "smc-amot")
 DIGITS = ("pretrained", "best-of-n", "svdd", "fk-difference", "smc-base", "smc-grad", "smc-amot", "auto")
 SIZES = (
-    Size("mog", 500, 16, 100, alone=5),
-    Size("digits", 8, 16, 50, methods=DIGITS, as_many_rows_as="smc-grad"),
+    Size("mog", 500, 16, 100, alone=5, methods=MOG),
+    Size("digits", 4, 16, 50, methods=DIGITS, as_many_rows_as="smc-grad"),
 )
 """Enough to tell the methods apart, within three minutes on two cores."""
 ALONE = ("best-of-n", "svdd")

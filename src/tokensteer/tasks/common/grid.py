@@ -18,8 +18,10 @@ from tokensteer.testing.exact import enumerate_steering
 
 STATES = 64
 MASK = STATES
-SAMPLES, FEWEST = 2000, 500
-"""Samples of a set whose distance to the target is measured."""
+SAMPLES = 2000
+"""Particles of a population in the paper."""
+FEWEST = 500
+"""Samples of a set whose distance to the target is measured, at least."""
 
 
 def coordinates() -> Tensor:
