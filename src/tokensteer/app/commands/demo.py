@@ -60,4 +60,5 @@ def jobs_of(size: Size, seed: int, place: Environment) -> list[Job]:
     jobs = [Job(size.task, name, n, many // n, seed, Settings(size.steps)) for name, n in sizes.items()]
     if size.as_many_rows_as is None:
         return jobs
-    return [replace(job, extra=()) for job in matched(jobs, size.as_many_rows_as, place)]  # all have as many rows
+    alike = matched(jobs, size.as_many_rows_as, place)
+    return [replace(job, extra=(), why=None) for job in alike]  # the same for all of them
