@@ -16,7 +16,7 @@ from tokensteer.tasks.nets.fsq import Rounding
 from tokensteer.tasks.nets.grid_transformer import rotate, rotations
 
 SMALL = nets.FSQConfig(8, (4, 3, 2), (8, 16), (1, 1), (8, 16), (1, 1))
-GRID = nets.GridTransformerConfig(7, 4, 4, hidden=16, depth=2, heads=2, num_classes=10)
+GRID = nets.GridTransformerConfig(7, 4, 4, hidden=16, depth=3, heads=2, num_classes=10, skips=True)
 
 
 def shaken(net: torch.nn.Module, size: float = 0.2) -> torch.nn.Module:

@@ -18,7 +18,7 @@ from tokensteer.tasks.cifar import classifiers, denoiser, tokeniser
 from tokensteer.tasks.cifar import train as cifar
 from tokensteer.tasks.cifar.__main__ import main
 from tokensteer.tasks.cifar.data import Data, Images
-from tokensteer.tasks.common import lpips
+from tokensteer.tasks.common import lpips, muon
 from tokensteer.tasks.common.checkpoints import Checkpoints
 from tokensteer.tasks.common.learner import Learner
 from tokensteer.tasks.common.timed_loop import Stretch, Trainee, run
@@ -27,7 +27,7 @@ from tokensteer.tasks.nets.store import build
 from tokensteer.train import Plan
 
 FSQ = nets.FSQConfig(8, (3, 3), (8, 8), (1, 1), (8, 8), (1, 1))
-GRID = nets.GridTransformerConfig(10, 4, 4, hidden=16, depth=1, heads=2, num_classes=10)
+GRID = nets.GridTransformerConfig(10, 4, 4, hidden=16, depth=3, heads=2, num_classes=10, skips=True)
 PLAN = Plan(20, batch_size=8, rate=1e-2, warmup=0.1, average=0.9)
 RESNET, MIXER = nets.ResNetConfig(8, 10, (8, 16), 1), nets.MixerConfig(8, 10, 16, 2, 3)
 TOY = cifar.Recipe(FSQ, GRID, PLAN, PLAN, False, False, RESNET, MIXER, PLAN, PLAN)
@@ -185,6 +185,36 @@ def test_compact_checkpoints_have_five_bytes_per_weight():
     learner.learn(1e-3)
     size = sum(value.numel() * value.element_size() for value in learner.tensors(True).values())
     assert size < 5.4 * sum(p.numel() for p in net.parameters())
+
+
+def test_muon_moves_singular_values_near_one():
+    wide = torch.randn(3, 8, 20, generator=seeded())
+    for matrices in (wide, wide.mT):
+        found = muon.orthogonal(matrices)
+        assert found.shape == matrices.shape
+        u, s, v = torch.linalg.svd(matrices, full_matrices=False)
+        mine = u.mT @ found @ v.mT  # the singular vectors stay
+        values = mine.diagonal(dim1=-2, dim2=-1)
+        assert (mine - torch.diag_embed(values)).abs().max() < 1e-4
+        assert 0.6 < values.min() <= values.max() < 1.3
+        assert s.max() / s.min() > 3  # they were not near one another
+
+
+def test_muon_moves_hidden_matrices_alone_and_learns():
+    net = nets.GridTransformer(GRID)
+    learner = Learner(net, PLAN, muon=True)
+    x = torch.randint(9, (8, 16), generator=seeded())
+    losses: list[float] = []
+    for _ in range(30):
+        loss = torch.nn.functional.cross_entropy(net(x).flatten(0, 1), x.flatten())
+        loss.backward()
+        learner.learn(0.01)
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0]
+    second = {name.removeprefix("second.") for name in learner.tensors(False) if name.startswith("second.")}
+    first = {name.removeprefix("first.") for name in learner.tensors(False) if name.startswith("first.")}
+    assert {"tokens.weight", "places"} <= second
+    assert "blocks.0.qkv.weight" in first - second
 
 
 def test_checkpoints_of_something_else_are_refused(tmp_path):

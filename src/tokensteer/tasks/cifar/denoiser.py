@@ -28,12 +28,13 @@ CONFIG = GridTransformerConfig(
     MASK + 1,
     TOKENISER.side // 2,
     TOKENISER.side // 2,
-    hidden=320,
+    hidden=384,
     depth=8,
-    heads=5,
+    heads=6,
     num_classes=len(CLASSES),
+    skips=True,
 )
-PLAN = Plan(60_000, batch_size=512, rate=1e-3, warmup=0.02, weight_decay=0.03, average=0.9995)
+PLAN = Plan(60_000, batch_size=256, rate=1e-3, warmup=0.02, weight_decay=0.03, average=0.9995)
 UNLABELLED = 0.1
 """The share of training rows without their class, from which the model without a class is learned."""
 
@@ -66,7 +67,7 @@ class DenoiserTraining(Trainee):
         self.mask, self.no_class = tokeniser.config.num_codes, net.config.num_classes
         self.ids, self.labels = tokens(tokeniser, images, mirrored=True)
         self.unseen = tokens(tokeniser, unseen, mirrored=False)
-        self.learner = Learner(net, plan)
+        self.learner = Learner(net, plan, muon=True)
         self.learners = {"denoiser": self.learner}
         self.net = net
         self.loss = Compiled(self._loss, compiled)

@@ -1,4 +1,4 @@
-"""A network with its AdamW and its averaged weights, and all of that as tensors for a checkpoint.
+"""A network with its optimiser and its averaged weights, and all of that as tensors for a checkpoint.
 
 Tensors are exact (float32), or compact: five bytes per weight instead of sixteen. Compact, the average is bfloat16; the
 weights are int8 differences from it, which are small; first moments are int8, and second moments are 8-bit logarithms,
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tokensteer.tasks.common.muon import Muon
 from tokensteer.tasks.nets import int8
 from tokensteer.train.frozen import changing, restore
 from tokensteer.train.optim import Pace, RunningMean
@@ -22,15 +23,20 @@ _RANGE = ".log2_range"
 
 
 class Learner:
-    """Applies the gradients of `net`; `average` is its exponential moving average. Weight decay is of the matrices of
-    linear and convolutional layers alone."""
+    """Applies the gradients of `net` by AdamW; `average` is its exponential moving average. Weight decay is of the
+    matrices of linear and convolutional layers alone. With `muon`, those of linear layers are moved by Muon, but for a
+    head that shares its matrix with an embedding."""
 
-    def __init__(self, net: nn.Module, plan: Pace, betas: tuple[float, float] = (0.9, 0.98)) -> None:
+    def __init__(
+        self, net: nn.Module, plan: Pace, betas: tuple[float, float] = (0.9, 0.98), muon: bool = False
+    ) -> None:
         self.net, self.clip, self.updates = net, plan.clip, 0
         self._mean = RunningMean(net, plan.average)
         self.average = self._mean.module.eval()
         matrices = {id(layer.weight) for layer in net.modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
         named = {name: p for name, p in net.named_parameters() if p.requires_grad}
+        self._muon = Muon(_hidden(net, named) if muon else {}, plan.weight_decay)
+        named = {name: p for name, p in named.items() if name not in self._muon.momenta}
         decayed = [name for name, p in named.items() if id(p) in matrices]
         others = [name for name in named if name not in decayed]
         self._trained = {name: named[name] for name in decayed + others}  # in the order of the optimiser
@@ -45,6 +51,7 @@ class Learner:
         for group in self._optimiser.param_groups:
             group["lr"] = rate
         nn.utils.clip_grad_norm_(self.net.parameters(), self.clip)
+        self._muon.step(rate)
         self._optimiser.step()  # pyright: ignore[reportUnknownMemberType]
         self.forget()
         self._mean.update(self.net)
@@ -52,14 +59,14 @@ class Learner:
 
     def forget(self) -> None:
         """Clear the gradients."""
-        self._optimiser.zero_grad()
+        self.net.zero_grad()
 
     def tensors(self, compact: bool) -> dict[str, Tensor]:
         """All that changes in training but the number of `updates`."""
         net, average = changing(self.net), changing(self.average)
         moments: dict[int, dict[str, Tensor]] = self._optimiser.state_dict()["state"]
         names = list(self._trained)
-        first = {names[index]: state["exp_avg"] for index, state in moments.items()}
+        first = {names[index]: state["exp_avg"] for index, state in moments.items()} | self._muon.momenta
         second = {names[index]: state["exp_avg_sq"] for index, state in moments.items()}
         if compact:
             average = {name: value.bfloat16() if value.dim() > 1 else value for name, value in average.items()}
@@ -82,8 +89,11 @@ class Learner:
             net |= {name: net[name] + value for name, value in matrices.items()}
         restore(changing(self.net), net)
         restore(changing(self.average), average)
-        if updates and not set(first) == set(second) == set(self._trained):
+        momenta = self._muon.momenta
+        if updates and not (set(first) == {*self._trained, *momenta} and set(second) == set(self._trained)):
             raise ValueError("it holds moments of other names")
+        for name, value in momenta.items():
+            value.copy_(first[name]) if updates else value.zero_()
         state = {
             index: {
                 "step": torch.tensor(float(updates)),
@@ -96,6 +106,13 @@ class Learner:
         self._optimiser.load_state_dict({"state": state, "param_groups": self._optimiser.state_dict()["param_groups"]})
         self._mean.n_averaged.fill_(updates)
         self.updates = updates
+
+
+def _hidden(net: nn.Module, named: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The matrices of linear layers, by name."""
+    linear = {id(layer.weight) for layer in net.modules() if isinstance(layer, nn.Linear)}
+    tables = {id(layer.weight) for layer in net.modules() if isinstance(layer, nn.Embedding)}
+    return {name: p for name, p in named.items() if id(p) in linear - tables}
 
 
 def _whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -5,6 +5,9 @@ this: each block has a table with a row for each class and one for no class, all
 
 Positions enter twice. A learned embedding of every site tells sites of an all-mask canvas apart; rotations of queries
 and keys by row and column make attention depend on distances too, which need not be learned for each pair of sites.
+
+With `skips`, as in U-ViT (Bao et al., 2023), each block of the second half also reads what its counterpart in the first
+half gave, the last block that of the first: details of the tokens need not pass through every block.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ class GridTransformerConfig:
     heads: int = 4
     num_classes: int = 0
     dropout: float = 0.0
+    skips: bool = False
 
     def __post_init__(self) -> None:
         check_config(self, may_be_zero=("depth", "num_classes"))
@@ -119,6 +123,18 @@ class GridBlock(nn.Module):
         return F.dropout(h, self.dropout, self.training) if self.dropout else h
 
 
+class Skip(nn.Linear):
+    """Joins the states of an earlier block to those of a later one, which are all it gives before training."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__(2 * hidden, hidden, bias=False)
+        nn.init.zeros_(self.weight)
+        nn.init.eye_(self.weight[:, :hidden])
+
+    def forward(self, h: Tensor, earlier: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().forward(torch.cat([h, earlier], -1))
+
+
 class GridTransformer(nn.Module):
     """Logits (P, L, V) of ids (P, L) or one-hots (P, L, V): head(hidden(x, label)). The head's matrix is the embedding
     table. Labels (P,) count from 0; `num_classes`, -1 or None in place of all is no class."""
@@ -131,6 +147,8 @@ class GridTransformer(nn.Module):
         self.tokens = nn.Embedding(config.vocab_size, config.hidden)
         self.places = nn.Parameter(0.02 * torch.randn(config.length, config.hidden))
         self.blocks = nn.ModuleList(GridBlock(config) for _ in range(config.depth))
+        pairs = (config.depth - 1) // 2 if config.skips else 0  # a block's own input is no news to it
+        self.skips = nn.ModuleList(Skip(config.hidden) for _ in range(pairs))
         self.norm = nn.LayerNorm(config.hidden)
         self.modulation = Modulation(config.num_classes, 2, config.hidden)
         self.head = nn.Linear(config.hidden, config.vocab_size)
@@ -150,8 +168,13 @@ class GridTransformer(nn.Module):
             raise ValueError(f"this transformer was built for {self.config.length} sites, got {embedded.shape[1]}")
         row_label = self._labels(label, embedded)
         h = embedded + self.places
-        for block in self.blocks:
+        earlier: list[Tensor] = []
+        first = len(self.blocks) - len(self.skips)
+        for k, block in enumerate(self.blocks):
+            h = self.skips[k - first](h, earlier.pop()) if k >= first else h
             h = block(h, row_label, self.turns)
+            if k < len(self.skips):
+                earlier.append(h)
         h, by_class = self.norm(h), self.modulation(row_label)
         return h if by_class is None else modulated(h, *by_class)
 
