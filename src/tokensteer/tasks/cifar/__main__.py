@@ -41,6 +41,7 @@ class Command:
     dropout: float = 0.0  # of the denoiser
     rate: float | None = None  # the highest learning rate, if not the usual
     batch_size: int | None = None  # if not the usual
+    levels: tuple[int, ...] | None = None  # of the tokeniser's numbers, if not the usual: their product is the codes
     exact: bool = False  # checkpoints in float32, three times as large
 
 
@@ -57,6 +58,7 @@ def run(command: OmitArgPrefixes[Command]) -> None:
     given = {name: value for name, value in changes.items() if value is not None}
     recipe = replace(
         RECIPE,
+        tokeniser=replace(RECIPE.tokeniser, levels=command.levels or RECIPE.tokeniser.levels),
         adversarial=command.adversarial,
         denoiser=replace(RECIPE.denoiser, dropout=command.dropout),
         tokeniser_plan=replace(RECIPE.tokeniser_plan, **given),

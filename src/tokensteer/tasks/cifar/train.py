@@ -150,7 +150,8 @@ def _denoiser(
 ) -> dict[str, float]:
     first = load(weights_file(pieces.weights or training.out, NAME, "tokeniser"), training.device)
     assert isinstance(first, FSQ)
-    net = build(recipe.denoiser).to(training.device)
+    config = replace(recipe.denoiser, vocab_size=first.config.num_codes + 1)
+    net = build(config).to(training.device)
     assert isinstance(net, GridTransformer)
     trainee = denoising.DenoiserTraining(net, first, seen, few, recipe.denoiser_plan, _compiles(training))
     progress = _run("denoiser", trainee, recipe.denoiser_plan, training, pieces)
@@ -161,7 +162,7 @@ def _denoiser(
     nats = denoising.measure(stored, ids, labels, trainee.mask)
     trained = denoising.measure(trainee.learner.average, ids, labels, trainee.mask)
     card = {
-        "config": asdict(recipe.denoiser),
+        "config": asdict(config),
         "plan": asdict(recipe.denoiser_plan),
         "tokeniser": trainee.given["tokeniser"],
         "stored": "int8 by output channel, vectors bfloat16; exponential moving average of the weights",

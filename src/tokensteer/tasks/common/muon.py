@@ -43,9 +43,8 @@ class Muon:
             slopes = torch.stack([torch.zeros_like(w) if w.grad is None else w.grad for w in weights])
             moving = self._moving[shape].mul_(MOMENTUM).add_(slopes)
             steps = orthogonal(slopes.add_(moving, alpha=MOMENTUM)) * (SIZE * max(shape) ** 0.5)
-            if self.decay:
-                torch._foreach_mul_(weights, 1 - rate * self.decay)  # pyright: ignore[reportPrivateUsage]
-            torch._foreach_add_(weights, list(steps.to(weights[0].dtype).unbind()), alpha=-rate)  # pyright: ignore[reportPrivateUsage]
+            for weight, step in zip(weights, steps, strict=True):
+                weight.mul_(1 - rate * self.decay).sub_(step, alpha=rate)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
@@ -53,7 +52,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
     x = matrices.bfloat16() if matrices.is_cuda else matrices
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)  # singular values of at most 1
+    x = x / x.square().sum((-2, -1), keepdim=True).sqrt().clamp(min=1e-7)  # singular values of at most 1
     a, b, c = POLYNOMIAL
     for _ in range(TIMES):
         square = x @ x.mT

@@ -123,16 +123,17 @@ class GridBlock(nn.Module):
         return F.dropout(h, self.dropout, self.training) if self.dropout else h
 
 
-class Skip(nn.Linear):
+class Skip(nn.Module):
     """Joins the states of an earlier block to those of a later one, which are all it gives before training."""
 
     def __init__(self, hidden: int) -> None:
-        super().__init__(2 * hidden, hidden, bias=False)
-        nn.init.zeros_(self.weight)
-        nn.init.eye_(self.weight[:, :hidden])
+        super().__init__()
+        self.join = nn.Linear(2 * hidden, hidden, bias=False)
+        with torch.no_grad():
+            self.join.weight.copy_(torch.eye(hidden, 2 * hidden))
 
-    def forward(self, h: Tensor, earlier: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return super().forward(torch.cat([h, earlier], -1))
+    def forward(self, h: Tensor, earlier: Tensor) -> Tensor:
+        return self.join(torch.cat([h, earlier], -1))
 
 
 class GridTransformer(nn.Module):
