@@ -17,6 +17,7 @@ import tokensteer as ts
 from tokensteer.core.proposals.proposal import FromModel
 from tokensteer.core.steering.pilots import Budget, Pilot, Setting
 from tokensteer.core.steering.planner import _sized
+from tokensteer.core.steering.sizing import predicted_seconds
 
 torch.set_num_threads(1)
 
@@ -226,13 +227,13 @@ def test_particles_for_a_time_are_measured_on_a_gpu(monkeypatch, flat):
     class Gpu:
         """Takes its time and computes nothing."""
 
-        steering = SimpleNamespace(
-            resources=SimpleNamespace(templates=1), model=SimpleNamespace(device=torch.device("meta"))
-        )
+        steering = SimpleNamespace(resources=SimpleNamespace(templates=1), steps=[None] * 20)
 
-        def __call__(self, num_particles, populations=1, **options):
-            clock[0] += cost(num_particles * populations)
-            return SimpleNamespace(log_z=torch.zeros(populations))
+        def __call__(self, num_particles, populations=1, *, on_step, **options):
+            for k in range(21):
+                clock[0] += cost(num_particles * populations) / 20 if k else 0.0
+                on_step(SimpleNamespace(log_w=torch.zeros(populations, num_particles)))
+            raise AssertionError("a few steps are enough")
 
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     setting = Setting(8, untyped(Gpu()))
@@ -241,7 +242,29 @@ def test_particles_for_a_time_are_measured_on_a_gpu(monkeypatch, flat):
     assert populations == 2
     assert fitting == pytest.approx(clock[0])
     assert cost(2 * size) == pytest.approx(0.9 - fitting, rel=0.1)
-    assert fitting < 0.6
+    assert fitting < 0.2
+
+
+def test_seconds_of_a_run_are_predicted_by_its_first_steps(monkeypatch):
+    """A network whose time is known: a twentieth of a second for each call, and one call for each step."""
+    clock, calls = [0.0], [0]
+
+    def network(x, t):
+        calls[0] += 1
+        clock[0] += 0.05
+        return torch.zeros(*x.shape, 3)
+
+    model = ts.Diffusion(ts.from_logits(network, 2), ts.Ancestral(2), ts.uniform_steps(20), ts.template(4, 2))
+    method = ts.Method(ts.Steering(model), when=ts.triggers.never)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    method(4, 2, generator=torch.Generator().manual_seed(0))  # the first run also checks the network
+    before = clock[0]
+    method(4, 2, generator=torch.Generator().manual_seed(0))
+    whole, after, called = clock[0] - before, clock[0], calls[0]
+    predicted, spent = predicted_seconds(method, 4, 2, torch.Generator().manual_seed(0))
+    assert predicted == pytest.approx(whole, rel=0.06)
+    assert spent == pytest.approx(clock[0] - after)
+    assert calls[0] - called <= 7
 
 
 def test_templates_are_planned_together():

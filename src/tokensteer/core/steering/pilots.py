@@ -26,6 +26,7 @@ from tokensteer.core.particles.resampling import log_mean_weight
 from tokensteer.core.particles.result import Result
 from tokensteer.core.proposals.proposal import Proposal
 from tokensteer.core.steering.methods import Method
+from tokensteer.core.steering.sizing import SHOWN, predicted_seconds
 from tokensteer.core.twists.tilt import Tilt
 
 FEWEST = 8  # populations of a pilot
@@ -208,13 +209,14 @@ class Search:
         times = setting.num_particles / probe.setting.num_particles
         at_most = times * probe.each  # of a population
         if setting.least * at_most > self.left:
-            # That is if time is proportional to particles, which it need not be: find out by one population of each.
-            larger = self._spend(setting, probe.populations) if at_most * probe.populations <= self.left else None
-            growth = at_most if larger is None else max(0.0, larger.each - probe.each) * times / max(times - 1, 1)
-            if larger is None or larger.spent + growth * (setting.least - larger.populations) > self.left:
-                self.pilots.append(
-                    replace(larger or probe, setting=setting, each=at_most if larger is None else larger.each)
-                )
+            # That is if the cost is proportional to particles, which time need not be: find out by their first steps.
+            alone = at_most
+            if self.budget.unit == "s" and SHOWN * at_most * probe.populations <= self.left:
+                seconds = self._predicted(setting, probe.populations)
+                alone = seconds / probe.populations
+                at_most = max(0.0, alone - probe.each) * times / max(times - 1, 1)
+            if probe.populations * alone + (setting.least - probe.populations) * at_most > self.left:
+                self.pilots.append(replace(probe, setting=setting, each=alone))
                 return None
         pilot = self._spend(setting, setting.least)
         more = int((self.left - 1.5 * pilot.spent * others) / (1 + 1.5 * others) / pilot.each)
@@ -244,6 +246,13 @@ class Search:
         self.spent += pilot.spent
         self.left -= pilot.spent
         return pilot
+
+    def _predicted(self, setting: Setting, populations: int) -> float:
+        """The seconds of a run."""
+        predicted, spent = predicted_seconds(setting.method, setting.num_particles, populations, self.generator)
+        self.spent += spent
+        self.left -= spent
+        return predicted
 
     def best(self, amount: float) -> Pilot:
         """The best setting by all its runs, with the figures of its second run. The finalists are run again, as many as

@@ -9,7 +9,6 @@ from __future__ import annotations
 import bisect
 import io
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,7 +25,7 @@ from tokensteer.core.proposals.mixture import Mixture
 from tokensteer.core.proposals.proposal import FromModel, Guided, Proposal
 from tokensteer.core.steering.methods import CLIP, LOOKS, Method
 from tokensteer.core.steering.pilots import Budget, Change, Pilot, Search, Setting
-from tokensteer.core.steering.sizing import most_within
+from tokensteer.core.steering.sizing import most_within, predicted_seconds
 from tokensteer.core.steering.steering import Steering
 from tokensteer.core.twists.ramps import Adaptive, Ramp
 from tokensteer.core.twists.ramps import constant as constant_ramp
@@ -161,9 +160,9 @@ def plan(
 
     The rest is spent on as many populations as it allows or, with `populations` given, on their particles; a model
     with several templates has equally many populations of each. Rows are those of all networks, as in `Result.rows`,
-    and proportional to particles; how many fit into a time is measured by runs that grow. A budget that is too
-    small for pilots is spent on the first setting. The first entry of each list is where the search begins. By
-    default `proposals` are the steering's, the model and, for a differentiable reward, gradients (every fourth step,
+    and proportional to particles; how many fit into a time is measured by the first steps of runs that grow. A budget
+    that is too small for pilots is spent on the first setting. The first entry of each list is where the search begins.
+    By default `proposals` are the steering's, the model and, for a differentiable reward, gradients (every fourth step,
     every step, steeper, and mixed with the model); `draws` are the tilt's, four times as many and a quarter; `ramps`
     the tilt's, linear and constant; `triggers` ESS below a half at ten times, never, five times in a run, and ESS below
     a half at every step.
@@ -191,24 +190,22 @@ def _sized(
 ) -> tuple[int, int, float]:
     """Particles and populations that what is left of the budget pays for, and the cost of finding out.
 
-    Rows are proportional to particles. Seconds are measured in runs that grow, since few particles may take as long as
-    one; but not on a CPU if so few fit that finding out would take most of the time.
+    Rows are proportional to particles. Seconds are measured, by the first steps of runs that grow: few particles may
+    take as long as one.
     """
     templates, size = winner.setting.method.steering.resources.templates, winner.setting.num_particles
     left = max(0.0, budget.amount - spent)
     many = left / winner.each  # populations of the pilot's size
     proportional = int(many / templates) if populations is None else int(many * size / populations)
     fitting = 0.0
-    first = int(FIRST * proportional)
-    if budget.unit == "s" and (first or winner.setting.method.steering.model.device.type != "cpu"):
+    first = max(1, int(FIRST * proportional))
+    if budget.unit == "s":
 
-        def seconds_of(count: int) -> float:
+        def seconds_of(count: int) -> tuple[float, float]:
             sizes = (size, templates * count) if populations is None else (count, populations)
-            began = time.perf_counter()
-            winner.setting.method(*sizes, generator=generator).log_z.cpu()  # waits for the device
-            return time.perf_counter() - began
+            return predicted_seconds(winner.setting.method, *sizes, generator)
 
-        proportional, fitting = most_within(seconds_of, left, max(1, first), LAST)
+        proportional, fitting = most_within(seconds_of, left, first, LAST)
     if populations is None:
         return size, templates * max(1, proportional), fitting
     return max(1, proportional), populations, fitting
