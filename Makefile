@@ -23,7 +23,7 @@ test: $(READY)
 	$(BIN)/pytest -n 2 -m "fast and not slow" $$(grep -rl mark.fast tests --include="test_*.py")
 else
 test: lint ## lint, then run the tests; FAST=1: the most telling ones, without types, in two minutes
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile --durations 15 --durations-min 5
 endif
 
 slow: $(READY) ## run the long statistical tests
