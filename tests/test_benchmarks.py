@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -166,3 +167,18 @@ def test_a_front_over_kl_at_equal_seconds_has_a_line_for_each_kl(monkeypatch: py
         ["smc-base, kl = 1, 20s, logit", "50", "1.00 (.00)"],
         ["smc-base, kl = 0.5, 20s, logit", "40", "2.00 (.00)"],
     ]
+
+
+def test_scaling_without_losses_is_the_closed_form():
+    """Four workers, eight units each: the queue has no other time than starting, working and handing out."""
+    scaling = import_module("benchmarks.scaling")
+    calm = scaling.Options(prompts=64, prompt_seconds=1.0, fixed_seconds=0.5, spread=0.0, head=0.0, kilobytes=0.0)
+    calm = replace(calm, failed=0.0, start=10.0)
+    found = scaling.simulate(calm, unit=2, gpus=4)
+    assert 10.0 + 8 * 2.5 <= found.seconds <= 11.0 + 8 * 2.5  # workers start within a second
+    assert found.head_busy == 0
+    assert found.busy == pytest.approx(32 * 2.5 / (4 * found.seconds))
+    slow = scaling.simulate(replace(calm, head=1.0), unit=2, gpus=32)
+    assert slow.seconds >= 10.0 + 32 * 1.0 + 2.5  # one head hands out 32 units
+    lost = scaling.simulate(replace(calm, failed=0.5), unit=2, gpus=4)
+    assert lost.seconds > found.seconds
