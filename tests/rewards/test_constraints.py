@@ -197,7 +197,7 @@ def test_log_accept_against_enumeration(name):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_sample_against_enumeration(name):
     automaton, log_p, x = EXAMPLES[name](4), law(2, 1, 4, 4), words(4, 4)
-    draws = 40_000
+    draws = 160_000
     p = log_p[0, torch.arange(4), x].sum(-1).exp() * automaton.accepts(x)
     p = p / p.sum()
     drawn = automaton.sample(log_p.expand(draws, -1, -1), torch.Generator().manual_seed(3))
@@ -348,7 +348,7 @@ SAMPLERS = ("mdm", "remdm", "lowconf")
 def test_unbiased(sampler, variant):
     model, automaton = B.model(sampler), toy_automaton(B)
     tilt = {"hard": None, "sampled": B.tilt(sampler, estimator=ts.Sampled(), draws=2)}.get(variant, B.tilt(sampler))
-    base = ts.Gradient() if variant == "gradient" else None
+    base = ts.Gradient(clip=2.0) if variant == "gradient" else None  # unclipped, a rare state has a weight of 100
     steering = constrain(model, automaton, tilt, base)
     if variant == "defended":
         steering = replace(steering, proposal=Constrained(automaton, kept(model), defence=0.2))
@@ -645,4 +645,4 @@ def test_look_ahead_costs_less_than_a_denoiser_call():
     assert 0 < spent.get_total_flops() <= 2 * rows * length * vocab_size * 31
     assert spent.get_total_flops() < network.get_total_flops() / 4
     made = {name: size for name, size in largest.numel.items() if name not in ("index", "view", "detach")}
-    assert max(made.values()) <= rows * length * 31, made
+    assert max(made.values()) <= rows * length * 62, made  # two labels for each class, at most

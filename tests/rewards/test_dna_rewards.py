@@ -267,7 +267,7 @@ def test_a_gradient_and_a_forbidden_site_together():
     tilt = ts.Tilt(Presence(motif), 0.5, draws=2, differentiable=True)
     for base in (None, ts.Gradient(clip=3.0)):
         steering = constrain(model, forbid("EcoRI"), tilt, base)
-        result = ts.smc(steering, 32, 2, generator=torch.Generator().manual_seed(7))
+        result = ts.smc(steering, 32, 8, generator=torch.Generator().manual_seed(7))
         words = text(result.samples.flatten(0, 1))
         assert not any("GAATTC" in word for word in words)
         assert sum("GAATT" in word or "AATTC" in word for word in words) > len(words) / 2  # it wants to, all the same

@@ -28,7 +28,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokensteer.core.numerics.domains import check_number, check_whole
-from tokensteer.rewards.constraints.automaton import Automaton, avoids
+from tokensteer.rewards.constraints.automaton import Automaton
+from tokensteer.rewards.constraints.token_rules import avoids
 from tokensteer.rewards.motifs import EVEN, GRAIN, LETTERS, threshold
 from tokensteer.rewards.motifs import Motif as Motif
 from tokensteer.rewards.motifs import jaspar as jaspar

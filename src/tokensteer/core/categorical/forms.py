@@ -34,6 +34,10 @@ class Categorical(Protocol):
         """Whole distributions, (k, V)."""
         ...
 
+    def shifted(self, index: Tensor) -> Tensor:
+        """Whole distributions up to a constant for each, (k, V): without the pass that normalises them."""
+        return self.rows(index)
+
     def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
         """The log-mass of one token of each, (k,)."""
         ...
@@ -165,6 +169,9 @@ class Logits(Softmax, _Values):
     def rows(self, index: Tensor) -> Tensor:
         return masked_log_softmax(self.values[index], self.mask_id)
 
+    def shifted(self, index: Tensor) -> Tensor:
+        return masked_logits(self.values[index], self.mask_id)
+
 
 @dataclass(frozen=True)
 class HiddenLogits(Softmax):
@@ -189,6 +196,9 @@ class HiddenLogits(Softmax):
 
     def rows(self, index: Tensor) -> Tensor:
         return masked_log_softmax(head_logits(self.states[index], self.head.weight, self.head.bias), self.mask_id)
+
+    def shifted(self, index: Tensor) -> Tensor:
+        return masked_logits(head_logits(self.states[index], self.head.weight, self.head.bias), self.mask_id)
 
 
 class DrawnByRows(Categorical):
@@ -229,6 +239,13 @@ def masked_log_softmax(logits: Tensor, mask_id: int) -> Tensor:
     if 0 <= mask_id < logits.shape[-1]:
         logits[..., mask_id] = NEVER
     return logits.log_softmax(-1, torch.promote_types(logits.dtype, torch.float32))
+
+
+def masked_logits(logits: Tensor, mask_id: int) -> Tensor:
+    """Logits without the mask, in float32 or wider. Overwrites the mask's logit in place to save memory."""
+    if 0 <= mask_id < logits.shape[-1]:
+        logits[..., mask_id] = NEVER
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def score_by_parts(score: Callable[[Tensor], Tensor], vocab_size: int, index: Tensor) -> Tensor:

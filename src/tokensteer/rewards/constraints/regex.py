@@ -9,7 +9,8 @@ from functools import reduce
 import torch
 
 from tokensteer.core.numerics.rows import distinct
-from tokensteer.rewards.constraints.automaton import MOST_STATES, Automaton, build
+from tokensteer.rewards.constraints.automaton import Automaton
+from tokensteer.rewards.constraints.building import MOST_STATES, build
 
 
 def regex(pattern: str, alphabet: Sequence[str], vocab_size: int | None = None) -> Automaton:
@@ -24,8 +25,8 @@ def regex(pattern: str, alphabet: Sequence[str], vocab_size: int | None = None) 
     vocab_size = len(alphabet) if vocab_size is None else vocab_size
     if vocab_size < len(alphabet):
         raise ValueError(f"regex: vocab_size {vocab_size} is smaller than the alphabet of {len(alphabet)}")
-    places = _Places()
-    whole = _Parser(pattern, ids, places).parse()()
+    places = Places()
+    whole = Parser(pattern, ids, places).parse()()
     leaves = list(dict.fromkeys(places.leaves))
     reads = torch.zeros(vocab_size, len(leaves), dtype=torch.bool)
     for k, leaf in enumerate(leaves):
@@ -44,7 +45,7 @@ def regex(pattern: str, alphabet: Sequence[str], vocab_size: int | None = None) 
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """The places that a part of a pattern may begin and end with, and whether it may be empty."""
 
     nullable: bool
@@ -52,37 +53,43 @@ class _Part:
     last: frozenset[int] = frozenset()
 
 
-_EMPTY = _Part(True)
-_Node = Callable[[], _Part]  # adds a parsed part to the places; a repeat calls it once for each copy
+EMPTY = Part(True)
+Node = Callable[[], Part]  # adds a parsed part to the places; a repeat calls it once for each copy
 
 
 @dataclass(frozen=True)
-class _Places:
+class Places:
     """A place for each token set of the pattern, and the places that may follow it."""
 
     leaves: list[frozenset[int]] = field(default_factory=list[frozenset[int]])
     follow: list[set[int]] = field(default_factory=list[set[int]])
+    calls: dict[int, int] = field(default_factory=dict[int, int])  # the rules of places that stand for one
 
-    def leaf(self, ids: frozenset[int]) -> _Part:
+    def reference(self, rule: int) -> Part:
+        """A place that stands for a rule, which reads what the rule's own pattern reads."""
+        self.calls[len(self.leaves)] = rule
+        return self.leaf(frozenset())
+
+    def leaf(self, ids: frozenset[int]) -> Part:
         if len(self.leaves) == MOST_STATES:
             raise ValueError(f"regex: the pattern expands to more than {MOST_STATES} tokens: make it shorter")
         self.leaves.append(ids)
         self.follow.append(set())
         here = frozenset({len(self.leaves) - 1})
-        return _Part(False, here, here)
+        return Part(False, here, here)
 
-    def then(self, a: _Part, b: _Part) -> _Part:
+    def then(self, a: Part, b: Part) -> Part:
         for place in a.last:
             self.follow[place] |= b.first
         first = a.first | b.first if a.nullable else a.first
-        return _Part(a.nullable and b.nullable, first, a.last | b.last if b.nullable else b.last)
+        return Part(a.nullable and b.nullable, first, a.last | b.last if b.nullable else b.last)
 
-    def either(self, a: _Part, b: _Part) -> _Part:
-        return _Part(a.nullable or b.nullable, a.first | b.first, a.last | b.last)
+    def either(self, a: Part, b: Part) -> Part:
+        return Part(a.nullable or b.nullable, a.first | b.first, a.last | b.last)
 
-    def repeat(self, node: _Node, low: int, high: int | None) -> _Part:
-        need = reduce(self.then, (node() for _ in range(low)), _EMPTY)
-        more = _EMPTY
+    def repeat(self, node: Node, low: int, high: int | None) -> Part:
+        need = reduce(self.then, (node() for _ in range(low)), EMPTY)
+        more = EMPTY
         if high is None:
             more = node()
             self.then(more, more)
@@ -93,13 +100,16 @@ class _Places:
         return self.then(need, more)
 
 
-class _Parser:
-    """A recursive-descent parser of patterns."""
+class Parser:
+    """A recursive-descent parser of patterns. The names in `rules` stand for other patterns."""
 
-    def __init__(self, pattern: str, ids: Mapping[str, int], places: _Places) -> None:
+    def __init__(
+        self, pattern: str, ids: Mapping[str, int], places: Places, rules: Mapping[str, int] | None = None
+    ) -> None:
         self.pattern, self.ids, self.places, self.at = pattern, ids, places, 0
+        self.rules: Mapping[str, int] = {} if rules is None else rules
 
-    def parse(self) -> _Node:
+    def parse(self) -> Node:
         node = self.choice()
         if self.peek():
             raise self.error("unbalanced )")
@@ -116,20 +126,20 @@ class _Parser:
         self.at += 1
         return c
 
-    def choice(self) -> _Node:
+    def choice(self) -> Node:
         options = [self.series()]
         while self.peek() == "|":
             self.take()
             options.append(self.series())
         return lambda: reduce(self.places.either, [option() for option in options])
 
-    def series(self) -> _Node:
-        parts: list[_Node] = []
+    def series(self) -> Node:
+        parts: list[Node] = []
         while self.peek() not in ("", "|", ")"):
             parts.append(self.repeated())
-        return lambda: reduce(self.places.then, [part() for part in parts], _EMPTY)
+        return lambda: reduce(self.places.then, [part() for part in parts], EMPTY)
 
-    def repeated(self) -> _Node:
+    def repeated(self) -> Node:
         marks = ("*", "+", "?", "{")
         if self.peek() in marks:
             raise self.error("nothing to repeat")
@@ -155,7 +165,7 @@ class _Parser:
             raise self.error(f"bad range {{{text}}}", at)
         return least, most
 
-    def single(self) -> _Node:
+    def single(self) -> Node:
         at = self.at
         if self.peek() == "(":
             self.take()
@@ -169,7 +179,11 @@ class _Parser:
             self.take()
             ids = frozenset(self.ids.values())
         else:
-            ids = frozenset({self.token(self.name(), at)})
+            name = self.name()
+            if len(name) > 1 and name in self.rules:
+                rule = self.rules[name]
+                return lambda: self.places.reference(rule)
+            ids = frozenset({self.token(name, at)})
         return lambda: self.places.leaf(ids)
 
     def name(self) -> str:

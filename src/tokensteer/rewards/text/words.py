@@ -1,4 +1,5 @@
-"""Hard constraints on text as automata over tokens, for `constrain`: required words, forbidden words, a pattern.
+"""Hard constraints on text as automata over tokens, for `constrain`: required words, forbidden words, a pattern, a
+grammar.
 
 Tokens spell a text in many ways ("good", "go ##od", " Good"), and a sampler finds them all. So the constraint is an
 automaton over characters, and a token moves it as its characters do: it is exact for the decoded text.
@@ -6,13 +7,15 @@ automaton over characters, and a token moves it as its characters do: it is exac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, cast
 
 import torch
 
 from tokensteer.core.numerics.rows import unique
-from tokensteer.rewards.constraints.automaton import Automaton, both, minimal, negate
+from tokensteer.rewards.constraints.automaton import Automaton
+from tokensteer.rewards.constraints.building import both, minimal, negate
+from tokensteer.rewards.constraints.grammar import DEPTH, grammar
 from tokensteer.rewards.constraints.regex import regex
 from tokensteer.rewards.text.strings import checked_words, is_letter, letters_of
 
@@ -54,14 +57,16 @@ def _decoded(tokenizer: Spells, rows: list[list[int]]) -> list[str]:
 def lift(characters: Automaton, spelt: Sequence[Sequence[int]]) -> Automaton:
     """An automaton over characters as one over tokens; token k has the characters spelt[k], given as ids."""
     states = torch.arange(len(characters.step))
-    kinds = {spelling: k for k, spelling in enumerate(dict.fromkeys(map(tuple, spelt)))}
-    longest, stay = max(map(len, kinds)), characters.vocab_size
+    of_class = cast("list[int]", characters.classes.tolist())  # pyright: ignore[reportUnknownMemberType]
+    read_by_class = [tuple(of_class[c] for c in spelling) for spelling in spelt]
+    kinds = {spelling: k for k, spelling in enumerate(dict.fromkeys(read_by_class))}
+    longest, stay = max(map(len, kinds)), characters.step.shape[1]
     read = torch.tensor([[*spelling, *[stay] * (longest - len(spelling))] for spelling in kinds]).long()
-    step = torch.cat([characters.step[:, characters.classes], states.unsqueeze(-1)], 1)
+    step = torch.cat([characters.step, states.unsqueeze(-1)], 1)
     state = states.unsqueeze(-1).expand(-1, len(kinds))
     for place in range(longest):
         state = step[state, read[:, place]]
-    classes = torch.tensor([kinds[tuple(spelling)] for spelling in spelt])
+    classes = torch.tensor([kinds[spelling] for spelling in read_by_class])
     return minimal(Automaton(state.contiguous(), classes, characters.accept))
 
 
@@ -71,7 +76,7 @@ def required(words: Iterable[str], tokenizer: Spells, vocab_size: int | None = N
     automata: list[Automaton] = []
     for word in checked_words(words):
         automata.append(_with_one_of([word], spelt))
-        if not _can_be_met(automata[-1], tokenizer):
+        if not can_be_met(automata[-1], tokenizer):
             raise ValueError(f"the tokenizer cannot spell the word {word!r}: its vocabulary has no tokens for it")
     return both(*automata)
 
@@ -83,17 +88,41 @@ def forbidden(words: Iterable[str], tokenizer: Spells, vocab_size: int | None = 
 
 def matching(pattern: str, tokenizer: Spells, vocab_size: int | None = None) -> Automaton:
     """Texts that match the pattern (see `regex`) as a whole, up to a space at their beginning."""
+
+    def characters(alphabet: list[str]) -> Automaton:
+        try:
+            return regex(f"( )?({pattern})" if " " in alphabet else pattern, alphabet)
+        except ValueError:
+            regex(pattern, alphabet)  # for positions in the given pattern
+            raise
+
+    return over_characters(characters, f"matches {pattern!r}", tokenizer, vocab_size)
+
+
+def following(
+    rules: Mapping[str, str], tokenizer: Spells, vocab_size: int | None = None, depth: int = DEPTH
+) -> Automaton:
+    """Texts of the first rule of a grammar over characters (see `grammar`), up to a space at their beginning. No rule
+    is open within itself more than `depth` times."""
+
+    def characters(alphabet: list[str]) -> Automaton:
+        if " " not in alphabet or not rules:
+            return grammar(rules, alphabet, depth=depth)
+        return grammar({"the text": f"( )?<{next(iter(rules))}>", **rules}, alphabet, depth=depth)
+
+    return over_characters(characters, "follows the grammar", tokenizer, vocab_size)
+
+
+def over_characters(
+    make: Callable[[list[str]], Automaton], what: str, tokenizer: Spells, vocab_size: int | None
+) -> Automaton:
+    """The automaton that make(alphabet) gives for the characters of a tokenizer, lifted to its tokens. `what` is what
+    a text does that is accepted, for the error if there is none."""
     spelt = spellings(tokenizer, vocab_size)
     number = {c: k for k, c in enumerate(sorted(set("".join(spelt))))}
-    whole = f"( )?({pattern})" if " " in number else pattern
-    try:
-        characters = regex(whole, list(number))
-    except ValueError:
-        regex(pattern, list(number))  # for positions in the given pattern
-        raise
-    automaton = lift(characters, [[number[c] for c in spelling] for spelling in spelt])
-    if not _can_be_met(automaton, tokenizer):
-        raise ValueError(f"a pattern that cannot be met: the tokenizer spells no text that matches {pattern!r}")
+    automaton = lift(make(list(number)), [[number[c] for c in spelling] for spelling in spelt])
+    if not can_be_met(automaton, tokenizer):
+        raise ValueError(f"a pattern that cannot be met: the tokenizer spells no text that {what}")
     return automaton
 
 
@@ -113,7 +142,7 @@ def _with_one_of(words: list[str], spelt: list[str]) -> Automaton:
     return lift(characters, [[kind(c) for c in spelling.lower()] for spelling in spelt])
 
 
-def _can_be_met(automaton: Automaton, tokenizer: Spells) -> bool:
+def can_be_met(automaton: Automaton, tokenizer: Spells) -> bool:
     """Whether some sequence of ordinary tokens, of any length, is accepted."""
     special = set(tokenizer.all_special_ids)
     ordinary = torch.tensor([k for k in range(automaton.vocab_size) if k not in special])
