@@ -22,6 +22,7 @@ Run one method on a task and write a run folder.
   tokensteer run digits --budget 30s
   tokensteer run digits --trigger every:20 --ramp clipped:5 --draws 4 --out out/rarely
   tokensteer run text --goal 0 --prompts prompts.txt --populations 4 --out out/blame
+  tokensteer run text --contains plot music --without z --populations 1 --out out/words
   tokensteer run --config out/seven/config.json --seed 1 --out out/again
 
 Methods: {METHODS}.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from tokensteer.app.options import Compare
@@ -55,9 +56,9 @@ class Job:
     def stored(self) -> dict[str, Any]:
         """The job for results.json, with its settings beside the other fields. What is None is left out: see the
         row's `resolved`."""
-        prompts, known = self.settings.prompts, asdict(self)
-        whole = known | known.pop("settings") | {"prompts": None if prompts is None else str(prompts)}
-        return {name: value for name, value in whole.items() if value is not None}
+        known = asdict(self)
+        whole = {name: value for name, value in (known | known.pop("settings")).items() if value is not None}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in whole.items()}
 
     def varied(self, *extra: str, **settings: Any) -> Job:
         """The job with other settings, and the words that distinguish it."""

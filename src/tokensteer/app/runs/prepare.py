@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tokensteer.app.runs.choices import has_scheme, resampler, tilted, trigger
+from tokensteer.app.runs.constrained import constrained, refused
 from tokensteer.app.runs.jobs import Job
 from tokensteer.app.runs.prompts import one_by_one, only
 from tokensteer.app.runs.recipes import Recipe, recipe_of
@@ -62,6 +63,9 @@ class PreparedJob:
 
 
 def prepare(jobs: Sequence[Job], place: Environment) -> list[PreparedJob]:
+    for job in jobs:
+        if job.settings.rules and recipe_of(job.method).planned:
+            raise refused(job.method)
     make = cache(make_task)  # jobs with the same setup share a task
     ready = [_prepared(job, make(setup_of(job, place), job.task)) for job in jobs]
     _check_used(ready)
@@ -95,6 +99,8 @@ def make_task(setup: Setup, name: str) -> Task:
     task = choose(name, TASKS, "task").make(setup)
     if task.prompted is None and setup.prompts is not None:
         raise ValueError(f"{name} reads no prompts: leave out --prompts {setup.prompts}")
+    if task.rule is None and setup.rules:
+        raise ValueError(f"{name} has no texts: leave out --{' and --'.join(setup.rules)}, or use text")
     if task.guided is None and setup.guidance is not None:
         raise ValueError(f"{name} has no model that takes the goal as a label: leave out --guidance {setup.guidance:g}")
     return task
@@ -134,6 +140,8 @@ def setup_of(job: Job, place: Environment) -> Setup:
 def put_together(job: Job, task: Task) -> PreparedJob:
     recipe = recipe_of(job.method)
     method = recipe.make(task, tilted(task, job.settings, job.seed, recipe.shares), job.particles)
+    if task.rule is not None:
+        method = constrained(job.method, method, task.rule)
     if job.settings.trigger is not None:
         method = replace(method, when=trigger(job.settings.trigger))
     if recipe.sweeps and job.particles < 2:

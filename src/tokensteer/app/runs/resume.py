@@ -75,6 +75,8 @@ def inputs(jobs: Sequence[Job], place: Environment) -> dict[str, str]:
     for settings in {job.settings for job in jobs}:
         if settings.prompts is not None:
             found["prompts"] = [settings.prompts]
+        if settings.schema is not None:
+            found["schema"] = [settings.schema]
         if settings.reward is not None and (file := Path(settings.reward.rpartition(":")[0])).suffix == ".py":
             found["reward"] = [file]
     if place.weights != SHIPPED:

@@ -16,6 +16,7 @@ from torch import Generator
 
 import tokensteer
 from tokensteer.app.runs.auto import planned
+from tokensteer.app.runs.constrained import own_reward
 from tokensteer.app.runs.folder import FORMAT, PICTURE, Writer
 from tokensteer.app.runs.jobs import Job
 from tokensteer.app.runs.prepare import Environment, PreparedJob, put_together
@@ -53,7 +54,8 @@ def run_one(ready: PreparedJob, place: Environment, watch: Callable[[Record], No
         if split is not None:
             return split(steering, job.particles, job.populations, generator=generator)
     noise, memory = generator, place.memory
-    return method(job.particles, populations, generator=noise, memory=memory, on_step=watch, keep_states=keep)
+    result = method(job.particles, populations, generator=noise, memory=memory, on_step=watch, keep_states=keep)
+    return own_reward(method, result)
 
 
 def retry_per_prompt(

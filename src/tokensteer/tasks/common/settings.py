@@ -55,6 +55,23 @@ class Settings:
     """For cfg and smc-cfg on dna and cifar: the scale s of p(x | goal)^s · p(x)^(1 - s). 1 is the model given the goal,
     more steers harder."""
 
+    contains: Annotated[tuple[str, ...] | None, left("none", "WORD ...")] = None
+    """For text: words that every sample must have, in any order. This and the rules below are hard constraints beside
+    the reward, and all of them must hold."""
+    avoids: Annotated[tuple[str, ...] | None, left("none", "WORD ...")] = None
+    """For text: words that no sample may have."""
+    pattern: Annotated[str | None, left("none", "PATTERN")] = None
+    """For text: a regular expression that the whole text must match, such as "the .* was good \\."."""
+    rhyme: Annotated[str | None, left("none", "WORD")] = None
+    """For text: the last word rhymes with this one, by spelling."""
+    without: Annotated[str | None, left("none", "LETTERS")] = None
+    """For text: letters that must not occur."""
+    characters: Annotated[str | None, left("any", "RANGE")] = None
+    """For text: the length in characters, such as 80-200, 80- or -200."""
+    schema: Annotated[Path | None, left("none", "FILE")] = None
+    """For text: a file with a JSON schema; every text is JSON of that schema. Blank prompts such as ___64 leave it
+    all of the text."""
+
     def check(self) -> None:
         """Raise if a number is out of its domain. Not called on creation: tyro would print such errors at length."""
         for name, example in (("steps", 100), ("draws", 10)):
@@ -67,6 +84,12 @@ class Settings:
             )
         if not 0 <= self.remask <= 1:
             raise ValueError(f"--remask must lie in [0, 1], got {self.remask:g}: it is a probability, 0 for none")
+
+    @property
+    def rules(self) -> list[str]:
+        """The options that are given and constrain texts."""
+        names = ("contains", "avoids", "pattern", "rhyme", "without", "characters", "schema")
+        return [name for name in names if getattr(self, name) not in (None, ())]
 
     def of_task(self) -> Settings:
         """The settings that a task reads: jobs in which these agree share a task."""

@@ -21,6 +21,7 @@ from tokensteer.core.numerics.domains import check_wholes
 from tokensteer.core.particles.result import Result
 from tokensteer.core.proposals.amortised import Amortised
 from tokensteer.core.twists.tilt import Tilt
+from tokensteer.rewards.constraints.automaton import Automaton
 from tokensteer.tasks.common.metrics import Measured
 from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.nets import ValueNet, load
@@ -164,7 +165,8 @@ class Task:
     the same data under uniform noise, or tuned(name), a denoiser tuned for the goal. With `tilts_guided` the tilt
     counts beside the product. `reward` names the reward of the tilt if it is not the task's default. `piece` is the
     text of a token, with the space before it if it has one. `goal` and `guidance` are those of the setup, or the task's
-    own where the setup has none; None if the task has no choice.
+    own where the setup has none; None if the task has no choice. `rule` is a hard constraint on samples, if there is
+    one.
     """
 
     name: str
@@ -186,3 +188,4 @@ class Task:
     piece: Callable[[int], str] | None = None
     goal: int | None = None
     guidance: float | None = None
+    rule: Automaton | None = None

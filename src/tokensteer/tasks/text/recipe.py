@@ -36,6 +36,7 @@ from tokensteer.tasks.text import prompts
 from tokensteer.tasks.text.data import Reviews
 from tokensteer.tasks.text.diversity import distinct, self_bleu
 from tokensteer.tasks.text.fluency import Fluency
+from tokensteer.tasks.text.rules import rule_of
 from tokensteer.tasks.text.wordpiece import WordPiece
 from tokensteer.train import Plan
 
@@ -147,6 +148,7 @@ def task(recipe: Recipe, setup: Setup | None = None) -> Task:
     denoiser = cast("Transformer", setup.load(recipe.name, "denoiser"))
     length = denoiser.config.length
     vocabulary = WordPiece.read(recipe.vocabulary_file(setup.weights))
+    rule = rule_of(setup, vocabulary)
     goal = 1 if setup.goal is None else setup.goal
     opinion, judge = (Opinion(reader(recipe, role, setup), goal) for role in ("reward", "judge"))
     fluency = Fluency.found()
@@ -202,6 +204,7 @@ def task(recipe: Recipe, setup: Setup | None = None) -> Task:
             reward=own,
             piece=vocabulary.written,
             goal=goal,
+            rule=rule,
         )
 
     return with_prompts(canvases, failed)
