@@ -18,6 +18,7 @@ EXTRAS = (
     ("accelerate", "hf", "training in many processes"),
     ("pyjaspar", "bio", "the motifs of dna"),
     ("h5py", "bio", "weights that Keras wrote"),
+    ("ray", "ray", "many workers and machines"),
 )
 
 
