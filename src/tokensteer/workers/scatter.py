@@ -53,19 +53,22 @@ class SteeringWorker:
 
     def __call__(self, call: Call) -> Result:
         self.share, self.made = 0.0, self.made or self.make_steering()
-        method = _method(self.made if isinstance(self.made, Steered) else self.made(call.value), call)
+        try:
+            return on_device(self._run(call), "cpu")
+        except Exception as error:
+            error.add_note(f"in {call}")
+            raise
+
+    def _run(self, call: Call) -> Result:
+        same = isinstance(self.made, Steered) or not callable(self.made)
+        method = _method(self.made if same else self.made(call.value), call)
         steps = len(method.steering.steps) + 1
 
         def see(record: Record) -> None:
             self.share += 1 / steps
 
         generator = RandomGenerator(method.steering.model.base.template.device).manual_seed(call.seed)
-        try:
-            result = method(self.num_particles, self.populations, generator=generator, memory=self.memory, on_step=see)
-        except Exception as error:
-            error.add_note(f"in {call}")
-            raise
-        return on_device(result, "cpu")
+        return method(self.num_particles, self.populations, generator=generator, memory=self.memory, on_step=see)
 
 
 def _method(steered: object, call: Call) -> Method:

@@ -45,7 +45,7 @@ def main(command: options.Run, words: str) -> Outcome:
         raise ValueError("auto chooses the particles within its --budget: leave out --particles")
     particles = PARTICLES if command.particles is None else command.particles
     job = Job(command.task, method, particles, command.populations, command.seed, settings, budget=budget)
-    own_units = {"islands": command.islands or 1, "split_prompts": command.split_prompts}
+    own_units = {"islands": 1 if command.islands is None else command.islands, "split_prompts": command.split_prompts}
     job = replace(job, keep_states=command.keep_states, **own_units)
     return run_command(command, method, [job], place, words)
 

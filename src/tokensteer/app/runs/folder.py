@@ -181,6 +181,8 @@ def going_on(
         writer = Writer(folder, config) if run is None else Writer(folder, run.config, list(run.rows), begun=True)
         if writer.begun and not writer.rows:
             writer.clear()  # it may have been killed while it removed an earlier run
+        if run is not None and not run.missing:
+            writer.clear_units()  # or its last units
         yield writer
 
 
@@ -253,16 +255,20 @@ class Writer:
         if self.begun:
             return
         self.begun, results = True, self.folder / RESULTS
-        for kind in ("safetensors", "json"):
-            for file in (self.folder / UNITS).glob(f"[0-9][0-9][0-9]*-*.{kind}"):
-                file.unlink()
-        self.remove_units([])
+        self.clear_units()
         if results.exists():
             files.write_json(results, [])
         files.write_json(self.folder / CONFIG, self.config)
         files.write_json(results, [])
         _remove_strays(self.folder)
         self.clear()
+
+    def clear_units(self) -> None:
+        """Remove all units, of this run or an earlier one."""
+        for kind in ("safetensors", "json"):
+            for file in (self.folder / UNITS).glob(f"[0-9][0-9][0-9]*-*.{kind}"):
+                file.unlink()
+        self.remove_units([])
 
     def clear(self) -> None:
         """Remove the files of an earlier run and no others. The result of a row is removed last: the other files of the

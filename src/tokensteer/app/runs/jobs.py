@@ -136,6 +136,6 @@ def plan(compare: Compare, settings: Settings, usual: Sequence[str]) -> list[Job
     methods = compare.methods or own or usual
     runs = product(methods, compare.particles or (16,), compare.seeds)
     first = [Job(compare.task, m, n, many, seed, settings) for m, n, seed in runs]
-    own_units = {"islands": compare.islands or 1, "split_prompts": compare.split_prompts}
+    own_units = {"islands": 1 if compare.islands is None else compare.islands, "split_prompts": compare.split_prompts}
     first = [replace(job, keep_states=compare.keep_states, **own_units) for job in first]
     return [varied for job in first for varied in vary(job)]

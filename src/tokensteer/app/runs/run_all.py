@@ -44,7 +44,8 @@ def rows_of(ready: Sequence[PreparedJob], writer: Writer) -> Rows:
         for unit in units:
             templates = 1 if unit.prompt is not None else ready[row].method.steering.resources.templates
             size = unit.job.populations * templates, unit.job.particles
-            known = None if unit.is_row else writer.units.read(file_of(unit, ready[row].job), *size)
+            own = writer.begun and not unit.is_row  # before, units are those of a run that is to be replaced
+            known = None if not own else writer.units.read(file_of(unit, ready[row].job), *size)
             if known is not None and isinstance(seconds := known[1].get("seconds"), float):
                 rows.parts[row][unit] = Part(unit, known[0], seconds)
     return rows
