@@ -186,7 +186,7 @@ def test_mistakes_are_named(given: dict[str, Any], error: type[Exception], says:
 
 def test_several_workers_need_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "find_spec", lambda name: None)
-    for where in ({"count": 2}, {"ray": "auto"}):
+    for count, ray in ((2, None), (None, "auto")):
         with pytest.raises(ImportError, match=r"need Ray: pip install 'tokensteer\[ray\]'"):
-            Workers(**where)
+            Workers(count, ray)
     assert not Workers(1).remote

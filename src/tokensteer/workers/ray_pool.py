@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import shutil
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -46,21 +48,27 @@ LOST = ("RayActorError", "ObjectLostError", "OutOfMemoryError", "NodeDiedError",
 
 
 class Actor:
-    """What runs in the process of an actor. The worker is made by the first call, so that its errors are those of a
-    call. `share` is answered by a thread of its own."""
+    """What runs in the process of an actor, which imports from the same places as the one that started it. The worker
+    is made from `pickled` by the first call, so that its errors are those of a call. `share` is answered by a thread of
+    its own."""
 
-    def __init__(self, make_worker: Callable[[], Worker], folder: str) -> None:
-        self.make_worker, self.worker = make_worker, None
+    worker: Worker | None
+
+    def __init__(self, pickled: bytes, folder: str, path: list[str]) -> None:
+        self.pickled, self.worker = pickled, None
         with suppress(OSError):  # on another machine; paths are then those of that machine
             os.chdir(folder)
+        sys.path += [place for place in path if place not in sys.path]
 
     def ready(self) -> int:
         return os.getpid()
 
     def call(self, call: Any) -> Any:
-        if self.worker is None:
-            self.worker = self.make_worker()
-        return self.worker(call)
+        worker = self.worker = self.worker or self._made()
+        return worker(call)
+
+    def _made(self) -> Worker:
+        return pickle.loads(self.pickled)()
 
     def share(self) -> float:
         return 0.0 if self.worker is None else self.worker.share
@@ -76,10 +84,10 @@ def ray_pool(
         _start(workers)
     pool = None
     try:
-        made = ray.put(make_worker)
+        made = ray.put(ray.cloudpickle.dumps(make_worker))
         options = {"num_cpus": 1, "num_gpus": workers.gpus, "scheduling_strategy": "SPREAD"}
         kind = ray.remote(concurrency_groups={"share": 1})(Actor).options(**options)
-        pool = RayPool(lambda: kind.remote(made, str(Path.cwd())), on_shares)
+        pool = RayPool(lambda: kind.remote(made, str(Path.cwd()), list(sys.path)), on_shares)
         for _ in range(_count(workers)):
             pool.add_worker()
         yield pool

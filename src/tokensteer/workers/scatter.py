@@ -60,8 +60,10 @@ class SteeringWorker:
             raise
 
     def _run(self, call: Call) -> Result:
-        same = isinstance(self.made, Steered) or not callable(self.made)
-        method = _method(self.made if same else self.made(call.value), call)
+        made: object = self.made
+        if callable(made) and not isinstance(made, Steered):
+            made = made(call.value)
+        method = _method(made, call)
         steps = len(method.steering.steps) + 1
 
         def see(record: Record) -> None:
