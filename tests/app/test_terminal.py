@@ -174,4 +174,7 @@ def test_the_bar_counts_steps_of_jobs(monkeypatch):
         watch.unit()
         watch.end(row("svdd", {"accuracy": [0.5, 0.1]}))
         assert done() == 2
+        watch.shares([0.5, 0.25, 7.0])  # of units that other processes run
+        assert 3.7 < done() < 3.75
+        assert watch.bar.tasks[0].description == "3 workers at work"
     assert "left" in shown.getvalue()

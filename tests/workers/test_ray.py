@@ -126,6 +126,18 @@ def wait_for_units(folder: Path, count: int, process: subprocess.Popen[str]) -> 
     assert process.poll() is None, "it was over before it could be interrupted"
 
 
+def wait_for_actor(raylet: int, process: subprocess.Popen[str]) -> None:
+    """Wait until a worker of a node runs a unit; Ray calls processes after what they do."""
+
+    def works(child: str) -> bool:
+        place = Path(f"/proc/{child}/cmdline")
+        return place.exists() and place.read_bytes().startswith(b"ray::Actor.call")
+
+    while not any(map(works, Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split())):
+        assert process.poll() is None, "it was over before its second worker began"
+        time.sleep(0.02)
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("whole") / "run"
@@ -145,6 +157,7 @@ def test_one_of_two_machines_is_killed(uninterrupted: dict[str, Any], tmp_path: 
         process = subprocess.Popen(command(*words), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         wait_for_units(tmp_path / "x", 3, process)
         (raylet,) = node.all_processes["raylet"]
+        wait_for_actor(raylet.process.pid, process)
         os.kill(raylet.process.pid, signal.SIGKILL)
         said = process.communicate(timeout=500)
         assert process.returncode == 0, said

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import shutil
 import sys
 import time
@@ -49,13 +48,13 @@ LOST = ("RayActorError", "ObjectLostError", "OutOfMemoryError", "NodeDiedError",
 
 class Actor:
     """What runs in the process of an actor, which imports from the same places as the one that started it. The worker
-    is made from `pickled` by the first call, so that its errors are those of a call. `share` is answered by a thread of
-    its own."""
+    is made by the first call, so that its errors are those of a call: `made` holds a reference to the function, which
+    Ray would otherwise read before. `share` is answered by a thread of its own."""
 
     worker: Worker | None
 
-    def __init__(self, pickled: bytes, folder: str, path: list[str]) -> None:
-        self.pickled, self.worker = pickled, None
+    def __init__(self, made: list[Any], folder: str, path: list[str]) -> None:
+        self.made, self.worker = made, None
         with suppress(OSError):  # on another machine; paths are then those of that machine
             os.chdir(folder)
         sys.path += [place for place in path if place not in sys.path]
@@ -68,7 +67,7 @@ class Actor:
         return worker(call)
 
     def _made(self) -> Worker:
-        return pickle.loads(self.pickled)()
+        return ray.get(self.made[0])()
 
     def share(self) -> float:
         return 0.0 if self.worker is None else self.worker.share
@@ -84,10 +83,10 @@ def ray_pool(
         _start(workers)
     pool = None
     try:
-        made = ray.put(ray.cloudpickle.dumps(make_worker))
+        made = ray.put(make_worker)
         options = {"num_cpus": 1, "num_gpus": workers.gpus, "scheduling_strategy": "SPREAD"}
         kind = ray.remote(concurrency_groups={"share": 1})(Actor).options(**options)
-        pool = RayPool(lambda: kind.remote(made, str(Path.cwd()), list(sys.path)), on_shares)
+        pool = RayPool(lambda: kind.remote([made], str(Path.cwd()), list(sys.path)), on_shares)
         for _ in range(_count(workers)):
             pool.add_worker()
         yield pool

@@ -57,7 +57,7 @@ class Bars:
 
     def see(self, record: Record) -> None:
         self.bar.update(self.one, advance=1)
-        if self.share + self.each < 1:  # methods of several sweeps have more steps
+        if self.share + 1.5 * self.each < 1:  # methods of several sweeps have more steps
             self.share += self.each
             self._count(self.share)
         now = time.monotonic()
