@@ -18,7 +18,7 @@ FILE = ROOT / "docs" / "images" / "rooms.svg"
 FLOORS = [
     ["app"],
     ["tasks"],
-    ["testing", "adapters", "rewards", "train"],
+    ["testing", "adapters", "rewards", "train", "workers"],
     ["core.steering"],
     ["core.proposals"],
     ["core.twists"],
@@ -34,6 +34,7 @@ HOLDS = {
     "adapters": "foreign networks",
     "rewards": "text, DNA, constraints",
     "train": "proposals, twists, DRAKES",
+    "workers": "units, pools, Ray",
     "core.steering": "Steering, methods, planner, CUDA graphs",
     "core.proposals": "model, guided, gradient, amortised, enumerated",
     "core.twists": "Tilt, estimators, potentials, ramps, gradients",

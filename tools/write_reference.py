@@ -35,6 +35,7 @@ ROOMS = {  # page: its part of the package, and what is there
     "train": ("train", "Training of denoisers, classifiers, proposals and twists"),
     "adapters": ("adapters", "Networks of other libraries as denoisers"),
     "testing": ("testing", "Exact answers for small models, and assertions for your own parts"),
+    "workers": ("workers", "Units of work on many processes and machines"),
     "runs": ("app/runs", "Run folders written by the command line"),
 }
 ON_REQUEST = ("rewards.text", "rewards.dna", "rewards.motifs")  # packages and modules that nothing imports by itself

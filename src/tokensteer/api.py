@@ -118,3 +118,4 @@ from tokensteer.core.twists.estimators import Value as Value
 from tokensteer.core.twists.learned import LearnedTwist as LearnedTwist
 from tokensteer.core.twists.ramps import Adaptive as Adaptive
 from tokensteer.core.twists.tilt import Tilt as Tilt
+from tokensteer.workers.scatter import scatter as scatter

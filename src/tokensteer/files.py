@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import secrets
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -52,6 +53,14 @@ def write_bytes(file: Path, content: bytes) -> None:
 
 def write_json(file: Path, content: object) -> None:
     write_text(file, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def content_of(write: Callable[[Path], object]) -> bytes:
+    """What `write` writes to the path that it is called with."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "content"
+        write(file)
+        return file.read_bytes()
 
 
 def copy(source: Path, file: Path) -> None:

@@ -65,7 +65,7 @@ def test_tables_and_bars_print_text_as_it_is(tmp_path: Path, monkeypatch, capsys
     monkeypatch.setenv("TERM", "xterm")
     shown = Terminal()
     monkeypatch.setattr("sys.stderr", shown)
-    with progress.shown(1) as watch:
+    with progress.shown(1, 0, 1, 0) as watch:
         assert isinstance(watch, progress.Bars)
         watch.begin(Job(ODD, ODD, 2, 2))
         watch.end(row)

@@ -160,7 +160,7 @@ def test_the_bar_counts_steps_of_jobs(monkeypatch):
     monkeypatch.setattr("sys.stderr", shown)
     evaluation = ts.Evaluation(torch.zeros(1, 2), None)
     record: Any = SimpleNamespace(log_w=torch.zeros(1, 2), evaluation=evaluation)
-    with progress.shown(3, 1) as watch:
+    with progress.shown(3, 1, 3, 1) as watch:
         assert isinstance(watch, progress.Bars)
         job = Job("digits", "svdd", 2, 2, settings=Settings(steps=4))
         watch.begin(job)
@@ -171,6 +171,10 @@ def test_the_bar_counts_steps_of_jobs(monkeypatch):
         for _ in range(50):  # more sweeps than were expected
             watch.see(record)
         assert 1.8 < done() < 2
+        watch.unit()
         watch.end(row("svdd", {"accuracy": [0.5, 0.1]}))
         assert done() == 2
+        watch.shares([0.5, 0.25, 7.0])  # of units that other processes run
+        assert 3.7 < done() < 3.75
+        assert watch.bar.tasks[0].description == "3 workers at work"
     assert "left" in shown.getvalue()

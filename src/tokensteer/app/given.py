@@ -12,8 +12,8 @@ from typing import Any, cast
 from tokensteer.app.options import Compare, Run
 from tokensteer.app.words.lookup import check_known
 
-UNSTORED = frozenset({"out", "force", "resume", "config", "json"})
-"""Options that say where and how results are written, and do not change them."""
+UNSTORED = frozenset({"out", "force", "resume", "config", "json", "workers", "ray", "gpus_per_worker"})
+"""Options that say where and how results are computed and written, and do not change them."""
 
 
 def storable(kind: type[Run | Compare]) -> list[str]:

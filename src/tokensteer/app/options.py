@@ -117,7 +117,13 @@ class Where:
     force: Flag = False
     """Replace the run that is in the folder."""
     resume: Flag = False
-    """Go on with the unfinished run that is in the folder: its rows are kept, and the others are run."""
+    """Go on with the unfinished run that is in the folder: its rows and units are kept, and the others are run."""
+    workers: Annotated[int | None, left("1, or with --ray as many as fit", "INT")] = None
+    """Processes that run units. Results do not depend on it. More than one need Ray."""
+    ray: Annotated[str | None, left("none", "ADDRESS")] = None
+    """Run units on a Ray cluster: auto for one that runs here, or its address."""
+    gpus_per_worker: Annotated[float | None, left("1 with --device cuda", "FLOAT")] = None
+    """GPUs that each worker has to itself; 0.5 lets two share one."""
     config: Annotated[Path | None, left("none", "FILE")] = None
     """Options from a TOML file, or from the config.json of a run; those of the command line come before them."""
 
@@ -141,6 +147,11 @@ class Run:
     """Same seed, same samples."""
     keep_states: Flag = False
     """Store the particles of every step, for the player of the report; of the first two populations only."""
+    islands: Annotated[int | None, left("1", "INT")] = None
+    """Share the populations of a row out to so many units, each with its own seed, that workers can run at once; of
+    each prompt if there are several."""
+    split_prompts: Flag = False
+    """Make each prompt a unit of its own, that workers can run at once. Otherwise prompts are batched together."""
     out: Annotated[Path | None, left("out/TASK-METHOD", "FOLDER")] = None
     """The run folder."""
     settings: Asked = field(default_factory=Settings)
@@ -167,6 +178,11 @@ class Compare:
     """What is varied: methods, ramps, draws, steps, kl, resampling or traces."""
     keep_states: Flag = False
     """Store the particles of every step, for the player of the report; of the first two populations of a row only."""
+    islands: Annotated[int | None, left("1", "INT")] = None
+    """Share the populations of a row out to so many units, each with its own seed, that workers can run at once; of
+    each prompt if there are several."""
+    split_prompts: Flag = False
+    """Make each prompt a unit of its own, that workers can run at once. Otherwise prompts are batched together."""
     out: Annotated[Path | None, left("out/TASK-RECIPE", "FOLDER")] = None
     """The run folder."""
     settings: Asked = field(default_factory=Settings)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 
-from tokensteer.app.options import Command, Compare, Completion, List, Run, Train
+from tokensteer.app.options import Command, Compare, Completion, List, Run, Train, Where
 from tokensteer.app.words import names
 from tokensteer.app.words.lookup import check_known, unknown
-from tokensteer.tasks.common.settings import Settings
+from tokensteer.tasks.common.settings import Settings, check_count
 
 
 def validate(command: Command) -> None:
     """Raise ValueError for a name that does not exist, with the nearest one."""
     if isinstance(command, Run | Compare) and command.where.force and command.where.resume:
         raise ValueError("--resume keeps the run that is in the folder and --force replaces it: give one of the two")
+    if isinstance(command, Run | Compare):
+        _workers(command.where)
     match command:
         case Run():
             check_known(command.task, names.TASKS, "task")
@@ -35,6 +39,20 @@ def validate(command: Command) -> None:
             check_known(command.shell, names.SHELLS, "completion")
         case _:
             pass
+
+
+def _workers(where: Where) -> None:
+    check_count("workers", where.workers, names.MOST_WORKERS, 2)
+    remote = where.ray is not None or (where.workers or 1) > 1
+    if where.gpus_per_worker is not None:
+        if not 0 <= where.gpus_per_worker < math.inf:
+            raise ValueError(f"--gpus-per-worker must be 0 or more and finite, got {where.gpus_per_worker:g}; try 1")
+        if not remote:
+            raise ValueError("--gpus-per-worker is for several workers: give --workers or --ray too, or leave it out")
+    if remote and find_spec("ray") is None:
+        raise ImportError("several workers need Ray: pip install 'tokensteer[ray]'")
+    if remote and where.device.startswith("cuda:"):
+        raise ValueError(f"each worker sees its own GPU as cuda: give --device cuda instead of {where.device}")
 
 
 def _settings(settings: Settings) -> None:

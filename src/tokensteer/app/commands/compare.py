@@ -33,13 +33,15 @@ def main(command: Compare, words: str) -> Outcome:
         before = earlier(out, given(command))
     else:
         check_free(out, command.where.force)
-    usual = _usual(command.task, settings, place) if command.methods is None else []
+    usual = _usual(command.task, settings, place.here) if command.methods is None else []
     jobs = plan(command, settings, usual)
-    jobs = jobs if command.match_rows is None else matched(jobs, command.match_rows, place)
+    jobs = jobs if command.match_rows is None else matched(jobs, command.match_rows, place.here)
     if command.budget is not None:
         if command.match_rows is not None or command.particles is not None:
             raise ValueError("--budget decides the particles: leave out --particles and --match-rows")
-        jobs = timed_before(jobs, before, command.budget) if before else within(jobs, command.budget, place)
+        if place.here.device != place.device:
+            raise ValueError(f"--budget measures times in this process, which has no {place.device}: give --particles")
+        jobs = timed_before(jobs, before, command.budget) if before else within(jobs, command.budget, place.here)
     elif any(recipes.recipe_of(job.method).planned for job in jobs):
         raise ValueError("auto needs a --budget, such as 30s; the other methods then get as much time")
     return run_command(command, command.recipe, jobs, place, words)

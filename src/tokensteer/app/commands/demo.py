@@ -8,10 +8,10 @@ from tokensteer.app.commands.run import run_jobs
 from tokensteer.app.options import Demo, Outcome
 from tokensteer.app.report import write
 from tokensteer.app.runs import recipes
+from tokensteer.app.runs.config import config
 from tokensteer.app.runs.jobs import Job
 from tokensteer.app.runs.match_rows import matched
 from tokensteer.app.runs.prepare import Environment, make_task
-from tokensteer.app.runs.runner import config
 from tokensteer.app.terminal.tables import say
 from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.common.task import Setup

@@ -3,16 +3,18 @@
     config.json     the command, the planned jobs, versions
     results.json    a list of rows, one for each method, size and seed
     rows/           for each row its `Result` as safetensors, and its samples as a picture or texts
+    units/          the results of units whose row is not finished yet
 
 Every file is complete or absent, and a row is listed after its files are written, so a run that is stopped keeps its
-finished rows. Only one run writes to a folder at a time. Reading checks everything: a folder may be damaged or hostile.
+finished rows and units. Rows may be finished in any order, and are listed in that of their jobs. Only one run writes to
+a folder at a time. Reading checks everything: a folder may be damaged or hostile.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -23,9 +25,11 @@ from tokensteer.app.runs.claims import CLAIM, claimed
 
 if TYPE_CHECKING:
     from tokensteer.core.particles.result import Result
+    from tokensteer.workers.units import UnitFolder
 
 FORMAT = 1
 CONFIG, RESULTS, ROWS, REPORT, FIGURES = "config.json", "results.json", "rows", "report.html", "figures"
+UNITS = "units"
 PICTURE = ".png"
 FIGURE_NAMES = ("traces", "weights", "metrics", "front", "break-even")
 """Figures of a task are called TASK-NAME.png."""
@@ -41,8 +45,9 @@ class Run:
 
     @property
     def missing(self) -> list[Mapping[str, Any]]:
-        """The jobs of the config that have no row yet; jobs are run in order."""
-        return list(self.config.get("jobs", ()))[len(self.rows) :]
+        """The jobs of the config that have no row yet."""
+        done = places(self.rows)
+        return [job for place, job in enumerate(self.config.get("jobs", ())) if place not in done]
 
     def file(self, index: int) -> Path:
         """The file of a row's `Result`."""
@@ -74,6 +79,11 @@ class Run:
         if "\0" in name or not file.resolve().is_relative_to(self.folder.resolve()):
             raise ValueError(f"row {index} of {self.folder / RESULTS} names a file outside of the folder, {name!r}")
         return file
+
+
+def places(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The numbers of the jobs that rows belong to. Runs of version 0.1 did jobs in order, and do not store them."""
+    return [row.get("place", index) for index, row in enumerate(rows)]
 
 
 def open_run(folder: str | Path) -> Run:
@@ -123,7 +133,7 @@ def check_free(folder: Path, force: bool) -> None:
         raise ValueError(f"{folder} is not empty: give --out another folder, or --force to replace the run in it")
     if not _is_ours(folder / CONFIG):
         raise ValueError(f"{folder} holds no run that --force could replace: give --out another folder, or empty it")
-    for part in (folder / ROWS, folder / FIGURES):
+    for part in (folder / ROWS, folder / FIGURES, folder / UNITS):
         if part.is_symlink() or (part.exists() and not part.is_dir()):
             raise ValueError(f"{part} is a link or a file, and no folder of a run: remove it, or give another --out")
 
@@ -148,7 +158,7 @@ def _is_ours(config: Path) -> bool:
 
 @contextmanager
 def writing(folder: Path, config: Mapping[str, Any], force: bool = False) -> Generator[Writer, None, None]:
-    """Claim a folder and write a run to it, with `force` over an earlier one. Before the first row, only the claim is
+    """Claim a folder and write a run to it, with `force` over an earlier one. Before the first unit, only the claim is
     written and nothing of an earlier run is replaced."""
     check_free(folder, force)
     with claimed(folder):
@@ -168,30 +178,65 @@ def going_on(
         if run is not None and run.missing:
             _remove_strays(folder)
             (folder / REPORT).unlink(missing_ok=True)
-        yield Writer(folder, config) if run is None else Writer(folder, run.config, list(run.rows))
+        writer = Writer(folder, config) if run is None else Writer(folder, run.config, list(run.rows), begun=True)
+        if writer.begun and not writer.rows:
+            writer.clear()  # it may have been killed while it removed an earlier run
+        if run is not None and not run.missing:
+            writer.clear_units()  # or its last units
+        yield writer
 
 
 def _remove_strays(folder: Path) -> None:
-    for part in (folder, folder / ROWS, folder / FIGURES):
+    for part in (folder, folder / ROWS, folder / FIGURES, folder / UNITS):
         files.remove_strays(part)
 
 
 @dataclass
 class Writer:
-    """Writes a run folder row by row; made by `writing`."""
+    """Writes a run folder row by row and unit by unit; made by `writing`. It has `begun` if the folder holds this run
+    already."""
 
     folder: Path
     config: Mapping[str, Any]
     rows: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
+    begun: bool = False
+
+    @property
+    def done(self) -> list[int]:
+        """The numbers of the jobs that have a row."""
+        return places(self.rows)
+
+    @property
+    def units(self) -> UnitFolder:
+        """The results of units whose row is not finished."""
+        from tokensteer.workers.units import UnitFolder
+
+        return UnitFolder(self.folder / UNITS)
+
+    def add_unit(self, name: str, result: Result, seconds: float) -> None:
+        """Write a finished unit."""
+        self._begin()
+        self.units.write(name, result, {"seconds": seconds})
+
+    def remove_units(self, names: Sequence[str]) -> None:
+        """Remove units whose row is written."""
+        self.units.remove(names)
+        with suppress(OSError):  # there are others, or there was none
+            (self.folder / UNITS).rmdir()
 
     def add(
-        self, name: str, row: Mapping[str, Any], result: Result, samples: Mapping[str, Callable[[Path], None]]
+        self,
+        name: str,
+        row: Mapping[str, Any],
+        result: Result,
+        samples: Mapping[str, Callable[[Path], None]],
+        place: int | None = None,
     ) -> None:
-        """Write a finished row; `name` is part of its files' names. `samples` has a function for each suffix that
-        writes the samples to a file."""
-        if not self.rows:
-            self._begin()
-        stem = f"{ROWS}/{len(self.rows):03d}-{name}"
+        """Write the finished row of job number `place`, the next unless given; `name` is part of its files' names.
+        `samples` has a function for each suffix that writes the samples to a file."""
+        self._begin()
+        place = len(self.rows) if place is None else place
+        stem = f"{ROWS}/{place:03d}-{name}"
         made: dict[str, Any] = {"file": f"{stem}.safetensors"}
         result.save(self.folder / made["file"])
         for suffix, write in samples.items():
@@ -199,21 +244,33 @@ class Writer:
         if PICTURE in samples:
             made["picture"] = f"{stem}{PICTURE}"
         written = [f"{stem}{suffix}" for suffix in samples if suffix != PICTURE]
-        self.rows.append({**row, **made} | ({"written": written} if written else {}))
+        self.rows.append({**row, "place": place, **made} | ({"written": written} if written else {}))
+        self.rows.sort(key=lambda row: row.get("place", 0))
         files.write_json(self.folder / RESULTS, self.rows)
 
     def _begin(self) -> None:
-        """Write the config and remove the earlier run. If this is interrupted, the folder is a run without rows or, if
-        results.json is not there yet, one that --force can replace."""
-        results = self.folder / RESULTS
+        """Write the config and remove the earlier run, once. If this is interrupted, the folder is a run without rows
+        or, if results.json is not there yet, one that --force can replace. Units of the earlier run are removed first:
+        under the new config they would be taken for its own."""
+        if self.begun:
+            return
+        self.begun, results = True, self.folder / RESULTS
+        self.clear_units()
         if results.exists():
             files.write_json(results, [])
         files.write_json(self.folder / CONFIG, self.config)
         files.write_json(results, [])
         _remove_strays(self.folder)
-        self._clear()
+        self.clear()
 
-    def _clear(self) -> None:
+    def clear_units(self) -> None:
+        """Remove all units, of this run or an earlier one."""
+        for kind in ("safetensors", "json"):
+            for file in (self.folder / UNITS).glob(f"[0-9][0-9][0-9]*-*.{kind}"):
+                file.unlink()
+        self.remove_units([])
+
+    def clear(self) -> None:
         """Remove the files of an earlier run and no others. The result of a row is removed last: the other files of the
         row are recognised by it."""
         (self.folder / REPORT).unlink(missing_ok=True)

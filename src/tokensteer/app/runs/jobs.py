@@ -25,7 +25,8 @@ class Job:
     """A method on a task. `populations` is per prompt if the task reads prompts. `extra` has the words that distinguish
     it from other jobs of the same method. `budget`, a time or a number of rows, is for a method that pilots plan.
     `why` it has so many particles, if they were measured. With `keep_states` the particles of every step are stored for
-    the first populations."""
+    the first populations. Its units are all of it or, if it has several `islands`, its populations shared out to them;
+    with `split_prompts` or several islands each prompt has units of its own."""
 
     task: str
     method: str
@@ -37,6 +38,8 @@ class Job:
     budget: str | None = None
     why: str | None = None
     keep_states: bool = False
+    islands: int = 1
+    split_prompts: bool = False
 
     def __post_init__(self) -> None:
         check_count("particles", self.particles, MOST, 16)
@@ -46,6 +49,7 @@ class Job:
                 f"--particles times --populations must be at most {MOST:,}, got {self.particles:,} times "
                 f"{self.populations:,}: use fewer of them"
             )
+        check_count("islands", self.islands, self.populations, 1)
         check_seed("--seed", self.seed)
         self.settings.check()
 
@@ -132,5 +136,7 @@ def plan(compare: Compare, settings: Settings, usual: Sequence[str]) -> list[Job
     many = populations if compare.populations is None else compare.populations
     methods = compare.methods or own or usual
     runs = product(methods, compare.particles or (16,), compare.seeds)
-    first = [Job(compare.task, m, n, many, seed, settings, keep_states=compare.keep_states) for m, n, seed in runs]
+    first = [Job(compare.task, m, n, many, seed, settings) for m, n, seed in runs]
+    own_units = {"islands": 1 if compare.islands is None else compare.islands, "split_prompts": compare.split_prompts}
+    first = [replace(job, keep_states=compare.keep_states, **own_units) for job in first]
     return [varied for job in first for varied in vary(job)]

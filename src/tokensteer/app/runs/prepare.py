@@ -26,24 +26,34 @@ from tokensteer.tasks.common.task import SHIPPED, Setup, Task, check_device
 
 @dataclass(frozen=True)
 class Environment:
-    """Where jobs are run. Raises ValueError on creation if the device or the memory limit cannot be used."""
+    """Where jobs are run. Raises ValueError on creation if the device or the memory limit cannot be used. On a
+    `cluster` the device is that of its machines, and this one need not have it."""
 
     weights: Path = SHIPPED
     device: str = "cpu"
     memory: str | None = None
+    cluster: bool = False
 
     def __post_init__(self) -> None:
-        check_device(self.device)
-        try:
-            torch.zeros(1, device=self.device).item()
-        except (RuntimeError, AssertionError) as error:
-            known = ["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))]
-            raise ValueError(f"the device {self.device} cannot be used here: there are {', '.join(known)}") from error
+        if not self.cluster:
+            check_device(self.device)
+            try:
+                torch.zeros(1, device=self.device).item()
+            except (RuntimeError, AssertionError) as error:
+                known = ["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))]
+                there = f"there are {', '.join(known)}"
+                raise ValueError(f"the device {self.device} cannot be used here: {there}") from error
         try:
             if self.memory is not None:
                 parse_memory(self.memory)
         except OverflowError as error:
             raise ValueError(f"--memory is more than there can be, got {self.memory:.40}; try 8GiB") from error
+
+    @property
+    def here(self) -> Environment:
+        """The environment of this process."""
+        lacks = self.cluster and not torch.cuda.is_available()
+        return replace(self, device="cpu" if lacks else self.device, cluster=False)
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,16 @@ def prepare(jobs: Sequence[Job], place: Environment) -> list[PreparedJob]:
     return ready
 
 
+def one_by_one_prepared(jobs: Sequence[Job], place: Environment) -> Callable[[int], PreparedJob]:
+    """The jobs by their numbers, each prepared when it is first asked for."""
+    make = cache(make_task)
+
+    def prepared(row: int) -> PreparedJob:
+        return _prepared(jobs[row], make(setup_of(jobs[row], place), jobs[row].task))
+
+    return cache(prepared)
+
+
 def _check_used(ready: Sequence[PreparedJob]) -> None:
     """Raise if there is a setting that none of the methods uses. In a comparison the others leave it aside."""
     names = ", ".join(dict.fromkeys(one.job.method for one in ready))
@@ -84,6 +104,8 @@ def _check_used(ready: Sequence[PreparedJob]) -> None:
         raise ValueError(f"--guidance is the scale of cfg and smc-cfg, and {names} has none: leave it out")
     if any(one.job.keep_states for one in ready) and all(one.recipe.split is not None for one in ready):
         raise ValueError(f"--keep-states stores the steps of particles, and {names} has chains instead: leave it out")
+    if any(one.recipe.planned and (one.job.islands > 1 or one.job.split_prompts) for one in ready):
+        raise ValueError("auto plans a row as a whole: leave out --islands and --split-prompts, or auto")
 
 
 def _prepared(job: Job, task: Task) -> PreparedJob:

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from tokensteer.core.particles.result import Result
 from tokensteer.tasks.common.task import Failure, Task
@@ -40,11 +41,28 @@ def only(task: Task, places: Sequence[int], failed: Sequence[Failure] = ()) -> T
 
 
 def side_by_side(results: Sequence[Result]) -> Result:
-    """The populations of all results in one."""
+    """The populations of all results in one, whose templates are those of all."""
+    found = joined([replace(result, templates=1) for result in results])
+    return replace(found, templates=sum(result.templates for result in results))
+
+
+def joined(results: Sequence[Result]) -> Result:
+    """Results for the same templates in one: the populations of the first template, of all results, come first, and so
+    on. The states are those of the first result, as far as its populations stay first."""
+    if len(results) == 1:
+        return results[0]
+    templates = results[0].templates
+    sizes = [len(result.log_w) // templates for result in results]
+    first = [templates * sum(sizes[:k]) for k in range(len(sizes))]
+    blocks = [range(first[k] + t * n, first[k] + (t + 1) * n) for t in range(templates) for k, n in enumerate(sizes)]
+    order = torch.tensor(list(chain(*blocks)), device=results[0].log_w.device)
 
     def all_of(name: str, axis: int) -> Any:
         parts = [getattr(result, name) for result in results]
-        return None if parts[0] is None else torch.cat(parts, axis)
+        return None if parts[0] is None else torch.cat(parts, axis).index_select(axis, order)
+
+    def first_of(states: Tensor | None) -> Tensor | None:
+        return None if states is None else states[:, : sizes[0]].contiguous()
 
     def total(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
         return {name: sum(count.get(name, 0) for count in counts) for name in dict.fromkeys(chain(*counts))}
@@ -55,4 +73,6 @@ def side_by_side(results: Sequence[Result]) -> Result:
         **{name: all_of(name, 1) for name in ("ess", "mean_reward", "ancestors", "ramp")},
         rows=total([result.rows for result in results]),
         saved=total([result.saved for result in results]),
+        states=first_of(results[0].states),
+        states_log_w=first_of(results[0].states_log_w),
     )

@@ -1,12 +1,10 @@
-"""Running jobs one after the other, each written to the run folder when it is done."""
+"""The worker of a run: it runs units, and measures rows whose units are done."""
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,20 +12,21 @@ from typing import Any, Protocol
 import torch
 from torch import Generator
 
-import tokensteer
+from tokensteer import files
 from tokensteer.app.runs.auto import planned
 from tokensteer.app.runs.constrained import own_reward
-from tokensteer.app.runs.folder import FORMAT, PICTURE, Writer
+from tokensteer.app.runs.folder import PICTURE
 from tokensteer.app.runs.jobs import Job
-from tokensteer.app.runs.prepare import Environment, PreparedJob, put_together
+from tokensteer.app.runs.prepare import Environment, PreparedJob, one_by_one_prepared, put_together
 from tokensteer.app.runs.prompts import one_by_one, only, side_by_side
-from tokensteer.app.runs.resume import inputs
 from tokensteer.app.runs.rows import answer_of, row_of
-from tokensteer.app.words.environment import versions
+from tokensteer.app.runs.units import Part, Unit, whole
 from tokensteer.core.particles.gibbs import particle_gibbs
 from tokensteer.core.particles.path import Record
 from tokensteer.core.particles.result import Result
-from tokensteer.tasks.common.task import SHIPPED, Task
+from tokensteer.tasks.common.task import Task
+from tokensteer.workers.scatter import on_device
+from tokensteer.workers.units import seed_of
 
 STORED = 2
 """Populations whose states are stored with --keep-states, so that files stay small."""
@@ -36,8 +35,20 @@ STORED = 2
 class Watch(Protocol):
     """Observes the jobs of a run, such as a progress bar."""
 
-    def begin(self, job: Job) -> None: ...
+    def begin(self, job: Job) -> None:
+        """A unit of the job begins in this process."""
+        ...
+
     def see(self, record: Record) -> None: ...
+
+    def shares(self, shares: Sequence[float]) -> None:
+        """How much is done of each unit that is under way in other processes, from 0 to 1."""
+        ...
+
+    def unit(self) -> None:
+        """A unit is done."""
+        ...
+
     def end(self, row: Mapping[str, Any]) -> None: ...
 
 
@@ -71,23 +82,144 @@ def retry_per_prompt(
     return put_together(ready.job, only(ready.task, list(done), failed)), side_by_side(list(done.values()))
 
 
-def run_all(jobs: Sequence[PreparedJob], place: Environment, writer: Writer, watch: Watch) -> None:
-    """Run, measure and write one job after the other."""
-    for ready in jobs:
-        watch.begin(ready.job)
-        began = time.perf_counter()
+@dataclass(frozen=True)
+class WholeRow:
+    """A call: run a row that is one unit, and measure it."""
+
+    row: int
+
+    def __str__(self) -> str:
+        return f"row {self.row}"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A call: measure a row all of whose units are done."""
+
+    row: int
+    parts: Sequence[Part]
+
+    def __str__(self) -> str:
+        return f"measuring row {self.row}"
+
+
+@dataclass(frozen=True)
+class FinishedRow:
+    """A row for the run folder: its entry in results.json, the start of its files' names, its result, and functions
+    that write its samples to files, by suffix."""
+
+    name: str
+    entry: Mapping[str, Any]
+    result: Result
+    samples: Mapping[str, Callable[[Path], None]]
+
+
+@dataclass
+class RowWorker:
+    """Runs units and measures rows; `prepared` gives jobs by number. With `sends` values can go to another machine:
+    results are on the CPU, and samples are the contents of their files."""
+
+    prepared: Callable[[int], PreparedJob]
+    place: Environment
+    watch: Watch
+    sends: bool = False
+    share: float = 0.0
+
+    def __call__(self, call: Unit | WholeRow | Measure) -> Part | FinishedRow:
+        self.share = 0.0
+        match call:
+            case Unit():
+                return self._unit(call)
+            case WholeRow():
+                return self._whole_row(self.prepared(call.row))
+            case Measure():
+                return self._measured(call)
+
+    def _see(self, ready: PreparedJob) -> Callable[[Record], None]:
+        each = 1 / (len(ready.method.steering.steps) + 2)
+
+        def see(record: Record) -> None:
+            self.share = min(1.0, self.share + each)
+            self.watch.see(record)
+
+        self.watch.begin(ready.job)
+        return see
+
+    def _unit(self, unit: Unit) -> Part:
+        """Run a unit. A prompt among several may fail without ending the run."""
+        ready = self.prepared(unit.row)
+        see, began = self._see(ready), time.perf_counter()
         try:
-            ready = planned(ready, place) if ready.recipe.planned else ready
-            result = run_one(ready, place, watch.see)
+            task = ready.task if unit.prompt is None else only(ready.task, [unit.prompt])
+            result = run_one(put_together(unit.job, task), self.place, see)
         except Exception as error:
-            ready, result = retry_per_prompt(ready, place, watch.see, error)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - began
+            if unit.prompt is None:
+                raise
+            return Part(unit, None, time.perf_counter() - began, " ".join(str(error).split()))
+        return Part(unit, on_device(result, "cpu"), _since(began))
+
+    def _whole_row(self, ready: PreparedJob) -> FinishedRow:
+        see, began = self._see(ready), time.perf_counter()
+        try:
+            ready = planned(ready, self.place) if ready.recipe.planned else ready
+            result = run_one(ready, self.place, see)
+        except Exception as error:
+            ready, result = retry_per_prompt(ready, self.place, see, error)
+        return self._finished(ready, result, _since(began))
+
+    def _measured(self, call: Measure) -> FinishedRow:
+        ready = self.prepared(call.row)
+        result, failed = whole(call.parts)
+        if failed and ready.task.prompted is not None:
+            prompts = ready.task.prompted.prompts
+            kept = [k for k in range(len(prompts)) if k not in failed]
+            lost = [(prompts[k], reason) for k, reason in failed.items()]
+            ready = put_together(ready.job, only(ready.task, kept, lost))
+        noise = Generator(self.place.device).manual_seed(seed_of(ready.job.seed, f"{ready.job.label}/measured"))
+        result = replace(on_device(result, self.place.device), generator=noise)
+        return self._finished(ready, result, sum(part.seconds for part in call.parts))
+
+    def _finished(self, ready: PreparedJob, result: Result, seconds: float) -> FinishedRow:
         answer, kept = answer_of(ready.recipe, result)
         row = row_of(ready, result, answer, kept, seconds)
-        writer.add(ready.job.file, row, result, _samples(ready, result, answer))
-        watch.end(row)
+        samples = _samples(ready, result, answer)
+        if self.sends:
+            result = on_device(result, "cpu")
+            samples = {suffix: Content(files.content_of(write)) for suffix, write in samples.items()}
+        return FinishedRow(ready.job.file, row, result, samples)
+
+
+@dataclass(frozen=True)
+class Content:
+    """Writes the content of a file that another process has made."""
+
+    content: bytes
+
+    def __call__(self, file: Path) -> None:
+        files.write_bytes(file, self.content)
+
+
+def _since(began: float) -> float:
+    """Seconds since a moment, when the device is done."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def remote_worker(jobs: Sequence[Job], place: Environment) -> RowWorker:
+    """The worker of another process, which prepares the jobs it is given."""
+    here = replace(place, cluster=False)  # raises if it lacks the device
+    return RowWorker(one_by_one_prepared(jobs, here), here, Unwatched(), sends=True)
+
+
+class Unwatched:
+    """A watch that shows nothing."""
+
+    def begin(self, job: Job) -> None: ...
+    def see(self, record: Record) -> None: ...
+    def shares(self, shares: Sequence[float]) -> None: ...
+    def unit(self) -> None: ...
+    def end(self, row: Mapping[str, Any]) -> None: ...
 
 
 def _samples(ready: PreparedJob, result: Result, answer: Result) -> dict[str, Callable[[Path], None]]:
@@ -99,23 +231,3 @@ def _samples(ready: PreparedJob, result: Result, answer: Result) -> dict[str, Ca
         count = max(1, min(ready.job.particles, task.pictured // len(answer.log_w)))
         files[PICTURE] = partial(task.picture, answer.sample(count).flatten(0, 1)[: task.pictured])
     return files
-
-
-def config(
-    command: str, jobs: Sequence[Job], place: Environment, options: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Everything needed to run it again. `options` are those of the command that decide the results."""
-    return {
-        "format": FORMAT,
-        "version": tokensteer.__version__,
-        "command": command,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "weights": "shipped" if place.weights == SHIPPED else str(place.weights),
-        "device": place.device,
-        **({} if place.memory is None else {"memory": place.memory}),
-        "machine": torch.cuda.get_device_name(place.device) if place.device.startswith("cuda") else platform.machine(),
-        "versions": versions(),
-        "inputs": inputs(jobs, place),
-        **({} if options is None else {"options": dict(options)}),
-        "jobs": [job.stored() for job in jobs],
-    }

@@ -120,7 +120,7 @@ ROW_EXTRAS = (
     | _of(listed(TEXT), "dead prompts", "written")
     | _of(maybe(named(MEASURED)), "best")
     | {"job": record({}, JOB), "training": record(TRAINING, {}), "failed": listed(record(FAILED, {}))}
-    | {"dead": COUNT, "seeds": SIZE, "plan": named(TEXT), "mask": COUNT, "pieces": named(TEXT)}
+    | {"place": COUNT, "dead": COUNT, "seeds": SIZE, "plan": named(TEXT), "mask": COUNT, "pieces": named(TEXT)}
     | {"resolved": record({}, RESOLVED), "counts": named(SIZE)}
 )
 SAMPLE = _of(TEXT, "text", "prompt") | _of(maybe(NUMBER), "reward", "log_w", "judge", "weight")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,37 +22,44 @@ PAUSE = 0.1  # seconds between two readings of the weights: on a GPU each makes 
 
 
 @contextmanager
-def shown(jobs: int, done: int = 0) -> Generator[Watch, None, None]:
-    """A watch for this many jobs, some of them `done`, on the standard error stream."""
+def shown(rows: int, done: int, units: int, units_done: int) -> Generator[Watch, None, None]:
+    """A watch for so many rows and units, some of them done, on the standard error stream."""
     if not sys.stderr.isatty():
-        yield Lines(jobs, done)
+        yield Lines(rows, done)
         return
     left = TimeRemainingColumn(), TextColumn("left", style="progress.remaining")
     columns = MofNCompleteColumn(), BarColumn(20), *left, TextColumn("{task.description}", markup=False)
     with Progress(*columns, console=plain_console(stderr=True), transient=True, speed_estimate_period=PERIOD) as bar:
-        yield Bars(bar, bar.add_task("", total=jobs, completed=done), bar.add_task("", total=1))
+        yield Bars(bar, bar.add_task("", total=units, completed=units_done), bar.add_task("", total=1), units_done)
 
 
 @dataclass
 class Bars:
-    """One bar for all jobs and one for the steps of the current job."""
+    """One bar for all units and one for the steps of the current unit. If other processes run units, all of them are in
+    the first, and the second is hidden."""
 
     bar: Progress
     all: TaskID
     one: TaskID
-    looked: float = 0.0
+    done: int = 0
+    """Units."""
+    share: float = 0.0
+    """Of the current unit."""
     each: float = 0.0
-    """The share of the job in a step."""
+    """The share of a unit in a step."""
+    looked: float = 0.0
 
     def begin(self, job: Job) -> None:
         self.bar.update(self.all, description=f"{job.task}: {job.label}, N = {job.particles}")
         steps = job.settings.steps
         self.bar.reset(self.one, total=None if steps is None else steps + 1, description="")
-        self.each = 0.0 if steps is None else 1.0 / (steps + 2)
+        self.share, self.each = 0.0, 0.0 if steps is None else 1.0 / (steps + 2)
 
     def see(self, record: Record) -> None:
         self.bar.update(self.one, advance=1)
-        self._advance(self.each)
+        if self.share + 1.5 * self.each < 1:  # methods of several sweeps have more steps
+            self.share += self.each
+            self._count(self.share)
         now = time.monotonic()
         if now - self.looked < PAUSE:
             return
@@ -62,19 +69,21 @@ class Bars:
             note += f"  reward {float(record.evaluation.reward.mean()):.3f}"
         self.bar.update(self.one, description=note)
 
+    def shares(self, shares: Sequence[float]) -> None:
+        busy = f"{len(shares)} worker{'' if len(shares) == 1 else 's'} at work"
+        self.bar.update(self.all, description=busy)
+        self.bar.update(self.one, visible=False)
+        self._count(sum(min(share, 0.999) for share in shares))
+
+    def unit(self) -> None:
+        self.done, self.share = self.done + 1, 0.0
+        self._count(0.0)
+
     def end(self, row: Mapping[str, Any]) -> None:
         self.bar.console.print(summary(row))
-        self.bar.update(self.all, completed=int(self._done) + 1)
 
-    @property
-    def _done(self) -> float:
-        """Jobs that are done, with the share of the current one."""
-        return self.bar.tasks[self.bar.task_ids.index(self.all)].completed
-
-    def _advance(self, share: float) -> None:
-        """Count a share of the current job, which methods of several sweeps do not exceed."""
-        if self._done + share < int(self._done) + 1:
-            self.bar.update(self.all, advance=share)
+    def _count(self, under_way: float) -> None:
+        self.bar.update(self.all, completed=self.done + under_way)
 
 
 @dataclass
@@ -86,6 +95,8 @@ class Lines:
 
     def begin(self, job: Job) -> None: ...
     def see(self, record: Record) -> None: ...
+    def shares(self, shares: Sequence[float]) -> None: ...
+    def unit(self) -> None: ...
     def end(self, row: Mapping[str, Any]) -> None:
         self.done += 1
         sys.stderr.write(f"{self.done}/{self.total} {summary(row)}\n")

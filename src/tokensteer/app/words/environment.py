@@ -18,6 +18,7 @@ EXTRAS = (
     ("accelerate", "hf", "training in many processes"),
     ("pyjaspar", "bio", "the motifs of dna"),
     ("h5py", "bio", "weights that Keras wrote"),
+    ("ray", "ray", "many workers and machines"),
 )
 
 
@@ -30,6 +31,6 @@ def installed(package: str) -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """The versions of everything that a result may depend on."""
+    """The versions of everything that a result may depend on, which Ray is not."""
     found = {"tokensteer": tokensteer.__version__, "python": platform.python_version()}
-    return found | {name: installed(name) for name in (*NEEDED, *(name for name, *_ in EXTRAS))}
+    return found | {name: installed(name) for name in (*NEEDED, *(name for name, *_ in EXTRAS)) if name != "ray"}

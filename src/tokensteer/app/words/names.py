@@ -52,5 +52,6 @@ NOISES = ("fresh", "shared")
 OBJECTIVES = ("step-variance", "balance", "detailed-balance", "trajectory-balance", "path-variance", "likelihood")
 SHELLS = ("bash", "zsh", "fish")
 BASELINES = ("state", "time", "per-step")
+MOST_WORKERS = 10_000
 LISTS = {"methods": METHODS, "tasks": TASKS, "rewards": REWARDS, "recipes": RECIPES}
 """What `tokensteer list` prints."""

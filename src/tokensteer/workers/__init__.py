@@ -1,0 +1,1 @@
+"""Units of work, and the processes and machines that run them."""
