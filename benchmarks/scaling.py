@@ -33,7 +33,7 @@ class Options:
     """Prompts of a unit; each is tried."""
     spread: float = 0.1
     """Standard deviation of a unit's time over its mean."""
-    head: float = 0.004
+    head: float = 0.01
     """To hand out a unit and to write its result. Measured by benchmarks.workers."""
     start: float = 30.0
     """Of a worker, from asking for it to its first unit."""
