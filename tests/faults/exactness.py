@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch import Tensor
 import tokensteer as ts
 from tests.faults.choices import Choices
 from tests.faults.runs import Plan
+from tests.faults.steerings import Aim
 from tokensteer.testing import enumerate_steering
 
 POPULATIONS, MORE = 300, 6000
@@ -26,10 +28,11 @@ SPREAD = 3.0  # at most the variance of z² allowed for; 2 for normal scores
 ROUNDING = {torch.float64: 1e-7, torch.float32: 1e-4}  # of the mean of exp(log_z), relative to Z
 
 
-def exact_log_z(plan: Plan, row: int) -> float | None:
-    """log Z of one population; None if its model cannot be enumerated."""
+@lru_cache(maxsize=8)
+def exact_log_z(aim: Aim, row: int) -> float | None:
+    """log Z of one population; None if its model cannot be enumerated. Runs of one steering share it."""
     try:
-        return enumerate_steering(plan.aim.of_population(row)).log_z
+        return enumerate_steering(aim.of_population(row)).log_z
     except ValueError as error:
         if "the kernel has a memory" in str(error):
             return None
@@ -52,9 +55,9 @@ class Scores:
     z: list[float] = field(default_factory=list[float])
     wrong: list[str] = field(default_factory=list[str])
 
-    def judge(self, choices: Choices, plan: Plan, seed: int) -> None:
+    def judge(self, choices: Choices, plan: Plan, row: int, seed: int) -> None:
+        """Compare a run with enumeration, at one of its templates."""
         canvas, model = plan.aim.made.canvas, plan.aim.steering.model
-        row = seed % len(canvas)
         if plan.options["resample"] is ts.resampling.heaviest:  # by design it has no known target
             return
         if not (canvas[row] == model.kernel.mask_id).any():  # a template without a free site is no model alone
@@ -62,7 +65,7 @@ class Scores:
         ahead = model.looks_ahead or plan.aim.rule is not None
         if ahead and not plan.aim.made.full:  # a look-ahead of no mass is a floor as well, and weights are heavy-tailed
             return
-        exact = exact_log_z(plan, row)
+        exact = exact_log_z(plan.aim, row)
         if exact is None:
             return
         if exact == -math.inf:

@@ -45,7 +45,7 @@ torch.set_num_threads(1)  # many small operations: more threads only wait for on
 
 RUNS = 6  # configurations that share a steering, which takes as long to make as a run does
 SPOILED = 0.15  # the share of configurations with a wrong value
-JUDGED = 0.2  # the share of runs that are compared with enumeration, of those with mild rewards
+JUDGED = (0.4, 0.5)  # of steerings with mild rewards, and of their runs: those that are compared with enumeration
 
 # Configurations that the library refuses, and rightly. A refusal that is not listed is a finding.
 REFUSALS = (
@@ -63,6 +63,7 @@ REFUSALS = (
     r"split Gibbs sampling needs",
     r"constrain: this tilt has a log_lookahead already",  # a learned twist beside it
     r"a pattern that cannot be met: no sequence",  # by the template
+    r"MaskGITExtended only weighs moves that it drew itself",
     r"the parts of a proposal share one network of their own and one gradient",  # a mixture of two gradients
 )
 
@@ -127,7 +128,10 @@ def shared_steering(seed: int, group: int) -> tuple[Choices, Aim | Exception]:
     """The steering of a group of configurations, or what was raised when it was made."""
     choices = Choices(seed, group, "steering")
     try:
-        return choices, draw_steering(choices, draw_model(choices), choices.often("mild", 0.5))
+        aim = draw_steering(choices, draw_model(choices), choices.often("mild", 0.5))
+        if "mild" in choices.made and choices.often("enumerated", JUDGED[0]):
+            choices.pick("row", *range(len(aim.made.canvas)))
+        return choices, aim
     except Exception as error:
         return choices, error
 
@@ -138,7 +142,7 @@ def check(choices: Choices, report: Report) -> None:
     choices.made |= earlier.made
     if isinstance(aim, Exception):
         raise aim
-    judged = "mild" in choices.made and choices.often("judged", JUDGED)
+    judged = "row" in choices.made and choices.often("judged", JUDGED[1])
     plan = draw_plan(choices, aim)
     seed = choices.random.getrandbits(31)
     if plan.sampler in OTHERS:
@@ -164,7 +168,7 @@ def check(choices: Choices, report: Report) -> None:
         case _:
             pass
     if judged:
-        report.scores.judge(choices, plan, seed)
+        report.scores.judge(choices, plan, choices.made["row"], seed)
 
 
 def check_spoiled(choices: Choices) -> None:

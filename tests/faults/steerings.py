@@ -11,13 +11,14 @@ import tokensteer as ts
 from tests.faults.choices import Choices
 from tests.faults.models import Made
 from tests.faults.networks import TableReward, value
+from tests.helpers.extended import MaskGITExtended
 from tokensteer import rewards
 
 FLOATS = (*[torch.float64] * 2, torch.float32, torch.bfloat16, torch.float16)
 LISTED = 64  # states at most where all of them are listed at every step
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # equal to itself alone: parts have no hash
 class Aim:
     """A steering, and the parts of it that its samples are compared with."""
 
@@ -138,7 +139,8 @@ def draw_proposal(choices: Choices, made: Made, tilt: ts.Tilt | None, listed: bo
 
 def draw_steering(choices: Choices, made: Made, mild: bool) -> Aim:
     model = made.model
-    listed = model.vocab_size ** made.canvas.shape[1] <= LISTED
+    weighs = not isinstance(model.kernel, MaskGITExtended)  # moves that it did not draw
+    listed = weighs and model.vocab_size ** made.canvas.shape[1] <= LISTED
     reward = tilt = None
     if choices.often("tilt", 0.88):
         differentiable = choices.often("differentiable", 0.4)

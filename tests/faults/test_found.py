@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -145,6 +146,16 @@ def test_a_reference_that_a_proposal_wrongly_misses_is_still_an_error() -> None:
     steering = ts.Steering(B.model("mdm"), ts.Tilt(B.reward), Truncated())
     with pytest.raises(FloatingPointError, match="no mass at a trajectory that the target can take"):
         ts.repair(torch.ones(B.length, dtype=torch.int64), steering, share=1.0, sweeps=3, generator=seeded())
+
+
+def test_a_stored_result_is_shown_as_before(tmp_path: Path) -> None:
+    """Files list counts by name, and runs listed them as the networks came: denoiser, reward, proposal."""
+    other = ts.Amortised(B.model("mdm").base.denoiser)
+    result = ts.smc(ts.Steering(B.model("mdm"), B.tilt("mdm"), other), 4, generator=seeded())
+    result.save(tmp_path / "result.safetensors")
+    again = ts.Result.load(tmp_path / "result.safetensors")
+    assert (repr(again), again.html()) == (repr(result), result.html())
+    assert list(again.rows) == list(result.rows) == ["denoiser", "proposal", "reward"]
 
 
 def base(**changed: Any) -> ts.Diffusion:

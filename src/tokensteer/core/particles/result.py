@@ -179,7 +179,7 @@ class Result:
             if (name == "templates" or name.startswith(("rows.", "saved."))) and (value.dim() or value.is_complex()):
                 raise ValueError(f"{file} is a damaged Result: its {name} is no number")
         rows, saved = (
-            {name.removeprefix(of): int(n) for name, n in stored.items() if name.startswith(of)}
+            {name.removeprefix(of): int(n) for name, n in sorted(stored.items()) if name.startswith(of)}
             for of in ("rows.", "saved.")
         )
         tensors = cast("dict[str, Any]", {name: stored.get(name) for name in AXES})
@@ -270,7 +270,7 @@ def _with_error(value: float, error: float) -> str:
 
 
 def with_rows(result: Result, before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> Result:
-    """The result with the network rows computed and saved since `before`."""
-    since = {name: (n - before[name][0], saved - before[name][1]) for name, (n, saved) in after.items()}
+    """The result with the network rows computed and saved since `before`, by name as in a stored result."""
+    since = {name: (n - before[name][0], saved - before[name][1]) for name, (n, saved) in sorted(after.items())}
     rows, saved = ({name: counts[k] for name, counts in since.items()} for k in (0, 1))
     return replace(result, rows=rows, saved={name: n for name, n in saved.items() if n})
