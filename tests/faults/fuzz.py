@@ -66,6 +66,8 @@ REFUSALS = (
     r"MaskGITExtended only weighs moves that it drew itself",
     r"the parts of a proposal share one network of their own and one gradient",  # a mixture of two gradients
 )
+# Right only where networks rule tokens out: what has no probability now may have some later, and q need not know.
+REFUSED_WITHOUT_SUPPORT = r"the proposal has no mass at a trajectory that the target can take"
 
 
 class RefusedError(Exception):
@@ -85,8 +87,10 @@ class Report:
         return f"{counts}; {self.scores}"
 
 
-def refusal(error: Exception) -> str | None:
+def refusal(error: Exception, choices: Choices) -> str | None:
     """The pattern of a known refusal that an error is, raised by a statement of ours."""
+    if isinstance(error, FloatingPointError) and re.search(REFUSED_WITHOUT_SUPPORT, str(error)):
+        return None if choices.made.get("full", True) else REFUSED_WITHOUT_SUPPORT
     if not isinstance(error, ValueError | TypeError):
         return None
     return next((known for known in REFUSALS if re.search(known, str(error))), None)
@@ -203,7 +207,7 @@ def examine(seed: int, index: int, report: Report) -> None:
     except RefusedError:
         report.outcomes["refused (a wrong value)"] += 1
     except Exception as error:
-        known = refusal(error)
+        known = refusal(error, choices)
         if known is not None:
             report.outcomes[f"refused ({known})"] += 1
             return

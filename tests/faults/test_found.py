@@ -166,6 +166,13 @@ def run(**options: Any) -> ts.Result:
     return ts.smc(ts.Steering(B.model("mdm")), 4, **options)
 
 
+HEAD = torch.nn.Linear(2, B.tokens + 1).requires_grad_(False)
+
+
+def hidden_model() -> ts.Diffusion:
+    return base(denoiser=ts.from_hidden(lambda x: torch.zeros(*x.shape, 2), HEAD, MASK, ignores_time=True))
+
+
 def ranked(**options: Any) -> ts.Steering:
     return ts.Steering(base(kernel=ts.Ranked(MASK, **options)))
 
@@ -195,6 +202,14 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a change of states": (
         lambda: ts.OtherHead(torch.nn.Linear(2, 2), untyped(0)),
         "OtherHead.change must be a function",
+    ),
+    "what a change of states returns": (
+        lambda: ts.Steering(hidden_model(), None, ts.OtherHead(HEAD, lambda h: h.unsqueeze(-1))),
+        "OtherHead.change must return a state for each that it is given",
+    ),
+    "the precision of changed states": (
+        lambda: ts.Steering(hidden_model(), None, ts.OtherHead(HEAD, Tensor.half)),
+        r"float32 \(.*as the head reads them, got torch.float16",
     ),
     "a convention": (lambda: ts.Product([base()], [1.0], untyped(3)), "Product.convention must be a function of"),
     "what a convention returns": (
