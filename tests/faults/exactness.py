@@ -25,6 +25,7 @@ POPULATIONS, MORE = 300, 6000
 PARTICLES = 4  # at most: the fewer, the more every weight matters
 SUSPECT, IMPOSSIBLE = 3.5, 6.0
 SPREAD = 3.0  # at most the variance of z² allowed for; 2 for normal scores
+LEAST = -700.0  # exp of less is 0: no token of that probability is ever drawn
 ROUNDING = {torch.float64: 1e-7, torch.float32: 1e-4}  # of the mean of exp(log_z), relative to Z
 
 
@@ -68,10 +69,10 @@ class Scores:
         exact = exact_log_z(plan.aim, row)
         if exact is None:
             return
-        if exact == -math.inf:
+        if exact < LEAST:
             log_z = plan.run(seed, keep_states=False).log_z.view(model.populations, -1)[row]
-            if (log_z > -math.inf).any():
-                self._add(choices, "log Z is -inf, and weights are not")
+            if (log_z > LEAST).any():
+                self._add(choices, f"log Z is {exact:.6g}, and weights are larger")
             return
         ratio = ratios(plan, row, exact, POPULATIONS, seed)
         rounding = ROUNDING[model.dtype]
