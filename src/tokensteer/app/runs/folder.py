@@ -90,7 +90,7 @@ def open_run(folder: str | Path) -> Run:
         )
     if fault := schema.fault(known, {}, schema.CONFIG):
         raise ValueError(f"{folder / CONFIG} is damaged: it {fault}")
-    rows = _read(folder, RESULTS)
+    rows = _read(folder, RESULTS) if (folder / RESULTS).exists() else []  # stopped before it had written the list
     if not isinstance(rows, list):
         raise ValueError(f"{folder / RESULTS} is damaged: it should be a list of rows")
     for index, row in enumerate(cast("list[object]", rows)):
@@ -203,8 +203,7 @@ class Writer:
         files.write_json(self.folder / RESULTS, self.rows)
 
     def _begin(self) -> None:
-        """Write the config and remove the earlier run. If this is interrupted, the folder is a run without rows or, if
-        results.json is not there yet, one that --force can replace."""
+        """Write the config and remove the earlier run. If this is interrupted, the folder is a run without rows."""
         results = self.folder / RESULTS
         if results.exists():
             files.write_json(results, [])
