@@ -90,7 +90,8 @@ def open_run(folder: str | Path) -> Run:
         )
     if fault := schema.fault(known, {}, schema.CONFIG):
         raise ValueError(f"{folder / CONFIG} is damaged: it {fault}")
-    rows = _read(folder, RESULTS) if (folder / RESULTS).exists() else []  # stopped before it had written the list
+    listed = (folder / RESULTS).exists()  # if not, the run was stopped before it wrote the list
+    rows = _read(folder, RESULTS) if listed else list[object]()
     if not isinstance(rows, list):
         raise ValueError(f"{folder / RESULTS} is damaged: it should be a list of rows")
     for index, row in enumerate(cast("list[object]", rows)):

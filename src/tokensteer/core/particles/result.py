@@ -176,6 +176,8 @@ class Result:
 
     @classmethod
     def load(cls, file: str | Path) -> Result:
+        if Path(file).is_dir():
+            raise IsADirectoryError(f"{file} is a folder, and no saved Result: open_run opens the folder of a run")
         try:
             stored = load_file(str(file))
         except SafetensorError as error:
