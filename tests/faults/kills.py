@@ -145,6 +145,7 @@ class Bench:
 
     folder: Path
     random: random.Random
+    started: int = 0
     kills: Counter[str] = field(default_factory=Counter[str])
     findings: list[str] = field(default_factory=list[str])
     whole: dict[str, tuple[float, dict[str, Any]]] = field(default_factory=dict[str, Any])
@@ -161,7 +162,8 @@ class Bench:
     def kill(self, name: str, most: int) -> None:
         """Run a command in a new folder, kill it up to `most` times, and let it end."""
         command, (takes, expected) = COMMANDS[name], self.uninterrupted(name)
-        place, moments = self.folder / f"run-{self.kills.total()}-{name.replace(' ', '')}", list[str]()
+        self.started += 1
+        place, moments = self.folder / f"run-{self.started}", list[str]()
         words = command.words
         while len(moments) < most and (not moments or self.random.random() < AGAIN):
             child, moment = start(words, place), self.random.random() * takes
