@@ -105,6 +105,11 @@ def draw_gradient(choices: Choices, base: ts.Proposal, tilt: ts.Tilt) -> ts.Grad
     )
 
 
+def weighs(model: ts.Model) -> bool:
+    """Whether its kernel can weigh moves that it did not draw, as mixtures and enumerations do."""
+    return not isinstance(model.kernel, MaskGITExtended)
+
+
 def draw_proposal(choices: Choices, made: Made, tilt: ts.Tilt | None, listed: bool) -> ts.Proposal:
     pick = choices.pick
     exact = tilt is None or (not tilt.estimator.random and tilt.potential.memoryless)
@@ -131,7 +136,7 @@ def draw_proposal(choices: Choices, made: Made, tilt: ts.Tilt | None, listed: bo
         return ts.FromModel()
 
     chosen = pick("proposal", *kinds)
-    if choices.often("mixture", 0.15):
+    if choices.often("mixture", 0.15) and weighs(made.model):
         members = [single(chosen), single(pick("second member", *kinds))]
         return ts.Mixture(members, pick("shares", (), (0.3, 0.7), (2.0, 1.0)))
     return single(chosen, outermost=True)
@@ -139,8 +144,7 @@ def draw_proposal(choices: Choices, made: Made, tilt: ts.Tilt | None, listed: bo
 
 def draw_steering(choices: Choices, made: Made, mild: bool) -> Aim:
     model = made.model
-    weighs = not isinstance(model.kernel, MaskGITExtended)  # moves that it did not draw
-    listed = weighs and model.vocab_size ** made.canvas.shape[1] <= LISTED
+    listed = weighs(model) and model.vocab_size ** made.canvas.shape[1] <= LISTED
     reward = tilt = None
     if choices.often("tilt", 0.88):
         differentiable = choices.often("differentiable", 0.4)
