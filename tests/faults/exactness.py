@@ -23,7 +23,7 @@ from tests.faults.runs import Plan
 from tests.faults.steerings import Aim
 from tokensteer.testing import enumerate_steering
 
-LOOKS = ((1, 300), (1, 6000), (20, 6000))  # runs, and populations in each
+LOOKS = ((1, 200), (1, 6000), (20, 6000))  # runs, and populations in each
 PARTICLES = 4  # at most: the fewer, the more every weight matters
 SUSPECT, IMPOSSIBLE = 3.5, 6.0
 SPREAD = 3.0  # at most the variance of z² allowed for; 2 for normal scores

@@ -151,7 +151,7 @@ def check(choices: Choices, report: Report) -> None:
     seed = choices.random.getrandbits(31)
     if plan.sampler in OTHERS:
         first = run_other(plan, seed)
-        if choices.index % 2:
+        if choices.index % 5 == 0:
             demand(torch.equal(first, run_other(plan, seed)), "the same seed gives the same samples")
         return
     records = list[ts.Record]()
@@ -159,7 +159,7 @@ def check(choices: Choices, report: Report) -> None:
     check_result(result, aim)
     check_weights(records, plan)
     check_plain(result, plan)
-    match choices.random.randrange(8):
+    match choices.random.randrange(14):  # each of these runs it once more, or takes as long
         case 0:
             demand(same(result, plan.run(seed)), "the same seed gives the same samples")
         case 1:
