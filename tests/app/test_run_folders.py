@@ -223,6 +223,14 @@ def test_a_crash_in_a_new_folder_leaves_one_that_can_be_used(tmp_path: Path):
     assert at > 10
 
 
+def test_a_run_that_was_stopped_before_its_list_of_rows_opens_without_rows(tmp_path: Path, capsys: Any):
+    fill(tmp_path, "a")
+    (tmp_path / "results.json").unlink()
+    assert ts.open_run(tmp_path).rows == []
+    assert tokensteer("report", tmp_path) == 2
+    assert "has no finished row to report on" in capsys.readouterr().err
+
+
 # ---- a full disk
 
 

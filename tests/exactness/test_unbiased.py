@@ -111,6 +111,7 @@ RESAMPLERS = {
     "ssp": ts.resampling.ssp,
     "partial": ts.resampling.partial(ts.resampling.systematic, 0.5),
     "nested": ts.resampling.nested(ts.resampling.multinomial, 4),
+    "islands": ts.resampling.islands(4, ts.resampling.multinomial, 0.9),
     "one_survivor": ts.resampling.one_survivor,
 }
 TRIGGERS = {

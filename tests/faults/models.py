@@ -12,12 +12,14 @@ from torch import Tensor
 
 import tokensteer as ts
 from tests.faults.choices import Choices
-from tests.faults.networks import TableNet, random_table
+from tests.faults.networks import LAYOUTS, TableNet, random_table
+from tests.helpers.extended import MaskGITExtended
 
-STATES = 128  # at most, masks included: tables are small and enumeration is quick
+STATES = 256  # at most, masks included: tables are small and enumeration is quick
 
 MASKED = ("Ancestral", "Ancestral", "ReMDM", "ReMDM", "Ranked", "Ranked", "MaskGIT", "MaskGIT", "Blocks")
-KERNELS = (*MASKED, "ConfidenceRemask", "TauLeap", "FirstHitting", "TimedFirstHitting", "loop", *["noise"] * 4)
+EVENTS = ("FirstHitting", "TimedFirstHitting")
+KERNELS = (*MASKED, "MaskGITExtended", "ConfidenceRemask", "TauLeap", *EVENTS, "loop", *["noise"] * 4)
 INNER = ("Ancestral", "ReMDM", "Ranked", "MaskGIT", "ConfidenceRemask", "TauLeap")
 
 
@@ -38,7 +40,9 @@ class Made:
         def alone(model: ts.Diffusion) -> ts.Diffusion:
             template = model.template if model.template.dim() == 1 else model.template[row % len(model.template)]
             context = tuple(part[row % len(part)].unsqueeze(0) for part in model.conditions)
-            return replace(model, template=template, context=context or None)
+            # The extended kernel has the target of its marginal one, and cannot be enumerated itself.
+            kernel = model.kernel.marginal if isinstance(model.kernel, MaskGITExtended) else model.kernel
+            return replace(model, kernel=kernel, template=template, context=context or None)
 
         if isinstance(self.model, ts.Product):
             return replace(self.model, models=[alone(model) for model in self.model.models])
@@ -49,7 +53,7 @@ def draw_kernel(choices: Choices, kind: str, mask_id: int, length: int, canvas: 
     """A kernel of a masked process and its steps."""
     pick = choices.pick
     grid = pick("grid", ts.uniform_steps, ts.cosine_steps)
-    number = pick("steps", *[1] * 3, *[2] * 6, 3)
+    number = pick("steps", *[1] * 6, *[2] * 12, 3, 3, 5)
     schedule = pick(
         "schedule", *[ts.Linear()] * 3, ts.Cosine(), ts.LogLinear(), ts.Polynomial(2.0), ts.Geometric(1e-3, 5.0)
     )
@@ -61,7 +65,7 @@ def draw_kernel(choices: Choices, kind: str, mask_id: int, length: int, canvas: 
         number = (length - start) // size * pick("each", 1, 1, 2)
         kernel, _ = draw_kernel(choices, pick("inner", *INNER), mask_id, length, canvas)
         return ts.Blocks(kernel, size, length, number, grid, start), grid(number)
-    if kind in ("FirstHitting", "TimedFirstHitting"):
+    if kind in EVENTS:
         kernel = ts.FirstHitting(mask_id) if kind == "FirstHitting" else ts.TimedFirstHitting(mask_id, schedule)
         return kernel, ts.event_steps(canvas, mask_id)
     made: dict[str, Callable[[], ts.Kernel]] = {
@@ -75,6 +79,7 @@ def draw_kernel(choices: Choices, kind: str, mask_id: int, length: int, canvas: 
             pick("threshold", math.inf, math.inf, -0.3),
         ),
         "MaskGIT": lambda: ts.MaskGIT(mask_id, count, pick("temperature", 0.0, 0.0, 1.5)),
+        "MaskGITExtended": lambda: MaskGITExtended(ts.MaskGIT(mask_id, count)),
         "ConfidenceRemask": lambda: ts.ConfidenceRemask(
             ts.Ancestral(mask_id, schedule, sigma), 2.0, carried=pick("carried", True, False)
         ),
@@ -131,7 +136,7 @@ def draw_context(choices: Choices, rows: int, dtype: torch.dtype) -> tuple[int, 
 
 def draw_model(choices: Choices) -> Made:
     pick = choices.pick
-    kind, length = pick("kernel", *KERNELS), pick("L", 1, *[2] * 5, 3, 3, 4)
+    kind, length = pick("kernel", *KERNELS), pick("L", 1, 1, *[2] * 10, *[3] * 4, 4, 5)
     tokens = pick("V", *(n for n in (1, 2, 3, 4) if (n + 1) ** length <= STATES))
     noisy = kind == "noise"
     mask_id = ts.NO_MASK if noisy else pick("mask_id", 0, tokens, tokens // 2)
@@ -142,14 +147,15 @@ def draw_model(choices: Choices) -> Made:
     combined = pick("model", "Diffusion", "Diffusion", "Diffusion", "Product", "guided")
     # A negative power, and the correction of remasking, need models of full support.
     full = pick("full", True, False)
-    # Tokens that no state predicts, in any model: the last id of the vocabulary, if others are left.
-    barred = [size - 1 - (mask_id == size - 1)] if tokens > 1 and choices.often("barred", 0.2) else []
-    timely = choices.often("timely", 0.25)
+    # A token that no state predicts, in any model: the first or the last of the vocabulary, if others are left.
+    ends = [int(mask_id == 0), size - 1 - (mask_id == size - 1)]
+    barred = [pick("barred token", *ends)] if tokens > 1 and choices.often("barred", 0.2) else []
+    timely, layout = choices.often("timely", 0.25), pick("layout", "whole", "whole", *LAYOUTS)
 
     def net(whole: bool) -> TableNet:
         shape = (labels, size**length, length, size)
         zero = choices.rand(*shape) < (0.0 if whole else pick("zeros", 0.1, 0.4))
-        return TableNet(random_table(choices.rand(*shape), zero, mask_id, barred).to(dtype), mask_id, timely)
+        return TableNet(random_table(choices.rand(*shape), zero, mask_id, barred).to(dtype), mask_id, timely, layout)
 
     nets = net(full), net(full), net(True)
     form = "logs" if noisy else pick("form", "logs", "logits", "hidden")

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 import tokensteer as ts
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "whole": lambda a: a.contiguous(),
+    "turned": lambda a: a.mT.contiguous().mT,
+    "gaps": lambda a: pad(a, (0, 3))[..., :-3],
+    "apart": lambda a: a.transpose(0, 1).contiguous().transpose(0, 1),
+}  # of the memory that a network returns its answer in
 
 
 def contracted(table: Tensor, one_hots: Tensor) -> Tensor:
@@ -29,11 +38,13 @@ def contracted(table: Tensor, one_hots: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TableNet:
-    """p(x_0 | x_t) as a table (C, S, L, V) over contexts and states. With `timely` it depends on the time as well."""
+    """p(x_0 | x_t) as a table (C, S, L, V) over contexts and states. With `timely` it depends on the time as well;
+    `layout` is one of `LAYOUTS`."""
 
     table: Tensor
     mask_id: int
     timely: bool = False
+    layout: str = "whole"
 
     @property
     def ignores_time(self) -> bool:
@@ -43,21 +54,32 @@ class TableNet:
     def vocab_size(self) -> int:
         return self.table.shape[-1]
 
+    @cached_property
+    def _places(self) -> Tensor:
+        """What each site of ids (P, L) adds to the number of their state."""
+        return self.vocab_size ** torch.arange(self.table.shape[-2] - 1, -1, -1)
+
+    @cached_property
+    def _log_table(self) -> Tensor:
+        return self.table.log().log_softmax(-1)
+
     def __call__(self, x: Tensor, t: Any = 0.5, label: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
         if x.is_floating_point():
             each = torch.stack([contracted(part, x) for part in self.table])
             row = torch.arange(len(x))
             masses = each[label if label is not None else torch.zeros_like(row), row]
         else:
-            place = self.vocab_size ** torch.arange(x.shape[1] - 1, -1, -1)
-            masses = self.table[0 if label is None else label, (x * place).sum(-1)]
+            at = 0 if label is None else label, (x * self._places).sum(-1)
+            if not self.timely and shift is None:
+                return LAYOUTS[self.layout](self._log_table[at])
+            masses = self.table[at]
         possible = masses > 0  # log 0 stays out of the graph: its gradient is NaN
         log_p = torch.where(possible, masses, 1.0).log()
         if self.timely:
             log_p = log_p * (0.3 + torch.as_tensor(t, dtype=log_p.dtype).view(-1, 1, 1))
         if shift is not None:
             log_p = log_p * (1.0 + shift.view(-1, 1, 1))
-        return log_p.masked_fill(~possible, -math.inf).log_softmax(-1)
+        return LAYOUTS[self.layout](log_p.masked_fill(~possible, -math.inf).log_softmax(-1))
 
     def in_form(self, form: str) -> ts.Denoiser:
         """Log-probabilities; or logits, neither normalised nor without the mask; or hidden states and a head that only
@@ -66,10 +88,11 @@ class TableNet:
 
         def logits(x: Tensor, *rest: Any) -> Tensor:
             log_p = self(x, *rest) if self.timely else self(x, 0.5, *rest)
-            return log_p.masked_fill(is_mask, 1.0) + 0.5
+            return LAYOUTS[self.layout](log_p.masked_fill(is_mask, 1.0) + 0.5)
 
         def hidden(x: Tensor, *rest: Any) -> Tensor:
-            return -logits(x, *rest).clamp(min=-1e4).roll(-1, -1)  # exp(-1e4) is 0, and leaves no NaN in a product
+            kept = logits(x, *rest).clamp(min=-1e4)  # exp(-1e4) is 0, and leaves no NaN in a product
+            return LAYOUTS[self.layout](-kept.roll(-1, -1))
 
         match form:
             case "logits":

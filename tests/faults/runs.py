@@ -33,11 +33,15 @@ class Plan:
 def draw_resampler(choices: Choices, particles: int) -> Any:
     schemes = ts.resampling
     plain = ["systematic", "multinomial", "stratified", "residual", "ssp", "one_survivor", "heaviest"]
-    match choices.pick("resample", *plain, "partial", "partial", *["nested"] * (particles % 2 == 0)):
+    match choices.pick("resample", *plain, "partial", "partial", *["nested", "islands"] * (particles % 2 == 0)):
         case "partial":
             return schemes.partial(choices.pick("of", schemes.ssp, schemes.systematic), choices.pick("part", 0.5, 1.0))
         case "nested":
             return schemes.nested(choices.pick("of", schemes.stratified, schemes.residual), 2)
+        case "islands":
+            counts = [n for n in (1, 2, 4) if particles % n == 0]
+            within = choices.pick("of", schemes.systematic, schemes.multinomial, schemes.residual)
+            return schemes.islands(choices.pick("islands", *counts), within, choices.pick("fraction", 0.5, 0.9, 1.0))
         case name:
             return getattr(schemes, name)
 

@@ -11,13 +11,14 @@ import tokensteer as ts
 from tests.faults.choices import Choices
 from tests.faults.models import Made
 from tests.faults.networks import TableReward, value
+from tests.helpers.extended import MaskGITExtended
 from tokensteer import rewards
 
 FLOATS = (*[torch.float64] * 2, torch.float32, torch.bfloat16, torch.float16)
 LISTED = 64  # states at most where all of them are listed at every step
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # equal to itself alone: parts have no hash
 class Aim:
     """A steering, and the parts of it that its samples are compared with."""
 
@@ -104,6 +105,11 @@ def draw_gradient(choices: Choices, base: ts.Proposal, tilt: ts.Tilt) -> ts.Grad
     )
 
 
+def weighs(model: ts.Model) -> bool:
+    """Whether its kernel can weigh moves that it did not draw, as mixtures and enumerations do."""
+    return not isinstance(model.kernel, MaskGITExtended)
+
+
 def draw_proposal(choices: Choices, made: Made, tilt: ts.Tilt | None, listed: bool) -> ts.Proposal:
     pick = choices.pick
     exact = tilt is None or (not tilt.estimator.random and tilt.potential.memoryless)
@@ -130,7 +136,7 @@ def draw_proposal(choices: Choices, made: Made, tilt: ts.Tilt | None, listed: bo
         return ts.FromModel()
 
     chosen = pick("proposal", *kinds)
-    if choices.often("mixture", 0.15):
+    if choices.often("mixture", 0.15) and weighs(made.model):
         members = [single(chosen), single(pick("second member", *kinds))]
         return ts.Mixture(members, pick("shares", (), (0.3, 0.7), (2.0, 1.0)))
     return single(chosen, outermost=True)
@@ -138,7 +144,7 @@ def draw_proposal(choices: Choices, made: Made, tilt: ts.Tilt | None, listed: bo
 
 def draw_steering(choices: Choices, made: Made, mild: bool) -> Aim:
     model = made.model
-    listed = model.vocab_size ** made.canvas.shape[1] <= LISTED
+    listed = weighs(model) and model.vocab_size ** made.canvas.shape[1] <= LISTED
     reward = tilt = None
     if choices.often("tilt", 0.88):
         differentiable = choices.often("differentiable", 0.4)

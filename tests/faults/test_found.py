@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,12 +148,29 @@ def test_a_reference_that_a_proposal_wrongly_misses_is_still_an_error() -> None:
         ts.repair(torch.ones(B.length, dtype=torch.int64), steering, share=1.0, sweeps=3, generator=seeded())
 
 
+def test_a_stored_result_is_shown_as_before(tmp_path: Path) -> None:
+    """Files list counts by name, and runs listed them as the networks came: denoiser, reward, proposal."""
+    other = ts.Amortised(B.model("mdm").base.denoiser)
+    result = ts.smc(ts.Steering(B.model("mdm"), B.tilt("mdm"), other), 4, generator=seeded())
+    result.save(tmp_path / "result.safetensors")
+    again = ts.Result.load(tmp_path / "result.safetensors")
+    assert (repr(again), again.html()) == (repr(result), result.html())
+    assert list(again.rows) == list(result.rows) == ["denoiser", "proposal", "reward"]
+
+
 def base(**changed: Any) -> ts.Diffusion:
     return replace(B.model("mdm"), **changed)
 
 
 def run(**options: Any) -> ts.Result:
     return ts.smc(ts.Steering(B.model("mdm")), 4, **options)
+
+
+HEAD = torch.nn.Linear(2, B.tokens + 1).requires_grad_(False)
+
+
+def hidden_model() -> ts.Diffusion:
+    return base(denoiser=ts.from_hidden(lambda x: torch.zeros(*x.shape, 2), HEAD, MASK, ignores_time=True))
 
 
 def ranked(**options: Any) -> ts.Steering:
@@ -184,6 +202,14 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a change of states": (
         lambda: ts.OtherHead(torch.nn.Linear(2, 2), untyped(0)),
         "OtherHead.change must be a function",
+    ),
+    "what a change of states returns": (
+        lambda: ts.Steering(hidden_model(), None, ts.OtherHead(HEAD, lambda h: h.unsqueeze(-1))),
+        "OtherHead.change must return a state for each that it is given",
+    ),
+    "the precision of changed states": (
+        lambda: ts.Steering(hidden_model(), None, ts.OtherHead(HEAD, Tensor.half)),
+        r"float32 \(.*as the head reads them, got torch.float16",
     ),
     "a convention": (lambda: ts.Product([base()], [1.0], untyped(3)), "Product.convention must be a function of"),
     "what a convention returns": (

@@ -20,6 +20,7 @@ RESAMPLERS = {
     "ssp": ts.resampling.ssp,
     "one_survivor": ts.resampling.one_survivor,
     "nested": ts.resampling.nested(ts.resampling.systematic, 2),
+    "islands": ts.resampling.islands(2, ts.resampling.systematic, 0.9),
     "partial": ts.resampling.partial(ts.resampling.systematic, 0.5),
     "partial_ssp": ts.resampling.partial(ts.resampling.ssp, 0.75),
 }
@@ -141,6 +142,8 @@ def test_triggers() -> None:
         lambda: ts.triggers.ess_below(0.0),
         lambda: ts.triggers.ess_below(1.5),
         lambda: ts.resampling.partial(ts.resampling.ssp, 0.0),
+        lambda: ts.resampling.islands(0),
+        lambda: ts.resampling.islands(2, fraction=1.5),
     ],
 )
 def test_bad_settings_are_refused(broken) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from narrow import some, untyped
+from small_digits import RECIPE, TAUGHT, TRIAL
 from torch import nn
 
 from tokensteer import files
@@ -20,7 +21,7 @@ from tokensteer.tasks.common import arrays
 from tokensteer.tasks.common import proposals as learned
 from tokensteer.tasks.common import training as common
 from tokensteer.tasks.common.task import SHIPPED, Setup, Task, read_card
-from tokensteer.tasks.common.training import Training, Trial, finished
+from tokensteer.tasks.common.training import Training, finished
 from tokensteer.tasks.dna import reference as dna_reference
 from tokensteer.tasks.images import digits
 from tokensteer.tasks.images import train as pixels_train
@@ -31,23 +32,7 @@ from tokensteer.train import Plan, fit, load_adapter, lora, masked_loss, save_ad
 
 torch.set_num_threads(1)
 
-PLAN = Plan(3, batch_size=8, report_every=2, save_every=2)
-RECIPE = replace(
-    digits.RECIPE,
-    denoiser=nets.UNetConfig(3, 8, 8, channels=(8,), blocks=1, groups=4, heads=2),
-    reward=nets.ConvConfig(3, 8, 8, 10, channels=(8,), groups=4),
-    judge=nets.PatchConfig(3, 8, 8, 10, hidden=8, depth=1, heads=2),
-    plans=(PLAN, PLAN, PLAN),
-)
 ROLES = ("denoiser", "reward", "judge")
-TRIAL = Trial(samples=2, populations=2, examples=20, num_steps=2)
-PROPOSAL = replace(
-    digits.RECIPE.proposal,
-    plan=replace(digits.RECIPE.proposal.plan, rounds=2, paths=4, updates=1, times=2),
-    twist=replace(learned.TWIST, rounds=2, paths=4, updates=1, times=2),
-    num_steps=3,
-)
-TAUGHT = replace(digits.RECIPE, proposal=PROPOSAL)
 
 
 class KilledError(Exception):

@@ -18,7 +18,7 @@ from torch.nn.functional import one_hot
 
 from tokensteer.core.models.context import Query
 from tokensteer.core.models.diffusion import Diffusion
-from tokensteer.core.models.validation import check_log_probs, unwritten
+from tokensteer.core.models.validation import check_log_probs, copied, unwritten
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.particles.resampling import Resampler
 from tokensteer.core.twists.tilt import Reward, Tilt
@@ -71,7 +71,7 @@ def _assert_function(
     """f (P, ..., K) is deterministic and computes each row by itself; with a `vocab_size` it also takes one-hots, with
     the same values and a gradient."""
     with torch.no_grad(), _as_assertions():
-        first, again = unwritten(what, f, ids), f(ids)
+        first, again = unwritten(what, f, copied(ids)), f(ids)
         alone = torch.cat([f(row) for row in torch.split(ids, 1)])
         order = torch.randperm(len(ids), generator=generator, device=ids.device)
         permuted = f(ids[order])

@@ -100,7 +100,8 @@ def open_run(folder: str | Path) -> Run:
         )
     if fault := schema.fault(known, {}, schema.CONFIG):
         raise ValueError(f"{folder / CONFIG} is damaged: it {fault}")
-    rows = _read(folder, RESULTS)
+    listed = (folder / RESULTS).exists()  # if not, the run was stopped before it wrote the list
+    rows = _read(folder, RESULTS) if listed else list[object]()
     if not isinstance(rows, list):
         raise ValueError(f"{folder / RESULTS} is damaged: it should be a list of rows")
     for index, row in enumerate(cast("list[object]", rows)):
@@ -249,9 +250,8 @@ class Writer:
         files.write_json(self.folder / RESULTS, self.rows)
 
     def _begin(self) -> None:
-        """Write the config and remove the earlier run, once. If this is interrupted, the folder is a run without rows
-        or, if results.json is not there yet, one that --force can replace. Units of the earlier run are removed first:
-        under the new config they would be taken for its own."""
+        """Write the config and remove the earlier run, once. If this is interrupted, the folder is a run without rows.
+        Units of the earlier run are removed first: under the new config they would be taken for its own."""
         if self.begun:
             return
         self.begun, results = True, self.folder / RESULTS

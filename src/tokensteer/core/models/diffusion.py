@@ -17,7 +17,7 @@ from tokensteer.core.kernels.noise import noise_of
 from tokensteer.core.models.context import Context, Query, as_context, as_query, context_rows, population_of
 from tokensteer.core.models.denoiser import Denoiser, Structured, Time, ignores_time
 from tokensteer.core.models.prediction import NewRows, Prediction, all_distinct, changed, updated
-from tokensteer.core.models.validation import check_denoiser, check_shape
+from tokensteer.core.models.validation import check_denoiser, check_shape, unwritten
 from tokensteer.core.numerics.batching import Chunks, Meter
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.numerics.rows import distinct
@@ -229,11 +229,12 @@ class Diffusion(Predicting):
 
         def run(rows: slice) -> None:
             part, at = x[rows], query.take(rows)
-            context = self.given(at, len(part))
-            if structured and isinstance(self.denoiser, Structured):
-                store = self.denoiser.laws(part, at.t, *context)
+            context, net = self.given(at, len(part)), self.denoiser
+            if structured and isinstance(net, Structured):
+                store = unwritten("the denoiser", lambda x: net.laws(x, at.t, *context), part)
             else:
-                log_x0 = self._known(part, self.denoiser(part, at.t, *context), at.t)
+                found = unwritten("the denoiser", lambda x: net(x, at.t, *context), part)
+                log_x0 = self._known(part, found, at.t)
                 store = LogProbs(log_x0.flatten(0, 1).contiguous())
             buffer.put(rows.start * x.shape[1], store, part.numel())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ from tokensteer.core.models.context import Context, context_rows
 from tokensteer.core.models.denoiser import Denoiser, FromHidden, FromLogits, Structured, ignores_time
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.particles.path import Step
+
+Found = TypeVar("Found")
 
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -79,15 +81,19 @@ def halfway(x: Tensor, mask_id: int, likeliest: Callable[[Tensor], Tensor]) -> T
     return x.masked_scatter(where, likeliest(where))
 
 
-def unwritten(what: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """function(x), called with a copy of x; raises if the function writes to it."""
-    with torch.inference_mode(False):  # torch counts no writes to tensors made in inference mode
-        x = x.clone()
-    version = x._version
+def unwritten(what: str, function: Callable[[Tensor], Found], x: Tensor) -> Found:
+    """function(x); raises if the function writes to x. Torch counts no writes to tensors made in inference mode."""
+    version = None if x.is_inference() else x._version
     found = function(x)
-    if x._version != version:
+    if version is not None and x._version != version:
         raise ValueError(f"{what} writes to the sequences it is given, which are the particles: let it clone them")
     return found
+
+
+def copied(x: Tensor) -> Tensor:
+    """A copy to which writes are counted, in inference mode too."""
+    with torch.inference_mode(False):
+        return x.clone()
 
 
 def check_log_probs(log_x0: Tensor, x: Tensor, kernel: Kernel, tolerance: float = 1e-3) -> None:
@@ -130,7 +136,7 @@ def _predict(denoiser: Denoiser, kernel: Kernel, template: Tensor, x: Tensor, t:
             ) from error
 
     with torch.no_grad():
-        log_x0 = unwritten("the denoiser", call, x)
+        log_x0 = unwritten("the denoiser", call, copied(x))
     if log_x0.dim() != 3 or tuple(log_x0.shape[:2]) != (1, length) or not log_x0.shape[-1]:
         raise ValueError(
             f"the denoiser must return (1, {length}, V) for a template of length {length}, got "

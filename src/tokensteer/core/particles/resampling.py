@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.numerics.domains import check_number, check_whole
+from tokensteer.core.numerics.domains import check_callable, check_number, check_whole
 from tokensteer.core.numerics.draws import inverse_cdf, uniforms
 
 Resampler = Callable[[Tensor, Generator | None], tuple[Tensor, Tensor]]
@@ -125,6 +125,38 @@ def nested(resampler: Resampler, candidates: int) -> Resampler:
         parents = grouped.gather(-2, group.unsqueeze(-1).expand_as(grouped))
         member = inverse_cdf(weights(parents), uniforms((*group.shape, 1), log_w, generator))
         return _even(log_w, (group.unsqueeze(-1) * candidates + member).expand_as(grouped).flatten(-2))
+
+    return resample
+
+
+def islands(count: int, resampler: Resampler = systematic, fraction: float = 0.5) -> Resampler:
+    """The N particles of a population as `count` islands of N / count (Vergé et al., 2015).
+
+    If the ESS of the islands' mean weights is below `fraction`·count, islands are resampled whole, by mean weight. Then
+    every island whose own ESS is below `fraction`·N / count resamples its particles. Islands decide for themselves, so
+    run them with `when=triggers.always`. The population's mean weight is that of its islands.
+    """
+    check_whole("islands: count", count)
+    check_callable("islands: resampler", resampler, "log-weights and a generator: resampling.systematic is one")
+    check_number("islands: fraction", fraction, "(0, 1]")
+
+    def resample(log_w: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
+        n = log_w.shape[-1]
+        if n % count:
+            raise ValueError(f"{n} particles do not divide into {count} islands: take a multiple of {count}")
+        grouped, size = log_w.view(-1, count, n // count), n // count
+        log_z = log_mean_weight(grouped)
+        parents, shared = resampler(log_z, generator)
+        exchanged = (ess(log_z) < fraction * count).unsqueeze(-1)
+        parents = torch.where(exchanged, parents, torch.arange(count, device=log_w.device))
+        change = torch.where(exchanged, shared - log_z.gather(-1, parents), 0.0).unsqueeze(-1)
+        moved = grouped.gather(-2, parents.unsqueeze(-1).expand_as(grouped))
+        moved = torch.where(moved == -math.inf, moved, moved + change).flatten(0, 1)
+        members, even = resampler(moved, generator)
+        poor = (ess(moved) < fraction * size).unsqueeze(-1)
+        members = torch.where(poor, members, torch.arange(size, device=log_w.device))
+        ancestors = parents.unsqueeze(-1) * size + members.view_as(grouped)
+        return ancestors.view_as(log_w), torch.where(poor, even, moved).view_as(log_w)
 
     return resample
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,19 +29,23 @@ AXES = {
     "ramp": "TB",
     "states": "TKNL",
     "states_log_w": "TKN",
-}  # of the tensors of a result; T counts the start too, and K the populations whose states are stored
-WHOLE = ("samples", "ancestors", "states")
+    "pooled_from": "I",
+}  # of the tensors of a result; T counts the start too, K the populations whose states are stored, I those pooled
+WHOLE = ("samples", "ancestors", "states", "pooled_from")
 
 
-def pooled(log_z: Tensor) -> tuple[float, float]:
-    """The log of the mean of exp(log_z) over independent estimates (B,), with its standard error (delta method).
+def pooled(log_z: Tensor, sizes: Tensor | None = None) -> tuple[float, float]:
+    """The log of the mean of exp(log_z) over independent estimates (B,), with its standard error (delta method). An
+    estimate counts by its number of particles, `sizes` (B,), equal if not given.
 
     The mean of exp(log_z) is unbiased; the mean of log_z is biased low. With heavy-tailed weights both the mean and its
     error miss rare large values.
     """
-    mean = float(log_mean_weight(log_z))
-    ratio = (log_z - mean).exp()
-    return mean, float(ratio.std() / math.sqrt(len(ratio))) if len(ratio) > 1 else math.nan
+    share = weights(torch.zeros_like(log_z) if sizes is None else sizes.to(log_z).log())
+    mean = (log_z + share.log()).logsumexp(-1)
+    off = share * ((log_z - mean).exp() - 1.0)
+    # Where variances are 1/size, this is unbiased; for equal sizes it is the usual variance of a mean.
+    return float(mean), float((off.square().sum() / (1.0 - share.square().sum())).sqrt()) if len(off) > 1 else math.nan
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,8 @@ class Result:
     `templates`, their number: the first B / templates populations belong to the first, and so on; `rows` counts the
     network rows computed, `saved` those reused. With `keep_states`, `states` (T + 1, K, N, L) and `states_log_w`
     (T + 1, K, N) are the particles and log-weights of the first K populations at every step, before any resampling
-    there.
+    there. `pooled_from` (I,) is set by `merge` and `pooled`: each population then is I independent ones of these sizes,
+    side by side, and errors are over them.
     """
 
     samples: Tensor
@@ -68,6 +74,7 @@ class Result:
     templates: int = 1
     states: Tensor | None = None
     states_log_w: Tensor | None = None
+    pooled_from: Tensor | None = None
 
     @property
     def log_z(self) -> Tensor:
@@ -78,38 +85,39 @@ class Result:
     def pooled_log_z(self) -> tuple[float, float]:
         """The log of the mean of exp(log_z) over populations, with its standard error (delta method). With several
         templates the normalisers differ: use `log_z`."""
-        return pooled(self.log_z)
+        log_z, sizes = self._independent()
+        return pooled(log_z.flatten(), sizes.repeat(self.templates))
 
     @property
     def scatter(self) -> float:
         """The standard deviation of log_z over populations of a template: how far off a single population is. Above 1,
         most populations miss a part of the target that a few have found. NaN for a single population."""
-        log_z = self.log_z.view(self.templates, -1)
+        log_z, _ = self._independent()
         return float(log_z.var(-1).mean().sqrt()) if log_z.shape[-1] > 1 else math.nan
 
+    def _independent(self) -> tuple[Tensor, Tensor]:
+        """log_z of the independent populations of each template, (templates, I), and their numbers of particles."""
+        if self.pooled_from is None:
+            log_z = self.log_z.view(self.templates, -1)
+            return log_z, torch.full((log_z.shape[1],), self.log_w.shape[1], device=log_z.device)
+        ends = [int(end) for end in self.pooled_from.cumsum(0)]
+        parts = [self.log_w[:, start:end] for start, end in pairwise([0, *ends])]
+        return torch.stack([log_mean_weight(part) for part in parts], -1), self.pooled_from
+
+    @staticmethod
+    def merge(results: Sequence[Result]) -> Result:
+        """The results of several runs of one target, with any numbers of particles and populations, as one: all
+        populations of a template become one, each counted by its size and its Z, so that Z is the mean over all
+        particles and draws are from the target even if single populations have missed parts of it. `pooled_log_z` has
+        the standard error over those populations. ESS and reward before the end are NaN. Every run needs a seed of its
+        own."""
+        from tokensteer.core.particles.merging import merged
+
+        return merged(results)
+
     def pooled(self) -> Result:
-        """All populations of a template as one, each counted by its Z: draws are then from the target even if single
-        populations have missed parts of it. ESS and reward on the way, which would need the Z of every step, are NaN
-        before the end."""
-        each = len(self.log_w) // self.templates * self.log_w.shape[1]
-        log_w, reward = self.log_w.view(-1, each), None if self.reward is None else self.reward.view(-1, each)
-        unknown = self.ess.new_full((len(self.ess) - 1, len(log_w)), math.nan)
-        share = weights(log_w)
-        first = torch.arange(len(self.log_w), device=log_w.device).view(self.templates, -1, 1) * self.log_w.shape[1]
-        within = self.ancestors.view(len(self.ancestors), self.templates, -1, self.log_w.shape[1])
-        mean = None if reward is None else torch.where(share > 0, share * reward, 0.0).sum(-1).unsqueeze(0)
-        return replace(
-            self,
-            samples=self.samples.view(len(log_w), each, -1),
-            log_w=log_w,
-            reward=reward,
-            ess=torch.cat([unknown, (1 / share.square().sum(-1)).unsqueeze(0).to(unknown)]),
-            mean_reward=None if mean is None else torch.cat([unknown, mean.to(unknown)]),
-            ancestors=(within + (first - first[:, :1])).flatten(2),
-            ramp=None,
-            states=None,
-            states_log_w=None,
-        )
+        """All populations of a template as one: `Result.merge` of this result alone."""
+        return Result.merge([self])
 
     @property
     def weights(self) -> Tensor:
@@ -168,6 +176,8 @@ class Result:
 
     @classmethod
     def load(cls, file: str | Path) -> Result:
+        if Path(file).is_dir():
+            raise IsADirectoryError(f"{file} is a folder, and no saved Result: open_run opens the folder of a run")
         try:
             stored = load_file(str(file))
         except SafetensorError as error:
@@ -179,7 +189,7 @@ class Result:
             if (name == "templates" or name.startswith(("rows.", "saved."))) and (value.dim() or value.is_complex()):
                 raise ValueError(f"{file} is a damaged Result: its {name} is no number")
         rows, saved = (
-            {name.removeprefix(of): int(n) for name, n in stored.items() if name.startswith(of)}
+            {name.removeprefix(of): int(n) for name, n in sorted(stored.items()) if name.startswith(of)}
             for of in ("rows.", "saved.")
         )
         tensors = cast("dict[str, Any]", {name: stored.get(name) for name in AXES})
@@ -207,12 +217,15 @@ class Result:
 
     def __repr__(self) -> str:
         populations, particles, length = self.samples.shape
+        log_z, sizes = self._independent()
+        known = self.ess[~self.ess.isnan()]  # before the end, that of pooled populations is not
         lines = [
-            f"Result: {populations} × {particles} particles of {length} tokens, {len(self.ess) - 1} steps",
-            f"  log Z    {_some([_with_error(*pooled(part)) for part in self.log_z.chunk(self.templates)])}"
+            f"Result: {populations} × {particles} particles of {length} tokens, {len(self.ess) - 1} steps"
+            + ("" if self.pooled_from is None else f", pooled from {len(self.pooled_from)} populations"),
+            f"  log Z    {_some([_with_error(*pooled(part, sizes)) for part in log_z])}"
             + ("" if math.isnan(self.scatter) else f"; one population ± {self.scatter:.2f}"),
             f"  ESS/N    {float(self.ess[-1].mean()) / particles:.3f} at the end, "
-            f"{float(self.ess.min()) / particles:.3f} at worst",
+            f"{float(known.min()) / particles:.3f} at worst",
         ]
         if not self.alive.all():
             lines.append(f"  died     {int((~self.alive).sum())} of {populations} populations")
@@ -234,6 +247,8 @@ def _fault(result: Result) -> str | None:
     if (states is None) != (result.states_log_w is None):
         return "it has only one of states and states_log_w"
     sizes["K"] = min(populations, states.shape[1]) if states is not None and states.dim() == 4 else 0
+    parts = result.pooled_from
+    sizes["I"] = 0 if parts is None or parts.dim() != 1 else len(parts)
     for name, axes in AXES.items():
         tensor = cast("Tensor | None", getattr(result, name))
         if tensor is None:
@@ -250,6 +265,8 @@ def _fault(result: Result) -> str | None:
         bool((states < 0).any()) or not bool((states[-1] == result.samples[: sizes["K"]]).all())
     ):
         return "its states do not end in its samples"
+    if parts is not None and (int(parts.min()) < 1 or int(parts.sum()) != particles):
+        return f"its pooled_from does not share {particles} particles"
     if result.templates < 1 or populations % result.templates:
         return f"its templates, {result.templates}, do not share {populations} populations"
     return "it has counts below 0" if min([0, *result.rows.values(), *result.saved.values()]) < 0 else None
@@ -270,7 +287,7 @@ def _with_error(value: float, error: float) -> str:
 
 
 def with_rows(result: Result, before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> Result:
-    """The result with the network rows computed and saved since `before`."""
-    since = {name: (n - before[name][0], saved - before[name][1]) for name, (n, saved) in after.items()}
+    """The result with the network rows computed and saved since `before`, by name as in a stored result."""
+    since = {name: (n - before[name][0], saved - before[name][1]) for name, (n, saved) in sorted(after.items())}
     rows, saved = ({name: counts[k] for name, counts in since.items()} for k in (0, 1))
     return replace(result, rows=rows, saved={name: n for name, n in saved.items() if n})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
@@ -45,7 +46,8 @@ def _ids(row: Tensor) -> str:
 
 def _trace(result: Result) -> str:
     share = [float(step) for step in (result.ess / result.log_w.shape[1]).mean(1)]
-    points = " ".join(f"{x:.1f},{(1.0 - y) * HEIGHT:.1f}" for x, y in zip(_across(len(share)), share, strict=True))
+    known = [(x, y) for x, y in zip(_across(len(share)), share, strict=True) if not math.isnan(y)]
+    points = " ".join(f"{x:.1f},{(1.0 - y) * HEIGHT:.1f}" for x, y in known)
     line = f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
     return _picture("ESS/N from the first step to the last, mean over populations", line)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from tokensteer.core.categorical.forms import HiddenLogits
@@ -84,6 +86,19 @@ class OtherHead(SiteProposal):
             )
         if self.head.out_features != kept.vocab_size:
             raise ValueError(f"OtherHead has {self.head.out_features} tokens, the model's own head {kept.vocab_size}")
-        states = kept.states if self.change is None else self.change(kept.states)
+        states = self._changed(kept.states)
         tokens = SiteDistributions(replace(kept, states=states, head=self.head), prediction.laws().index)
         return model.step_with(x, tokens, step, chosen(x, order, evaluation, step, model))
+
+    def _changed(self, states: Tensor) -> Tensor:
+        if self.change is None:
+            return states
+        changed, size, kind = cast("object", self.change(states)), self.head.in_features, self.head.weight.dtype
+        got = f"{changed.dtype} {tuple(changed.shape)}" if isinstance(changed, Tensor) else type(changed).__name__
+        mixed = torch.is_autocast_enabled(states.device.type)
+        if isinstance(changed, Tensor) and changed.shape == (len(states), size) and (mixed or changed.dtype == kind):
+            return changed
+        raise ValueError(
+            f"OtherHead.change must return a state for each that it is given, {kind} ({len(states)}, {size}) as the "
+            f"head reads them, got {got}"
+        )

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from tokensteer.core.kernels.measure import Reveal, SiteMeasure, Table
 from tokensteer.core.models.prediction import stored_prediction
-from tokensteer.core.models.validation import halfway, unwritten
+from tokensteer.core.models.validation import copied, halfway, unwritten
 from tokensteer.core.particles.path import Evaluation, Step
 from tokensteer.core.proposals.mixture import MixedMeasure
 from tokensteer.core.twists.tilt import Tilt
@@ -47,4 +47,4 @@ def _probe_step(steering: Steering, x: Tensor, step: Step, generator: Generator)
 def _probe_reward(twist: Tilt, x: Tensor, mask_id: int) -> None:
     """Two rows, which tell a reward that sums over the batch from one that does not."""
     clean = x.masked_fill(x == mask_id, 1 if mask_id == 0 else 0).repeat(2, 1)
-    unwritten("the reward", twist.exact, clean)
+    unwritten("the reward", twist.exact, copied(clean))

@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.core.models.validation import unwritten
 from tokensteer.core.numerics.batching import Chunks, Meter
 from tokensteer.core.numerics.domains import check_callable, check_number, check_whole
 from tokensteer.core.numerics.draws import replace_neg_inf
@@ -187,7 +188,7 @@ class Tilt:
         return found
 
     def _rewards(self, x0: Tensor) -> Tensor:
-        return self.checked(self.reward(x0), len(x0), x0.device)
+        return self.checked(unwritten("the reward", self.reward, x0), len(x0), x0.device)
 
     def checked(self, r: Tensor, rows: int, device: torch.device) -> Tensor:
         """What the reward returned for so many sequences on a device, as a float64 copy: one number for each."""

@@ -54,7 +54,7 @@ def read(file: Path) -> list[Prompt]:
 def _entry(file: Path, place: int, line: str) -> Prompt:
     try:
         entry: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"line {place} of {file} is no JSON: {error}") from error
     said = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
     text = said.get("prompt")
