@@ -31,7 +31,17 @@ from tokensteer.tasks.common.arrays import to_lists
 from tokensteer.tasks.common.metrics import Measured, ess_share, in_parts, measured, weighted
 from tokensteer.tasks.common.proposals import ProposalConfig
 from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task
-from tokensteer.tasks.nets import AttentiveConfig, NgramConfig, Reader, Transformer, TransformerConfig, Trunk
+from tokensteer.tasks.nets import (
+    AttentiveConfig,
+    Encoder,
+    EncoderConfig,
+    EncoderReaderConfig,
+    NgramConfig,
+    Reader,
+    Transformer,
+    TransformerConfig,
+    Trunk,
+)
 from tokensteer.tasks.text import prompts
 from tokensteer.tasks.text.data import Reviews
 from tokensteer.tasks.text.diversity import distinct, self_bleu
@@ -56,8 +66,8 @@ class Recipe:
 
     name: str
     data: Callable[[], Reviews]
-    denoiser: TransformerConfig
-    reward: AttentiveConfig
+    denoiser: TransformerConfig | EncoderConfig
+    reward: AttentiveConfig | EncoderReaderConfig
     judge: NgramConfig
     plans: tuple[Plan, Plan, Plan]
     proposal: ProposalConfig
@@ -95,8 +105,8 @@ def as_denoiser(mask_id: int) -> Callable[[nn.Module], Denoiser]:
     """Makes a transformer a denoiser whose head is computed only at the sites that need it."""
 
     def wrap(net: nn.Module) -> Denoiser:
-        assert isinstance(net, Transformer)
-        return from_hidden(Trunk(net), net.head, mask_id, ignores_time=True)
+        assert isinstance(net, Transformer | Encoder)
+        return from_hidden(Trunk(cast("Transformer", net)), net.head, mask_id, ignores_time=True)
 
     return wrap
 
