@@ -32,6 +32,7 @@ from tokensteer.tasks.text.corpus.supply import Supply
 
 FILE = "teacher-texts.jsonl"
 CARD = "teacher-texts.json"
+HOPELESS = 20  # batches without a text that is kept
 
 Polished = list[tuple[int, str, list[int]]]
 """Moods, words with spaces between them, and marks of the texts that are kept."""
@@ -150,6 +151,9 @@ def write_corpus(net: Llama, tokenizer: BytePairs, out: Path, plan: WritingPlan,
         counts.written += len(rows)
         counts.tokens += written.numel()
         collect()
+        if not counts.kept and counts.written >= HOPELESS * plan.rows:
+            cleaner.close()
+            raise ValueError(f"none of {counts.written} texts can be kept: give the GGUF file of a model that writes")
         seconds = time.perf_counter() - began
         speed = counts.tokens / seconds
         say(f"corpus: {counts.kept} texts of {counts.written}, {speed:.0f} tokens/s, {seconds:.0f} s")
