@@ -168,10 +168,10 @@ def test_the_writer_writes_what_a_plain_loop_writes(teacher):
     cold = sampling.Batch(prompts, torch.full((3,), 1e-4))
     writer = sampling.Writer(net, 3, 64 + 40)
     for _ in range(2):  # the second batch finds the buffers of the first
-        written = writer.write(cold, 40)
+        written = writer.write(cold, 24)
         for row, text in zip(prompts.tolist(), written.tolist(), strict=True):
             found: list[int] = []
-            for _ in range(40):
+            for _ in range(24):
                 with torch.no_grad():
                     logits = net.logits(net(torch.tensor([row + found])))[0, -1]
                 for k in range(len(found) - 4):

@@ -157,10 +157,11 @@ def _of_review(
     flat = [word for sentence in review for word in sentence]
     if sum(word in common for word in flat) < COMMON * len(flat):
         return []
-    starts = np.cumsum([0, *map(len, review[:-1])]).tolist()
-    found = [window for start in starts if (window := spelt(flat[start:], vocabulary, length)) is not None]
-    few = np.unique(np.linspace(0, len(found) - 1, min(SPREAD, len(found))).round().astype(int)) if found else ()
-    return [found[k] for k in few]
+    starts = np.cumsum([0, *map(len, review[:-1])])
+    long = starts[starts + length <= len(flat)]  # a word has one piece at least
+    few = long[np.linspace(0, len(long) - 1, min(SPREAD, len(long))).round().astype(int)]
+    found = (spelt(flat[start:], vocabulary, length) for start in few.tolist())
+    return [window for window in found if window is not None]
 
 
 def _split_all(texts: Sequence[str], workers: int) -> list[list[list[str]]]:

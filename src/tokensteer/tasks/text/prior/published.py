@@ -2,7 +2,7 @@
 
     python -m tokensteer.tasks.text --part published --out FOLDER
 
-reads both from the folder of data and writes each as one file in half precision. Training reads these files alone, so
+reads both from the folder of data and writes each as one file of 8-bit numbers. Training reads these files alone, so
 that it needs no other library. Networks of a restricted vocabulary take the rows of its pieces from the tables.
 """
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tokensteer import tensorfile
 from tokensteer.rewards.text.onnx import graph_weights
 from tokensteer.tasks.common.task import data_folder
+from tokensteer.tasks.nets import int8
 from tokensteer.tasks.nets.encoder import Encoder, EncoderReader, EncoderReaderConfig
 from tokensteer.tasks.text.prior import onnx_file
 
@@ -54,7 +55,7 @@ def find(name: str) -> Path:
 
 def _write(file: Path, weights: Mapping[str, Tensor]) -> None:
     kept = {name: value[:LONGEST] if "position_embeddings" in name else value for name, value in weights.items()}
-    tensorfile.write(file, {name: value.half() for name, value in kept.items()}, {"published": file.stem})
+    tensorfile.write(file, int8.quantise(kept), {"published": file.stem})
 
 
 def read(file: Path) -> dict[str, Tensor]:
@@ -62,7 +63,7 @@ def read(file: Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise FileNotFoundError(f"there is no {file}: write it by python -m tokensteer.tasks.text --part published")
     tensors, _ = tensorfile.read(file)
-    return {name: value.float() for name, value in tensors.items()}
+    return {name: value.float() for name, value in int8.dequantise(tensors).items()}
 
 
 def start_from(net: Encoder | EncoderReader, weights: Mapping[str, Tensor], origin: Sequence[int]) -> None:
