@@ -15,14 +15,15 @@ from torch.nn import functional as F
 
 import tokensteer as ts
 from tokensteer.tasks import nets
-from tokensteer.tasks.common.task import Setup
+from tokensteer.tasks.common.task import Setup, Task
 from tokensteer.tasks.common.timed_loop import Stretch, run
 from tokensteer.tasks.common.training import Training, finished
-from tokensteer.tasks.text import recipe as texts
+from tokensteer.tasks.nets.store import build
 from tokensteer.tasks.text.__main__ import main
 from tokensteer.tasks.text.corpus import windows, write
 from tokensteer.tasks.text.prior import classifiers, denoiser, onnx_file, published, quality, toxicity
-from tokensteer.tasks.text.prior.recipe import RECIPE
+from tokensteer.tasks.text.prior.recipe import task as texts_task
+from tokensteer.tasks.text.prior.recipe import toxicity_task
 from tokensteer.tasks.text.prior.train import train, train_part
 from tokensteer.tasks.text.prior.work import NETWORKS, Pieces, PriorRecipe
 from tokensteer.tasks.text.wordpiece import WordPiece
@@ -30,9 +31,8 @@ from tokensteer.train import Plan
 
 SIZE, LENGTH = 120, 24
 PLAN = Plan(6, batch_size=8, rate=1e-3, warmup=0.1, average=0.9)
-SMALL = {"width": 16, "heads": 2, "inner": 32}
-DENOISER = nets.EncoderConfig(SIZE, LENGTH, depth=2, more=1, **SMALL)
-READER = nets.EncoderReaderConfig(SIZE, LENGTH, 2, depth=1, **SMALL)
+DENOISER = nets.EncoderConfig(SIZE, LENGTH, width=16, depth=2, more=1, heads=2, inner=32)
+READER = nets.EncoderReaderConfig(SIZE, LENGTH, 2, width=16, depth=1, heads=2, inner=32)
 NGRAM = nets.NgramConfig(SIZE, 2, features=8, spans=(1, 2), channels=8)
 TOY = PriorRecipe(
     DENOISER,
@@ -41,7 +41,10 @@ TOY = PriorRecipe(
     NGRAM,
     NGRAM,
     write.WritingPlan(texts=8, rows=4, length=80, prompt=400, workers=0),
-    *(PLAN,) * 4,
+    PLAN,
+    PLAN,
+    PLAN,
+    PLAN,
     samples=16,
     steps=4,
 )
@@ -121,7 +124,7 @@ def test_a_denoiser_starts_as_the_encoder():
 @pytest.mark.parametrize("config", [DENOISER, READER, replace(READER, framed=True, first=True)])
 def test_encoders_come_back_from_their_files(config, tmp_path):
     torch.manual_seed(0)
-    net = nets.store.build(config)
+    net = build(config)
     nets.save(net, tmp_path / "a.safetensors", torch.int8)
     back = nets.load(tmp_path / "a.safetensors")
     assert back.config == config
@@ -347,8 +350,12 @@ def test_all_parts_make_a_folder_that_the_task_runs(made, tmp_path, monkeypatch)
     assert measured["samples"]["perplexity"]["mean"] > 1
     assert 0 < measured["share of the distinct-2 of held-out texts"] < 3
 
-    setup = Setup(3, weights=target)
-    task = texts.task(RECIPE, setup)
+    for make in (texts_task, toxicity_task):
+        check_runs(make(Setup(3, weights=target)))
+    assert "towards polite" in toxicity_task(Setup(3, weights=target, goal=0)).about
+
+
+def check_runs(task: Task) -> None:
     result = ts.smc_grad(task.model, task.tilt)(2, 15, generator=seeded())
     assert result.samples.shape == (15, 2, LENGTH)
     assert torch.isfinite(result.log_w).all()

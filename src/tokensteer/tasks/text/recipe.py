@@ -61,7 +61,8 @@ class Recipe:
     """What differs between these tasks: texts, networks, plans for denoiser, reward and judge.
 
     Classifiers are trained on windows in which a share `dropped` of the tokens is masked and a share `swapped` comes
-    from another window, so that steering cannot please them by a single word.
+    from another window, so that steering cannot please them by a single word. `roles` are the names of the weights of
+    reward and judge, and `classes` what they tell apart.
     """
 
     name: str
@@ -74,10 +75,17 @@ class Recipe:
     dropped: float
     swapped: float
     source: str
+    roles: tuple[str, str] = ("reward", "judge")
+    classes: tuple[str, str] = CLASSES
 
     @property
     def length(self) -> int:
         return self.denoiser.length
+
+    @property
+    def taught(self) -> str:
+        """The name of proposals that were trained for its reward."""
+        return self.name if self.roles[0] == "reward" else f"{self.name}-{self.roles[0]}"
 
     def vocabulary_file(self, folder: Path) -> Path:
         return folder / f"{self.name}-vocab.txt"
@@ -160,7 +168,7 @@ def task(recipe: Recipe, setup: Setup | None = None) -> Task:
     vocabulary = WordPiece.read(recipe.vocabulary_file(setup.weights))
     rule = rule_of(setup, vocabulary)
     goal = 1 if setup.goal is None else setup.goal
-    opinion, judge = (Opinion(reader(recipe, role, setup), goal) for role in ("reward", "judge"))
+    opinion, judge = (Opinion(reader(recipe, role, setup), goal) for role in recipe.roles)
     fluency = Fluency.found()
     canvases: list[tuple[Prompt, Tensor]] = []
     failed: list[Failure] = []
@@ -181,7 +189,7 @@ def task(recipe: Recipe, setup: Setup | None = None) -> Task:
         return (in_parts(judge, ids) > math.log(0.5)).double()
 
     own = None if setup.reward_function is None else setup.reward or "of your own"
-    wanted = CLASSES[goal] if own is None else "a reward of your own"
+    wanted = recipe.classes[goal] if own is None else "a reward of your own"
     wrap = as_denoiser(vocabulary.mask_id)
 
     def with_prompts(canvases: Sequence[tuple[Prompt, Tensor]], failed: Sequence[Failure]) -> Task:
@@ -208,7 +216,7 @@ def task(recipe: Recipe, setup: Setup | None = None) -> Task:
             metrics,
             None,
             marks,
-            learned=lambda: learned.find(setup.weights, recipe.name, goal, wrap, setup.device),
+            learned=lambda: learned.find(setup.weights, recipe.taught, goal, wrap, setup.device),
             written={".jsonl": write},
             prompted=Prompted(kept, failed, only),
             reward=own,

@@ -1,6 +1,7 @@
 """The task `text` with the larger prior: texts of 100 tokens, towards praise or blame.
 
-`recipe.task(RECIPE, setup)` is the task for a folder of weights that `prior.train` wrote.
+`task(setup)` is the task for a folder of weights that `prior.train` wrote. `toxicity_task(setup)` is steered towards
+toxic texts, or polite ones if the goal is 0.
 """
 
 from __future__ import annotations
@@ -50,4 +51,7 @@ RECIPE = Recipe(
     source="texts that SmolLM2-135M-Instruct wrote, and reviews of films, in 8,000 of BERT's word pieces",
 )
 
+TOXICITY = replace(RECIPE, roles=("toxicity", "toxicity-judge"), classes=("polite", "toxic"))
+
 task = partial(recipe.task, RECIPE)
+toxicity_task = partial(recipe.task, TOXICITY)
