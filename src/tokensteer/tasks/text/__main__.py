@@ -42,6 +42,7 @@ class Command:
     more: int | None = None  # blocks of the denoiser after MiniLM's layers, if not the usual
     rows: int | None = None  # texts of the corpus that are written at once, if not the usual
     workers: int | None = None  # processes that clean and split texts, if not the usual
+    adam: bool = False  # move all weights of the denoiser by AdamW, none by Muon
     exact: bool = False  # checkpoints in float32, three times as large
 
 
@@ -57,6 +58,7 @@ def run(command: OmitArgPrefixes[Command]) -> None:
 
     recipe = replace(
         RECIPE,
+        muon=not command.adam,
         denoiser=replace(RECIPE.denoiser, **given(more=command.more)),
         denoiser_plan=replace(RECIPE.denoiser_plan, **given(rate=command.rate, batch_size=command.batch_size)),
         writing=replace(RECIPE.writing, **given(rows=command.rows, workers=command.workers)),

@@ -25,7 +25,7 @@ from tokensteer.train.losses import strata
 from tokensteer.train.optim import half_precision
 
 CONFIG = EncoderConfig(SIZE, LENGTH, depth=6, more=6)
-PLAN = Plan(20_000, batch_size=768, rate=8e-4, warmup=0.03, weight_decay=0.05, average=0.9995)
+PLAN = Plan(20_000, batch_size=768, rate=1e-3, warmup=0.03, weight_decay=0.05, average=0.9995)
 REAL = 0.06
 """The share of real reviews in a batch."""
 PROMPTED, PROMPT = 0.3, 6
@@ -38,7 +38,7 @@ Draw = Callable[[int, Generator], Tensor]
 
 
 class DenoiserTraining(Trainee):
-    """Steps on texts that `draw` returns; `unseen` (D, L) are for checks. `learner` makes the optimiser."""
+    """Steps on texts that `draw` returns; `unseen` (D, L) are for checks. With `muon`, matrices are moved by Muon."""
 
     counted = "texts"
 
@@ -50,15 +50,16 @@ class DenoiserTraining(Trainee):
         mask_id: int,
         plan: Plan = PLAN,
         compiled: bool = False,
-        learner: Callable[[Encoder, Plan], Learner] = Learner,
+        muon: bool = False,
     ) -> None:
         self.device, self.batch_size = next(net.parameters()).device, plan.batch_size
         self.net, self.draw, self.unseen, self.mask_id = net, draw, unseen, mask_id
-        self.learner = learner(net, plan)
+        self.learner = Learner(net, plan, muon=muon)
         self.learners = {"denoiser": self.learner}
         self.loss = Compiled(self._loss, compiled)
         self.compiled = (self.loss,) if compiled else ()
-        self.given = {"config": json.loads(json.dumps(asdict(net.config))), "batch size": plan.batch_size}
+        config = json.loads(json.dumps(asdict(net.config)))
+        self.given = {"config": config, "batch size": plan.batch_size, "muon": muon}
 
     def _loss(self, noisy: Tensor, ids: Tensor, weight: Tensor, chosen: Tensor) -> Tensor:
         return bound(self.net, noisy, ids, weight, chosen, self.mask_id)

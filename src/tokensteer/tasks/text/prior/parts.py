@@ -60,7 +60,7 @@ def make_denoiser(work: Work) -> dict[str, Any]:
     draw = windows.sampler(work.corpus, work.recipe.real_share, work.device)
     test = {name: source["test"].ids for name, source in (("taught", work.corpus.taught), ("real", work.corpus.real))}
     few = test["taught"][spread(len(test["taught"]), CHECKED)].to(work.device)
-    trainee = denoiser.DenoiserTraining(net, draw, few, work.mask_id, plan, work.compiled)
+    trainee = denoiser.DenoiserTraining(net, draw, few, work.mask_id, plan, work.compiled, work.recipe.muon)
     progress = work.run(trainee, plan)
     stored = work.store(trainee.learner.average)
     found = {"nats per token, held-out texts": denoiser.measure(stored, few, work.mask_id)}
@@ -68,7 +68,7 @@ def make_denoiser(work: Work) -> dict[str, Any]:
     if len(test["real"]):
         few = test["real"][spread(len(test["real"]), CHECKED)].to(work.device)
         found["nats per token, held-out reviews"] = denoiser.measure(stored, few, work.mask_id)
-    return work.finish(stored, config, plan, progress, found)
+    return work.finish(stored, config, plan, progress, {**found, "muon": work.recipe.muon})
 
 
 def make_labeller(work: Work) -> dict[str, Any]:

@@ -34,7 +34,7 @@ _STORED = "int8 by output channel, vectors bfloat16; exponential moving average 
 
 @dataclass(frozen=True)
 class PriorRecipe:
-    """Networks and plans."""
+    """Networks and plans. With `muon`, the denoiser's matrices are moved by Muon."""
 
     denoiser: EncoderConfig = denoising.CONFIG
     labeller: EncoderReaderConfig = classifiers.LABELLER
@@ -47,6 +47,7 @@ class PriorRecipe:
     ngram_plan: Plan = classifiers.NGRAM_PLAN
     toxicity_plan: Plan = toxic.PLAN
     real_share: float = denoising.REAL
+    muon: bool = True
     samples: int = 300
     steps: int = quality.STEPS
 
