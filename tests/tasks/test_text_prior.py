@@ -180,6 +180,17 @@ def test_an_onnx_file_is_read(tmp_path):
         onnx_file.read(file)
 
 
+def test_a_sharpened_denoiser_divides_its_logits(tmp_path):
+    torch.manual_seed(0)
+    net = nets.Encoder(DENOISER).eval()
+    torch.nn.init.normal_(net.head.bias)
+    ids = torch.randint(SIZE, (2, LENGTH), generator=seeded())
+    cold = quality.sharpened(net, 0.5)
+    torch.testing.assert_close(cold(ids), 2 * net(ids))
+    nets.save(cold, tmp_path / "a.safetensors")
+    torch.testing.assert_close(nets.load(tmp_path / "a.safetensors")(ids), 2 * net(ids).detach())
+
+
 def test_published_networks_are_looked_for_in_the_folder_of_data(tmp_path, monkeypatch):
     monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match="set TOKENSTEER_DATA"):
@@ -346,6 +357,7 @@ def test_all_parts_make_a_folder_that_the_task_runs(made, tmp_path, monkeypatch)
     assert found["toxicity"]["as before int8"] > 0.9
     card = json.loads(cards[0].read_text())
     assert "SmolLM2" in card["data"]
+    assert found["denoiser"]["muon"]
     measured = json.loads((target / "text-quality.json").read_text())
     assert measured["samples"]["perplexity"]["mean"] > 1
     assert 0 < measured["share of the distinct-2 of held-out texts"] < 3

@@ -26,7 +26,7 @@ from torch import Generator, Tensor, nn
 
 from tokensteer.tasks.common.learner import Learner
 from tokensteer.tasks.common.metrics import in_parts
-from tokensteer.tasks.common.timed_loop import Compiled, Trainee
+from tokensteer.tasks.common.timed_loop import Trainee
 from tokensteer.tasks.nets.encoder import EncoderReaderConfig
 from tokensteer.tasks.nets.readers import NgramConfig
 from tokensteer.tasks.text.corpus.windows import LENGTH, SIZE, Corpus, Windows, joined
@@ -99,7 +99,6 @@ class ClassifierTraining(Trainee):
         unseen: Mapping[str, Windows],
         mask_id: int,
         plan: Plan,
-        compiled: bool = False,
         without: float = WITHOUT,
     ) -> None:
         self.device, self.batch_size = next(net.parameters()).device, plan.batch_size
@@ -112,8 +111,7 @@ class ClassifierTraining(Trainee):
         self.augment = augment(mask_id, DROPPED, SWAPPED)
         self.learner = Learner(net, plan)
         self.learners = {"classifier": self.learner}
-        self.net = Compiled(net, compiled)
-        self.compiled = (self.net,) if compiled else ()
+        self.net = net  # not compiled: that would take as long as the training of a small network
         config: Any = net.config
         self.given = {"config": json.loads(json.dumps(asdict(config))), "batch size": plan.batch_size}
 

@@ -98,7 +98,7 @@ def _classifier(
 ) -> dict[str, Any]:
     few = work.unseen(CHECKED)
     net = net.to(work.device)
-    trainee = classifiers.ClassifierTraining(net, examples, few, work.mask_id, plan, work.compiled, without)
+    trainee = classifiers.ClassifierTraining(net, examples, few, work.mask_id, plan, without)
     progress = work.run(trainee, plan)
     stored = work.store(trainee.learner.average)
     found = {f"accuracy, {name}": value for name, value in classifiers.accuracies(stored, work.unseen()).items()}
@@ -124,7 +124,7 @@ def make_toxicity_judge(work: Work) -> dict[str, Any]:
     ids = work.corpus.taught["judge"].ids
     examples = toxicity.examples(reward, ids, vocabulary, work.device, work.training.seed)
     net = build(config).to(work.device)
-    trainee = classifiers.ClassifierTraining(net, examples, {}, work.mask_id, plan, work.compiled, 0.0)
+    trainee = classifiers.ClassifierTraining(net, examples, {}, work.mask_id, plan, 0.0)
     progress = work.run(trainee, plan)
     stored = work.store(trainee.learner.average)
     test = work.corpus.taught["test"].ids
