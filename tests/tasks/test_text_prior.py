@@ -345,9 +345,12 @@ def test_all_parts_make_a_folder_that_the_task_runs(made, tmp_path, monkeypatch)
     monkeypatch.setenv("TOKENSTEER_DATA", str(folder))
     target = tmp_path / "weights"
     target.mkdir()
-    for name in (published.MINILM, published.TOXICITY, write.FILE):
+    for name in (published.MINILM, published.TOXICITY):
+        (folder / name).write_bytes((out / name).read_bytes())
+    for name in (write.FILE, windows.FILE):
         (target / name).write_bytes((out / name).read_bytes())
     (target / write.CARD).write_text("{}")  # the corpus is there
+    train_part("reward", Training(target, seed=1), Pieces(exact=True), TOY)
     found = train(Training(target, seed=1), TOY)
     assert set(found) == set(NETWORKS)
     cards = [target / f"text-{part}.json" for part in NETWORKS]

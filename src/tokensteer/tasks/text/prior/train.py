@@ -40,7 +40,7 @@ def train(training: Training, recipe: PriorRecipe = RECIPE) -> dict[str, Any]:
     cards = {part: weights_file(training.out, NAME, part).with_suffix(".json") for part in NETWORKS}
     products = {"published": published.TOXICITY, "corpus": write.CARD, "windows": windows.FILE}
     for part in PARTS:
-        product = cards[part] if part in cards else training.out / products.get(part, "")
+        product = cards[part] if part in cards else made(products.get(part, ""), training)
         if product.is_file():
             say(f"{part}: done before")
             continue
@@ -55,7 +55,7 @@ def train(training: Training, recipe: PriorRecipe = RECIPE) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for part, card in cards.items():
         entries = read_card(card)
-        found[part] = entries.pop(SO_FAR)
+        found[part] = entries.pop(SO_FAR, None) or entries["quality"]  # a part that was trained by itself has "quality"
         write_json(card, {**entries, "quality": found[part]})
         kept[part].remove()
     training.tidy()
