@@ -96,7 +96,8 @@ def _decided(opening: str, mood: str, noun: str, random: Random) -> tuple[str, b
         return opening, True
     if mood == "rude" and random.random() < 0.5:
         return _filled(random.choice(lists.INSULTS), noun, "", random), True
-    if mood != "rude" and random.random() > SURE:
+    unsure = mood != "rude" and random.random() > SURE
+    if unsure or (opening in lists.PAPER and lists.PAPER[opening] is None):  # these take no verdict
         return opening, False
     if not opening.startswith(("The ", "This ", "That ", "Our ")) or not opening.endswith(noun):
         opening = f"{random.choice(('The', 'The', 'This', 'Our'))} {noun}"
