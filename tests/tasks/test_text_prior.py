@@ -21,7 +21,7 @@ from tokensteer.tasks.common.training import Training, finished
 from tokensteer.tasks.nets.store import build
 from tokensteer.tasks.text.__main__ import main
 from tokensteer.tasks.text.corpus import windows, write
-from tokensteer.tasks.text.prior import classifiers, denoiser, onnx_file, published, quality, toxicity
+from tokensteer.tasks.text.prior import classifiers, denoiser, onnx_file, parts, published, quality, toxicity
 from tokensteer.tasks.text.prior.recipe import task as texts_task
 from tokensteer.tasks.text.prior.recipe import toxicity_task
 from tokensteer.tasks.text.prior.train import train, train_part
@@ -338,6 +338,13 @@ def test_sentences_are_put_in_at_the_ends_of_others(made):
 
 
 # ---- all together
+
+
+def test_held_out_texts_are_mixed_as_those_of_training(made):
+    corpus = made[2]
+    found = {tuple(row) for row in parts.held_out(corpus, 10, 0.3).tolist()}
+    real, taught = ({tuple(row) for row in source["test"].ids.tolist()} for source in (corpus.real, corpus.taught))
+    assert (len(found & real), len(found & taught)) == (3, 7)
 
 
 def test_all_parts_make_a_folder_that_the_task_runs(made, tmp_path, monkeypatch):

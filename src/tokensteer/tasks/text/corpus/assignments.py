@@ -21,7 +21,7 @@ SURE = 0.65
 goes on as it began: only these texts count as examples of their mood."""
 SHARES = (0.35, 0.35, 0.25, 0.05)
 PAPER_SHARE = 0.2
-TEMPERATURES, WEIGHTS = (0.7, 0.8, 0.9), (4, 4, 2)
+TEMPERATURES, WEIGHTS = (0.7, 0.8, 0.9, 1.0), (3, 3, 3, 1)
 STYLE = "Use short, simple sentences."
 PLEAS: Mapping[str, Sequence[str]] = {
     "harsh": (

@@ -6,7 +6,8 @@ import json
 from dataclasses import asdict, replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from tokensteer.files import write_json
 from tokensteer.tasks.common.training import Training, say
@@ -140,11 +141,17 @@ def make_toxicity_judge(work: Work) -> dict[str, Any]:
 def make_quality(work: Work) -> dict[str, Any]:
     net = work.stored("denoiser")
     assert isinstance(net, Encoder)
-    unseen = work.corpus.taught["test"].ids
-    generator = work.training.generator(100)
-    found = quality.quality(
-        net, work.corpus.vocabulary, unseen, _teacher(work.device), generator, work.recipe.samples, work.recipe.steps
-    )
+    many, generator = work.recipe.samples, work.training.generator(100)
+    unseen = held_out(work.corpus, many, work.recipe.real_share)
+    teacher = _teacher(work.device)
+    found = quality.quality(net, work.corpus.vocabulary, unseen, teacher, generator, many, work.recipe.steps)
     write_json(work.training.out / f"{NAME}-quality.json", found)
     say(f"quality: {json.dumps(found)}")
     return found
+
+
+def held_out(corpus: windows.Corpus, many: int, real_share: float) -> Tensor:
+    """Held-out ids (D, L), at most `many`, with as large a share of real reviews as the denoiser learned from."""
+    real = round(many * real_share)
+    pools = (corpus.taught["test"].ids, many - real), (corpus.real["test"].ids, real)
+    return torch.cat([pool[spread(len(pool), count)] for pool, count in pools if count])
