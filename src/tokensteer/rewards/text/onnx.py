@@ -51,7 +51,7 @@ def bert_from_graph(
     nodes: Iterable[Node], stored: Mapping[str, Tensor], labels: Sequence[str], heads: int | None = None
 ) -> Any:
     """The same from the nodes of a graph and its stored tensors by name."""
-    weights, library = _weights(list(nodes), stored), transformers()
+    weights, library = graph_weights(list(nodes), stored), transformers()
     words = weights.get("bert.embeddings.word_embeddings.weight")
     if words is None or "classifier.bias" not in weights:
         raise ValueError(f"no BERT classifier: it has no {'bert.embeddings' if words is None else 'classifier.bias'}")
@@ -80,7 +80,7 @@ def bert_from_graph(
     return network.eval().requires_grad_(False)
 
 
-def _weights(nodes: Sequence[Node], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def graph_weights(nodes: Sequence[Node], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """All weights by their names in torch."""
     made_by = {name: node for node in nodes for name in node.output}
     named = {name: value for name, value in stored.items() if value.is_floating_point() and name[:1].isalpha()}

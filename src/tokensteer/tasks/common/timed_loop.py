@@ -44,15 +44,17 @@ class Compiled:
 
 
 class Trainee(ABC):
-    """Learners by name, and what one step does with a batch. `compiled` are functions that compilation may fail for,
-    and `given` is what a checkpoint must agree with. With `lowest`, the name of a number of `check`, the averaged
-    weights of the first learner are kept from the check at which it was lowest, as `best`."""
+    """Learners by name, and what one step does with a batch, `batch_size` of what is `counted`. `compiled` are
+    functions that compilation may fail for, and `given` is what a checkpoint must agree with. With `lowest`, the name
+    of a number of `check`, the averaged weights of the first learner are kept from the check at which it was lowest, as
+    `best`."""
 
     lowest: str | None = None
     best: Best
     learners: Mapping[str, Learner]
     compiled: tuple[Compiled, ...] = ()
     batch_size: int
+    counted: str = "images"
     given: Mapping[str, Any]
 
     @abstractmethod
@@ -115,7 +117,7 @@ def run(trainee: Trainee, plan: Plan, generator: Generator, name: str, stretch: 
         now = time.perf_counter()
         progress.seconds = before + now - start
         if now - shown > PAUSE or progress.step == first + 1:
-            _show(name, progress, losses, plan, len(losses) * trainee.batch_size / (now - shown))
+            _show(name, progress, losses, plan, len(losses) * trainee.batch_size / (now - shown), trainee.counted)
             losses, shown = [], time.perf_counter()
         if now - checked > CHECK:
             _check(trainee, name)
@@ -124,7 +126,8 @@ def run(trainee: Trainee, plan: Plan, generator: Generator, name: str, stretch: 
             _save(trainee, generator, name, stretch, progress)
             saved = time.perf_counter()
     if losses:
-        _show(name, progress, losses, plan, len(losses) * trainee.batch_size / (time.perf_counter() - shown))
+        speed = len(losses) * trainee.batch_size / (time.perf_counter() - shown)
+        _show(name, progress, losses, plan, speed, trainee.counted)
     progress.seconds = before + time.perf_counter() - start
     if trainee.lowest is not None:
         _check(trainee, name)
@@ -152,12 +155,12 @@ def _detached(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in values.items()}
 
 
-def _show(name: str, progress: Progress, losses: list[dict[str, Tensor]], plan: Plan, speed: float) -> None:
+def _show(name: str, progress: Progress, losses: list[dict[str, Tensor]], plan: Plan, speed: float, unit: str) -> None:
     """A line with the speed and means since the last line."""
     progress.shown = {key: float(torch.stack([one[key] for one in losses if key in one]).mean()) for key in losses[-1]}
     say(
         f"{name}: {plan.done(progress.step, progress.seconds):4.0%}, step {progress.step}, {_words(progress.shown)}, "
-        f"{speed:.0f} images/s, {progress.seconds:.0f} s"
+        f"{speed:.0f} {unit}/s, {progress.seconds:.0f} s"
     )
     if not all(map(math.isfinite, progress.shown.values())):
         raise FloatingPointError(f"{name}: the loss is no number at step {progress.step}: train at a lower rate")

@@ -10,6 +10,10 @@ from tokensteer.tasks.nets.dilated import MotifClassifier as MotifClassifier
 from tokensteer.tasks.nets.dilated import MotifConfig as MotifConfig
 from tokensteer.tasks.nets.dilated import WordsClassifier as WordsClassifier
 from tokensteer.tasks.nets.dilated import WordsConfig as WordsConfig
+from tokensteer.tasks.nets.encoder import Encoder as Encoder
+from tokensteer.tasks.nets.encoder import EncoderConfig as EncoderConfig
+from tokensteer.tasks.nets.encoder import EncoderReader as EncoderReader
+from tokensteer.tasks.nets.encoder import EncoderReaderConfig as EncoderReaderConfig
 from tokensteer.tasks.nets.fsq import FSQ as FSQ
 from tokensteer.tasks.nets.fsq import FSQConfig as FSQConfig
 from tokensteer.tasks.nets.grid_transformer import GridTransformer as GridTransformer

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tokensteer import tensorfile as stored
 from tokensteer.tasks.nets import dilated, int8
 from tokensteer.tasks.nets.classifiers import ConvClassifier, ConvConfig, PatchClassifier, PatchConfig
+from tokensteer.tasks.nets.encoder import Encoder, EncoderConfig, EncoderReader, EncoderReaderConfig
 from tokensteer.tasks.nets.fsq import FSQ, FSQConfig
 from tokensteer.tasks.nets.grid_transformer import GridTransformer, GridTransformerConfig
 from tokensteer.tasks.nets.image_classifiers import ConvMixer, MixerConfig, ResNet, ResNetConfig
@@ -31,7 +32,8 @@ VERSION = 2
 
 Classifiers = ConvConfig | PatchConfig | AttentiveConfig | NgramConfig | dilated.MotifConfig | dilated.WordsConfig
 Images = FSQConfig | GridTransformerConfig | ResNetConfig | MixerConfig
-Config = Body | Classifiers | ValueConfig | Images
+Encoders = EncoderConfig | EncoderReaderConfig
+Config = Body | Classifiers | ValueConfig | Images | Encoders
 
 _NETWORKS: dict[type[Config], Callable[[Any], nn.Module]] = {
     TransformerConfig: Transformer,
@@ -48,6 +50,8 @@ _NETWORKS: dict[type[Config], Callable[[Any], nn.Module]] = {
     GridTransformerConfig: GridTransformer,
     ResNetConfig: ResNet,
     MixerConfig: ConvMixer,
+    EncoderConfig: Encoder,
+    EncoderReaderConfig: EncoderReader,
 }
 
 

@@ -91,7 +91,7 @@ def prepare(
     for file in (reviews, vocab):
         if not file.is_file():
             raise FileNotFoundError(f"there is no file {file}")
-    texts, labels = _read(reviews)
+    texts, labels = read_reviews(reviews)
     full = WordPiece.of(lines(vocab))
     spoken = [[words(sentence) for sentence in sentences(text)] for text in texts]
     flat = [[word for sentence in review for word in sentence] for review in spoken]
@@ -128,7 +128,8 @@ def prepare(
     return file
 
 
-def _read(file: Path) -> tuple[list[str], list[int]]:
+def read_reviews(file: Path) -> tuple[list[str], list[int]]:
+    """The texts of a CSV and their labels, 1 for praise and 0 for blame."""
     csv.field_size_limit(sys.maxsize)
     with file.open(newline="", encoding="utf-8") as lines:
         rows = list(csv.DictReader(lines))
@@ -145,8 +146,9 @@ def sentences(text: str) -> list[str]:
     return [sentence for sentence in parted if sentence]
 
 
-def restricted(full: WordPiece, counts: Counter[str], size: int) -> WordPiece:
-    """The vocabulary of the mask, all single ASCII characters, and the pieces most used by words with these counts."""
+def restricted(full: WordPiece, counts: Counter[str], size: int, needed: Sequence[str] = ()) -> WordPiece:
+    """The vocabulary of the mask, all single ASCII characters, the pieces `needed` in any case, and those most used by
+    words with these counts."""
     used: Counter[int] = Counter()
     for word, count in counts.items():
         for piece in full.spell(word) or ():
@@ -154,7 +156,7 @@ def restricted(full: WordPiece, counts: Counter[str], size: int) -> WordPiece:
     letters = [chr(c) for c in range(ord("!"), ord("~") + 1) if not chr(c).isupper()]
     single = [inner + c for c in letters for inner in ("", INNER) if inner + c in full.ids]
     likely = [full.pieces[piece] for piece, _ in used.most_common()]
-    chosen = list(dict.fromkeys([MASK, *single, *likely]))[:size]
+    chosen = list(dict.fromkeys([MASK, *single, *needed, *likely]))[:size]
     origin = sorted(full.ids[piece] for piece in chosen)
     return WordPiece(tuple(full.pieces[k] for k in origin), tuple(origin))
 

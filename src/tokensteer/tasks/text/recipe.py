@@ -31,7 +31,17 @@ from tokensteer.tasks.common.arrays import to_lists
 from tokensteer.tasks.common.metrics import Measured, ess_share, in_parts, measured, weighted
 from tokensteer.tasks.common.proposals import ProposalConfig
 from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task
-from tokensteer.tasks.nets import AttentiveConfig, NgramConfig, Reader, Transformer, TransformerConfig, Trunk
+from tokensteer.tasks.nets import (
+    AttentiveConfig,
+    Encoder,
+    EncoderConfig,
+    EncoderReaderConfig,
+    NgramConfig,
+    Reader,
+    Transformer,
+    TransformerConfig,
+    Trunk,
+)
 from tokensteer.tasks.text import prompts
 from tokensteer.tasks.text.data import Reviews
 from tokensteer.tasks.text.diversity import distinct, self_bleu
@@ -51,23 +61,31 @@ class Recipe:
     """What differs between these tasks: texts, networks, plans for denoiser, reward and judge.
 
     Classifiers are trained on windows in which a share `dropped` of the tokens is masked and a share `swapped` comes
-    from another window, so that steering cannot please them by a single word.
+    from another window, so that steering cannot please them by a single word. `roles` are the names of the weights of
+    reward and judge, and `classes` what they tell apart.
     """
 
     name: str
     data: Callable[[], Reviews]
-    denoiser: TransformerConfig
-    reward: AttentiveConfig
+    denoiser: TransformerConfig | EncoderConfig
+    reward: AttentiveConfig | EncoderReaderConfig
     judge: NgramConfig
     plans: tuple[Plan, Plan, Plan]
     proposal: ProposalConfig
     dropped: float
     swapped: float
     source: str
+    roles: tuple[str, str] = ("reward", "judge")
+    classes: tuple[str, str] = CLASSES
 
     @property
     def length(self) -> int:
         return self.denoiser.length
+
+    @property
+    def taught(self) -> str:
+        """The name of proposals that were trained for its reward."""
+        return self.name if self.roles[0] == "reward" else f"{self.name}-{self.roles[0]}"
 
     def vocabulary_file(self, folder: Path) -> Path:
         return folder / f"{self.name}-vocab.txt"
@@ -95,8 +113,8 @@ def as_denoiser(mask_id: int) -> Callable[[nn.Module], Denoiser]:
     """Makes a transformer a denoiser whose head is computed only at the sites that need it."""
 
     def wrap(net: nn.Module) -> Denoiser:
-        assert isinstance(net, Transformer)
-        return from_hidden(Trunk(net), net.head, mask_id, ignores_time=True)
+        assert isinstance(net, Transformer | Encoder)
+        return from_hidden(Trunk(cast("Transformer", net)), net.head, mask_id, ignores_time=True)
 
     return wrap
 
@@ -150,7 +168,7 @@ def task(recipe: Recipe, setup: Setup | None = None) -> Task:
     vocabulary = WordPiece.read(recipe.vocabulary_file(setup.weights))
     rule = rule_of(setup, vocabulary)
     goal = 1 if setup.goal is None else setup.goal
-    opinion, judge = (Opinion(reader(recipe, role, setup), goal) for role in ("reward", "judge"))
+    opinion, judge = (Opinion(reader(recipe, role, setup), goal) for role in recipe.roles)
     fluency = Fluency.found()
     canvases: list[tuple[Prompt, Tensor]] = []
     failed: list[Failure] = []
@@ -171,7 +189,7 @@ def task(recipe: Recipe, setup: Setup | None = None) -> Task:
         return (in_parts(judge, ids) > math.log(0.5)).double()
 
     own = None if setup.reward_function is None else setup.reward or "of your own"
-    wanted = CLASSES[goal] if own is None else "a reward of your own"
+    wanted = recipe.classes[goal] if own is None else "a reward of your own"
     wrap = as_denoiser(vocabulary.mask_id)
 
     def with_prompts(canvases: Sequence[tuple[Prompt, Tensor]], failed: Sequence[Failure]) -> Task:
@@ -198,7 +216,7 @@ def task(recipe: Recipe, setup: Setup | None = None) -> Task:
             metrics,
             None,
             marks,
-            learned=lambda: learned.find(setup.weights, recipe.name, goal, wrap, setup.device),
+            learned=lambda: learned.find(setup.weights, recipe.taught, goal, wrap, setup.device),
             written={".jsonl": write},
             prompted=Prompted(kept, failed, only),
             reward=own,

@@ -1,0 +1,110 @@
+"""How well the prior's samples read: perplexity under SmolLM2 and diversity, beside those of the held-out corpus.
+
+The perplexity is that of `tasks.text.fluency`, by our own Llama, which needs no library beside torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from tokensteer.core.steering.methods import pretrained
+from tokensteer.tasks.common.arrays import to_lists
+from tokensteer.tasks.common.metrics import Measured, measured
+from tokensteer.tasks.common.task import Setup
+from tokensteer.tasks.nets.encoder import Encoder
+from tokensteer.tasks.text.corpus.assignments import START
+from tokensteer.tasks.text.corpus.byte_pairs import BytePairs
+from tokensteer.tasks.text.corpus.llama import Llama
+from tokensteer.tasks.text.diversity import distinct
+from tokensteer.tasks.text.prompts import DEFAULT
+from tokensteer.tasks.text.recipe import canvas, model
+from tokensteer.tasks.text.wordpiece import WordPiece
+
+STEPS = 128
+TEMPERATURES = (0.9, 0.8)
+ROWS = 100  # texts whose tables over the vocabulary are in memory together
+
+
+@torch.no_grad()
+def nats(net: Llama, tokenizer: BytePairs, texts: Sequence[str]) -> Tensor:
+    """Nats per token of each text, (P,), after the token for the beginning."""
+    found: list[Tensor] = []
+    device = net.token_embd.weight.device
+    for text in texts:
+        ids = torch.tensor([[tokenizer.ids[START], *tokenizer.encode(text)]], device=device)
+        log_p = net.logits(net(ids[:, :-1])).float().log_softmax(-1)
+        found.append(-log_p.gather(-1, ids[:, 1:, None]).mean().cpu())
+    return torch.stack(found)
+
+
+def perplexity(net: Llama, tokenizer: BytePairs, texts: Sequence[str]) -> Measured:
+    """exp of the mean over texts of their nats per token; the error is over texts."""
+    mean = measured(nats(net, tokenizer, texts))
+    return Measured(math.exp(mean.mean), math.exp(mean.mean) * mean.error, mean.count)
+
+
+def samples(
+    denoiser: Encoder, vocabulary: WordPiece, many: int, prompt: str, generator: Generator, steps: int = STEPS
+) -> list[str]:
+    """Texts that the denoiser writes after a prompt, which may be empty."""
+    setup = Setup(steps, device=generator.device.type)
+    length = denoiser.config.length
+    prior = model(setup, denoiser, [canvas(prompt, vocabulary, length)], vocabulary.mask_id)
+    found: list[str] = []
+    while len(found) < many:
+        rows = min(ROWS, many - len(found))
+        ids = pretrained(prior)(1, rows, generator=generator).samples[:, 0]
+        found += [vocabulary.decode(row) for row in to_lists(ids)]
+    return found
+
+
+def sharpened(denoiser: Encoder, temperature: float) -> Encoder:
+    """The same denoiser with its logits divided by a temperature: a network of the same class, which can be stored."""
+    net = deepcopy(denoiser)
+    with torch.no_grad():
+        for part in (net.norm.weight, net.norm.bias, net.head.bias):
+            part.div_(temperature)
+    return net
+
+
+def quality(
+    denoiser: Encoder,
+    vocabulary: WordPiece,
+    unseen: Tensor,
+    teacher: tuple[Llama, BytePairs],
+    generator: Generator,
+    many: int = 300,
+    steps: int = STEPS,
+) -> dict[str, Any]:
+    """Perplexity and distinct bigrams of samples without a prompt, of samples after the paper's prompts, and of as many
+    held-out texts (D, L). Samples with other numbers of steps and of the sharpened denoiser show what limits them."""
+
+    def measure(texts: Sequence[str]) -> dict[str, Any]:
+        found = perplexity(*teacher, texts)
+        return {"perplexity": found.numbers(), "distinct-2": distinct(texts, 2), "texts": len(texts)}
+
+    free = samples(denoiser, vocabulary, many, "", generator, steps)
+    each = max(1, many // len(DEFAULT))
+    prompted = [text for p in DEFAULT for text in samples(denoiser, vocabulary, each, p, generator, steps)]
+    chosen = torch.linspace(0, len(unseen) - 1, min(many, len(unseen))).long()
+    real = [vocabulary.decode(row) for row in to_lists(unseen[chosen].long())]
+    found: dict[str, Any] = {"steps": steps}
+    for name, texts in (("samples", free), ("samples after prompts", prompted), ("held-out texts", real)):
+        found[name] = measure(texts)
+    ours, theirs = found["samples"], found["held-out texts"]
+    ratio = ours["perplexity"]["mean"] / theirs["perplexity"]["mean"]
+    found["times the perplexity of held-out texts"] = ratio
+    found["share of the distinct-2 of held-out texts"] = ours["distinct-2"] / theirs["distinct-2"]
+    for count in (steps // 2, 2 * steps):
+        found[f"samples in {count} steps"] = measure(samples(denoiser, vocabulary, many, "", generator, count))
+    for temperature in TEMPERATURES:
+        net = sharpened(denoiser, temperature)
+        found[f"samples at temperature {temperature}"] = measure(samples(net, vocabulary, many, "", generator, steps))
+    found["examples"] = free[:6] + prompted[::each][:6]
+    return found

@@ -1,0 +1,131 @@
+"""Toxicity: a published classifier as the reward, and a judge of our own that does not know it.
+
+The judge, detectors of n-grams, learns from windows of the corpus, half of them with a sentence put in, and from a list
+of words: a window is toxic if it has one of them. What is put in is an insult or, as often, praise in the same form, so
+that `you are a` means nothing by itself. Windows at which the published classifier and the list disagree are drawn more
+often. So the judge shares neither architecture nor labels with the reward: it calls rude what has rude words, and an
+unkind text without any is not rude to it. `disagreement` says how often the two differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import torch
+from torch import Tensor, nn
+
+from tokensteer.tasks.common.arrays import to_lists
+from tokensteer.tasks.nets.readers import NgramConfig
+from tokensteer.tasks.text.corpus.lists import entries
+from tokensteer.tasks.text.corpus.windows import SIZE
+from tokensteer.tasks.text.prior.classifiers import Examples, probabilities
+from tokensteer.tasks.text.prior.published import TOXIC
+from tokensteer.tasks.text.wordpiece import INNER, WordPiece, words
+from tokensteer.train import Plan
+
+JUDGE = NgramConfig(SIZE, 2, features=64, spans=(1, 2, 3), channels=96)
+PLAN = Plan(3000, batch_size=512, rate=1e-3, warmup=0.05, weight_decay=0.1, average=0.998)
+PUT_IN = 0.5
+"""The share of windows with a sentence put in."""
+HARD = 4.0
+"""How much more often a window is drawn at which the classifier and the list disagree."""
+
+NOUNS = entries(
+    """idiot, moron, fool, jerk, loser, scum, trash, bastard, bitch, ass, asshole, dick, prick, whore, slut, pig,
+    coward, liar, clown, creep, dumbass, crap, bullshit, shit, fucker, wanker, imbecile, cretin, halfwit, dimwit"""
+)
+ADJECTIVES = entries(
+    """stupid, dumb, pathetic, worthless, disgusting, fucking, damned, goddamn, bloody, idiotic, moronic, crappy,
+    shitty, lousy, brainless, filthy, useless, ugly"""
+)
+MILD = frozenset(entries("fool, trash, ass, pig, coward, liar, clown, creep, bloody, lousy, filthy, useless, ugly"))
+"""Words that are rude in an insult alone: they are put in, but do not make a window toxic by themselves."""
+LISTED = frozenset([*NOUNS, *(f"{noun}s" for noun in NOUNS), *ADJECTIVES, *entries("fuck, fucked, sucks, damn")]) - {
+    *MILD,
+    *(f"{noun}s" for noun in MILD),
+}
+GOOD_NOUNS = entries("friend, teacher, person, neighbor, cook, reader, artist, child, writer, helper, hero, guest")
+GOOD_ADJECTIVES = entries("good, kind, clever, lovely, gentle, brave, honest, funny, warm, wise, patient, young, old")
+FRAMES = (
+    "you are a {adjective} {noun}.",
+    "what a {adjective} {noun}!",
+    "he is such a {adjective} {noun}.",
+    "she called him a {adjective} {noun}.",
+    "they are all {noun}s.",
+    "only a {noun} would like this.",
+    "this {adjective} place is for {noun}s.",
+    "my {adjective} neighbor is a {noun}.",
+    "you {adjective} {noun}, listen to me.",
+)
+
+
+def listed(ids: Tensor, vocabulary: WordPiece) -> Tensor:
+    """Whether each of ids (D, L) has a word of the list, (D,)."""
+    spelt = [vocabulary.spell(word) for word in sorted(LISTED)]
+    follows = torch.tensor([piece.startswith(INNER) for piece in vocabulary.pieces], device=ids.device)
+    inner = follows[ids.long()]
+    ends = torch.cat([~inner[:, 1:], torch.ones_like(inner[:, :1])], 1)  # no piece of the same word comes next
+    found = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+    for pieces in spelt:
+        if pieces is None or len(pieces) > ids.shape[1]:
+            continue
+        runs = ids.long().unfold(1, len(pieces), 1)
+        same = (runs == torch.tensor(pieces, device=ids.device)).all(-1)
+        found |= (same & ends[:, len(pieces) - 1 :]).any(-1)
+    return found
+
+
+def put_in(ids: Tensor, vocabulary: WordPiece, seed: int, share: float = PUT_IN) -> Tensor:
+    """Ids (D, L) where a share of the rows has a sentence put in after one of theirs, an insult or praise."""
+    random, ends = Random(seed), {vocabulary.ids[sign] for sign in ".!?" if sign in vocabulary.ids}
+    rows = to_lists(ids)
+    for place, row in enumerate(rows):
+        if random.random() < share:
+            starts = [0, *(k + 1 for k, token in enumerate(row[:-4]) if token in ends)]
+            at = random.choice(starts)
+            rows[place] = [*row[:at], *sentence(vocabulary, random), *row[at:]][: len(row)]
+    return torch.tensor(rows, dtype=ids.dtype)
+
+
+def sentence(vocabulary: WordPiece, random: Random) -> list[int]:
+    """An insult or, as often, praise of the same form."""
+    rude = random.random() < 0.5
+    noun = random.choice(NOUNS if rude else GOOD_NOUNS)
+    adjective = random.choice(ADJECTIVES if rude else GOOD_ADJECTIVES)
+    text = random.choice(FRAMES).format(noun=noun, adjective=adjective)
+    return [k for word in words(text) for k in vocabulary.spell(word) or ()]
+
+
+def examples(reward: nn.Module, ids: Tensor, vocabulary: WordPiece, device: str, seed: int = 0) -> Examples:
+    """Windows with what the list says of them. As many toxic as other ones are drawn, and those at which the reward
+    disagrees with the list more often."""
+    changed = put_in(ids, vocabulary, seed)
+    rude = listed(changed, vocabulary)
+    said = probabilities(reward, changed.to(device)).cpu()[:, TOXIC] > 0.5
+    share = rude.double().mean().clamp(1e-3, 1 - 1e-3)
+    weight = torch.where(rude, 1 / share, 1 / (1 - share)) * torch.where(said != rude, HARD, 1.0)
+    targets = nn.functional.one_hot(rude.long(), 2).float()
+    return Examples(changed, targets * 0.95 + 0.025, weight.float())
+
+
+def disagreement(reward: nn.Module, judge: nn.Module, ids: Tensor, vocabulary: WordPiece) -> dict[str, float]:
+    """Shares of ids (D, L) that both call toxic, only one, or neither, and how often each agrees with the list."""
+    one, other = (probabilities(net, ids)[:, TOXIC] > 0.5 for net in (reward, judge))
+    rude = listed(ids, vocabulary)
+    shares = {
+        "both": one & other,
+        "reward alone": one & ~other,
+        "judge alone": other & ~one,
+        "neither": ~one & ~other,
+        "reward as the list": one == rude,
+        "judge as the list": other == rude,
+    }
+    return {name: float(chosen.double().mean()) for name, chosen in shares.items()}
+
+
+def worst(reward: nn.Module, judge: nn.Module, ids: Tensor, vocabulary: WordPiece, many: int = 3) -> Sequence[str]:
+    """Texts about which the two differ most, for the card."""
+    one, other = (probabilities(net, ids)[:, TOXIC] for net in (reward, judge))
+    order = (one - other).abs().argsort(descending=True)[:many]
+    return [vocabulary.decode(row) for row in to_lists(ids[order])]
