@@ -629,7 +629,7 @@ def test_the_reward_is_chosen_with_its_own_kl(weights: Path):
 def test_a_run_with_the_logit_is_stored_and_reported(weights: Path, tmp_path: Path, monkeypatch):
     words = ["--populations", 2, "--steps", 3, "--weights", weights, "--reward", "logit"]
     assert tokensteer("run", "dna", *words, "--particles", 2, "--out", tmp_path / "one") == 0
-    assert tokensteer("run", "dna", *words, "--budget", 20000, "--draws", 1, "--out", tmp_path / "auto") == 0
+    assert tokensteer("run", "dna", *words, "--budget", 4000, "--draws", 1, "--out", tmp_path / "auto") == 0
     several = ["compare", "dna", "--methods", "smc-base", "svdd-argmax", "--particles", 2, "--out", tmp_path / "both"]
     assert tokensteer(*several, *words) == 0
     for folder in ("one", "auto", "both"):
