@@ -249,6 +249,15 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
+def test_constraints_with_a_kernel_that_opens_one_site_at_a_time() -> None:
+    """Its sites do not open independently: a draw that took them so opened none or several, and q had no mass there."""
+    model = replace(base(), kernel=ts.FirstHitting(MASK), steps=ts.event_steps(base().template, MASK))
+    steering = rewards.constrain(model, rewards.contains([0], model.vocab_size))
+    result = ts.smc(steering, 4, 2000, generator=seeded())
+    assert bool((result.samples == 0).any(-1).all())
+    assert abs(log_z_of(steering, float(enumerate_steering(steering).log_z))) < 4
+
+
 @pytest.mark.parametrize("what", REFUSED)
 def test_wrong_values_are_refused_in_words_of_our_own(what: str) -> None:
     make, says = REFUSED[what]

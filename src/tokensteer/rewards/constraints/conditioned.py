@@ -55,7 +55,7 @@ class Conditioned:
     def sample(self, generator: Generator | None) -> Tensor:
         """Draw x_0 given acceptance, then each site of y given x_t and x_0."""
         lasting, moved = self._lasting, self.log_v > NEVER
-        if lasting and self.defence == 0 and bool(moved.all()):
+        if lasting and self.base.factorises and self.defence == 0 and bool(moved.all()):
             y = self._moves(generator)  # the base's tokens would all be replaced
         else:
             y = self.base.sample(generator)
