@@ -348,7 +348,8 @@ SAMPLERS = ("mdm", "remdm", "lowconf")
 def test_unbiased(sampler, variant):
     model, automaton = B.model(sampler), toy_automaton(B)
     tilt = {"hard": None, "sampled": B.tilt(sampler, estimator=ts.Sampled(), draws=2)}.get(variant, B.tilt(sampler))
-    base = ts.Gradient(clip=2.0) if variant == "gradient" else None  # unclipped, a rare state has a weight of 100
+    # Unclipped, a rare state has a weight of 100 where the most confident site opens first, and few runs meet it.
+    base = ts.Gradient(clip=2.0 if sampler == "lowconf" else None) if variant == "gradient" else None
     steering = constrain(model, automaton, tilt, base)
     if variant == "defended":
         steering = replace(steering, proposal=Constrained(automaton, kept(model), defence=0.2))

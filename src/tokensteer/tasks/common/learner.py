@@ -93,7 +93,7 @@ class Learner:
         if updates and not (set(first) == {*self._trained, *momenta} and set(second) == set(self._trained)):
             raise ValueError("it holds moments of other names")
         for name, value in momenta.items():
-            value.copy_(first[name]) if updates else value.zero_()
+            value.copy_(first.get(name, torch.zeros_like(value)))  # before the first update there are none
         state = {
             index: {
                 "step": torch.tensor(float(updates)),
