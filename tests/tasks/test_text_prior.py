@@ -45,6 +45,7 @@ TOY = PriorRecipe(
     PLAN,
     PLAN,
     PLAN,
+    replace(PLAN, steps=60),
     samples=16,
     steps=4,
 )
@@ -364,7 +365,8 @@ def test_all_parts_make_a_folder_that_the_task_runs(made, tmp_path, monkeypatch)
     assert finished(cards)
     assert not (target / "checkpoints").exists()
     assert 0 <= found["reward"]["accuracy, texts without their opening"] <= 1
-    assert found["toxicity"]["as before int8"] > 0.9
+    toxic = found["toxicity"]
+    assert toxic["toxic among rude held-out texts"] > toxic["toxic among other held-out texts"]
     card = json.loads(cards[0].read_text())
     assert "SmolLM2" in card["data"]
     assert found["denoiser"]["muon"]

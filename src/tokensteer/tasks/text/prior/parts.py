@@ -14,6 +14,7 @@ from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.nets.encoder import Encoder, EncoderReader, EncoderReaderConfig
 from tokensteer.tasks.nets.store import Config, build
 from tokensteer.tasks.text.corpus import llama, windows, write
+from tokensteer.tasks.text.corpus.assignments import MOODS
 from tokensteer.tasks.text.fluency import PATTERN
 from tokensteer.tasks.text.prior import classifiers, denoiser, published, quality, toxicity
 from tokensteer.tasks.text.prior.published import MINILM, TOXICITY
@@ -91,7 +92,7 @@ def _encoder(work: Work, config: EncoderReaderConfig, examples: classifiers.Exam
 def make_judge(work: Work) -> dict[str, Any]:
     examples = classifiers.distilled(work.stored("labeller"), work.corpus, work.device)
     net = build(work.recipe.judge)
-    return _classifier(work, net, work.recipe.judge, examples, work.recipe.ngram_plan, 0.0)
+    return _classifier(work, net, work.recipe.judge, examples, work.recipe.ngram_plan, classifiers.WITHOUT)
 
 
 def _classifier(
@@ -107,16 +108,23 @@ def _classifier(
 
 
 def make_toxicity(work: Work) -> dict[str, Any]:
-    weights = published.read(made(TOXICITY, work.training))
+    weights, plan = published.read(made(TOXICITY, work.training)), work.recipe.toxicity_reward_plan
     net = published.toxicity(weights, work.origin, work.recipe.denoiser.length).to(work.device)
-    stored = work.store(net)
-    ids = work.corpus.taught["test"].ids.to(work.device)
-    same = [classifiers.probabilities(one, ids)[:, published.TOXIC] > 0.5 for one in (net, stored)]
-    found = {
-        "toxic among held-out texts": float(same[1].double().mean()),
-        "as before int8": float((same[0] == same[1]).double().mean()),
-    }
-    return work.finish(stored, net.config, None, None, found)
+    test = work.corpus.taught["test"].to(work.device)
+    found = {"toxic among held-out texts as published": float(toxicity.says(net, test.ids).double().mean())}
+    examples = toxicity.by_mood(work.corpus.taught["reward"])
+    tuned = net.requires_grad_(True).train()
+    trainee = classifiers.ClassifierTraining(tuned, examples, {}, work.mask_id, plan, toxicity.OPENED)
+    progress = work.run(trainee, plan)
+    stored = work.store(trainee.learner.average)
+    toxic, rude = toxicity.says(stored, test.ids), test.labels == MOODS.index("rude")
+    found |= {f"toxic among {name}": float(toxic[rows].double().mean()) for name, rows in _rows(rude).items()}
+    found["toxic among held-out texts"] = float(toxic.double().mean())
+    return work.finish(stored, net.config, plan, progress, found)
+
+
+def _rows(rude: Tensor) -> dict[str, Tensor]:
+    return {"rude held-out texts": rude, "other held-out texts": ~rude} if rude.any() else {}
 
 
 def make_toxicity_judge(work: Work) -> dict[str, Any]:

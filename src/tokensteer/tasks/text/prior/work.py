@@ -46,6 +46,7 @@ class PriorRecipe:
     encoder_plan: Plan = classifiers.ENCODER_PLAN
     ngram_plan: Plan = classifiers.NGRAM_PLAN
     toxicity_plan: Plan = toxic.PLAN
+    toxicity_reward_plan: Plan = toxic.REWARD_PLAN
     real_share: float = denoising.REAL
     muon: bool = True
     samples: int = 300
