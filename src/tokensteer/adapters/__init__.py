@@ -5,9 +5,11 @@ from tokensteer.adapters.grid import TokenGrid
 from tokensteer.adapters.halton import halton_maskgit
 from tokensteer.adapters.heads import module
 from tokensteer.adapters.images import ImageModel, powers_from_scale, powers_from_weight
+from tokensteer.adapters.meissonic import counted_down, masked_share, meissonic
 from tokensteer.adapters.models import dream, llada, masked_lm, mdlm
 from tokensteer.adapters.network import Network
 from tokensteer.adapters.text import TextModel, chat, plain
+from tokensteer.adapters.text_to_image import vq_decoder
 
 __all__ = [
     "ImageModel",
@@ -16,13 +18,17 @@ __all__ = [
     "TokenGrid",
     "amused",
     "chat",
+    "counted_down",
     "dream",
     "halton_maskgit",
     "llada",
     "masked_lm",
+    "masked_share",
     "mdlm",
+    "meissonic",
     "module",
     "plain",
     "powers_from_scale",
     "powers_from_weight",
+    "vq_decoder",
 ]
