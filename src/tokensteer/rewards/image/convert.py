@@ -65,12 +65,16 @@ def clip_layout(published: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def blip_layout(published: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of BLIP in a file of ImageReward or of the first BLIP code, under the names of
-    BlipForImageTextRetrieval. Heads, decoders, queues and momentum copies are left out."""
+    BlipForImageTextRetrieval. Decoders, queues and momentum copies are left out. ImageReward has no head for matching,
+    and uses none: it is filled with zeros."""
     own = {name.removeprefix("blip."): tensor for name, tensor in published.items()}
     kept = {name: tensor for name, tensor in own.items() if name.startswith(_BLIP_PARTS)}
-    if "visual_encoder.cls_token" not in kept:
-        raise ValueError("there is no visual_encoder.cls_token: give the tensors of a file of BLIP or ImageReward")
-    return {
+    for needed in ("visual_encoder.cls_token", "text_encoder.embeddings.word_embeddings.weight"):
+        if needed not in kept:
+            raise ValueError(f"there is no {needed}: give the tensors of a file of BLIP or ImageReward")
+    words = kept["text_encoder.embeddings.word_embeddings.weight"]
+    unused = {"itm_head.weight": words.new_zeros(2, words.shape[1]), "itm_head.bias": words.new_zeros(2)}
+    return unused | {
         _renamed(name, _BLIP_NAMES) if name.startswith("visual_encoder.") else name: tensor
         for name, tensor in kept.items()
         if not name.endswith("position_ids")
