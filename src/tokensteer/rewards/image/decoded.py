@@ -42,7 +42,7 @@ class OfImages:
 
 
 def of_images(
-    decode: Decode, score: Score, *, context: Tensor | Sequence[Tensor] = (), differentiable: bool | None = None
+    decode: Decode, score: Score, differentiable: bool | None = None, *, context: Tensor | Sequence[Tensor] = ()
 ) -> OfImages:
     """The reward score(decode(x)). For a score of images and prompts, `context` is score.encode(prompt). Whether there
     is a gradient is what the score declares, or else True."""
