@@ -87,7 +87,7 @@ def meissonic(
     clock = counted_down(steps) if timestep is None else timestep
 
     def call(ids: Tensor, t: Time, states: Tensor, pooled: Tensor, about: Tensor) -> Tensor:
-        times = torch.as_tensor(t, dtype=torch.float64, device=ids.device).expand(len(ids))
+        times = torch.as_tensor(t, device=ids.device).expand(len(ids))
         logits = net(
             hidden_states=ids,
             encoder_hidden_states=states,
