@@ -55,7 +55,7 @@ def test_known_sites_of_dna_are_marked_and_named():
     line = draws.letters(ids, look)
     assert str(line) == "CCCTTATCTGGATGCAAAT  (GATA, OCT)"
     marked = [(span.start, span.end) for span in line.spans if span.style == "reverse"]
-    assert marked == [(1, 9), (11, 19)]
+    assert marked == [(2, 9), (11, 19)]
 
 
 def test_letters_have_colours():

@@ -25,4 +25,4 @@ def test_sites_that_overlap_are_marked_once():
 def test_chance_has_few_sites():
     draw = random.Random(0)
     found = sum(len(marks("".join(draw.choices("ACGT", k=200)))) for _ in range(1000)) / 1000
-    assert found < 0.25
+    assert 0.2 < found < 0.45

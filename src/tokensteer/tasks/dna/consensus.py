@@ -1,7 +1,7 @@
 """Well-known binding sites in DNA, to mark them where sequences are shown.
 
-Each is the consensus of a factor's motif in IUPAC letters, as in JASPAR, long enough to be rare by chance: one in 200
-random letters has about 0.2 of them, of all factors and both strands together. Motifs themselves, with their counts and
+Each is the consensus of a factor's motif in IUPAC letters, as in JASPAR, long enough to be rare by chance: 200 random
+letters have a quarter of one, all factors and both strands together. Motifs themselves, with their counts and
 thresholds, are in `rewards.motifs`.
 """
 
@@ -12,22 +12,22 @@ import re
 from tokensteer.tasks.common.looks import Mark
 
 MOTIFS = {
-    "AP-1": "ATGASTCAT",
-    "CEBP": "TTGCGCAA",
+    "AP-1": "TGASTCA",
+    "CEBP": "TTRYGCAA",
     "CTCF": "CCASYAGRKGGC",
-    "ETS": "CCGGAAGT",
-    "FOXA": "TGTTTACW",
-    "GATA": "AGATAAGR",
-    "HNF1": "GTTAATNATTAA",
-    "HNF4": "CAAAGTCCA",
-    "KLF": "CCACACCC",
+    "ETS": "MCGGAAGT",
+    "FOXA": "TRTTTRC",
+    "GATA": "WGATAAG",
+    "HNF1": "GTTAATNATTRA",
+    "HNF4": "CAAAGTYCA",
+    "KLF": "CCMCACCC",
     "NF-kB": "GGGAMTTYCC",
     "NRF1": "GCGCATGCGC",
     "OCT": "ATGCAAAT",
     "PU.1": "GAGGAAGT",
     "REST": "CAGCACCNNGGACAG",
     "RUNX": "TGTGGTTT",
-    "SP": "GGGGCGGGG",
+    "SP": "GGGCGGGG",
     "TEAD": "ACATTCCA",
     "YY1": "AAGATGGC",
 }
