@@ -15,7 +15,8 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.numerics.draws import NEVER, categorical
-from tokensteer.rewards.constraints.transitions import Masses, Transitions, safe_log
+from tokensteer.rewards.constraints.masses import Masses, safe_log
+from tokensteer.rewards.constraints.transitions import Transitions
 
 CHUNK = 2**20  # entries of a (rows, V) table held at a time
 
@@ -86,12 +87,12 @@ class Automaton:
         """Masses of the classes (..., C) from log-probabilities of the tokens (..., V), in the same precision."""
         rows = log_p.reshape(-1, self.vocab_size)
         parts = torch.split(rows, max(1, CHUNK // max(1, self.vocab_size)))
-        found = [self.summed(part.exp()) for part in parts]
+        found = [self.summed(part.exp().T).T for part in parts]
         return torch.cat(found).view(*log_p.shape[:-1], self.step.shape[1])
 
     def summed(self, mass: Tensor) -> Tensor:
-        """Masses of the classes (k, C) from those of the tokens (k, V)."""
-        return mass.new_zeros(len(mass), self.step.shape[1]).index_add(1, self.classes, mass)
+        """Masses of the classes (C, k) from those of the tokens (V, k)."""
+        return mass.new_zeros(self.step.shape[1], mass.shape[1]).index_add(0, self.classes, mass)
 
     def sample_tokens(self, label: Tensor, log_p: Tensor, generator: Generator | None) -> Tensor:
         """Tokens (...) drawn from log-probabilities (..., V), given labels (...) of transitions."""
