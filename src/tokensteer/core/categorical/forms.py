@@ -200,12 +200,11 @@ class HiddenLogits(Softmax):
     def columns(self, index: Tensor) -> Tensor:
         states, weight, bias = self.states[index], self.head.weight, self.head.bias
         if states.dtype != self.dtype or torch.is_autocast_enabled(states.device.type):
-            return masked_logits(head_logits(states, weight, bias), self.mask_id).T
-        # For few distributions this product is faster than its transpose, and sums over tokens copy whole lines.
-        logits = weight @ states.T if bias is None else torch.addmm(bias.unsqueeze(-1), weight, states.T)
-        if 0 <= self.mask_id < len(logits):
-            logits[self.mask_id] = NEVER
-        return logits
+            logits = head_logits(states, weight, bias)
+        else:  # for few states this product is faster on a CPU
+            logits = (weight @ states.T).T
+            logits = logits if bias is None else logits.add_(bias)  # pyright: ignore[reportUnnecessaryComparison]
+        return masked_logits(logits, self.mask_id).T
 
 
 class DrawnByRows(Categorical):

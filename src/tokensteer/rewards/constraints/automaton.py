@@ -14,7 +14,8 @@ from functools import cached_property
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.numerics.draws import NEVER, categorical
+from tokensteer.core.categorical.fused import LogitRows
+from tokensteer.core.numerics.draws import NEVER, uniforms
 from tokensteer.rewards.constraints.masses import Masses, safe_log
 from tokensteer.rewards.constraints.transitions import Transitions
 
@@ -95,9 +96,11 @@ class Automaton:
         return mass.new_zeros(self.step.shape[1], mass.shape[1]).index_add(0, self.classes, mass)
 
     def sample_tokens(self, label: Tensor, log_p: Tensor, generator: Generator | None) -> Tensor:
-        """Tokens (...) drawn from log-probabilities (..., V), given labels (...) of transitions."""
-        among = self.transitions.members.T.bool()[label][..., self.classes]
-        return categorical(log_p.masked_fill(~among, NEVER), generator)
+        """Tokens (...) drawn from log-masses (..., V), given labels (...) of transitions."""
+        outside = self.transitions.members.T[label][..., self.classes] == 0
+        rows, u = torch.arange(label.numel(), device=label.device), uniforms((label.numel(), 1), label, generator)
+        masses = log_p.masked_fill(outside, NEVER).view(-1, self.vocab_size)
+        return LogitRows(masses, rows, None).draw(u)[0].view(label.shape)
 
 
 def _uncertain(labels: Tensor) -> Masses:

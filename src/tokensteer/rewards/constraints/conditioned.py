@@ -94,7 +94,8 @@ class Conditioned:
     def _open(self, y: Tensor, labels: Tensor, u: Tensor, generator: Generator | None) -> Tensor:
         """At sites that the base opens, a token that the run reads if it stays open, else the base's."""
         opens = self.base.masked & (y != self.base.mask_id) & (u < self.final.rho)
-        tokens = self.final.automaton.sample_tokens(labels[opens], self.base.log_x0.at(opens), generator)
+        log_p = self.base.log_x0.store.columns(self.base.log_x0.index[opens]).T.contiguous()
+        tokens = self.final.automaton.sample_tokens(labels[opens], log_p, generator)
         y = y.clone()
         # As in `Reveal`: only probabilities of NaN yield the mask, and `log_prob` is then NaN.
         y[opens] = torch.where(tokens == self.base.mask_id, y[opens], tokens)
@@ -116,6 +117,15 @@ class Conditioned:
         if self.defence > 0:
             log_q = torch.logaddexp(log_q + math.log1p(-self.defence), log_base + math.log(self.defence))
         return log_q
+
+    def log_over(self, p: Reveal, y: Tensor) -> Tensor | None:
+        """None unless the tokens of the base are p's."""
+        ours, theirs = self.base.log_x0, p.log_x0
+        if self.defence > 0 or ours.store is not theirs.store or not torch.equal(ours.index, theirs.index):
+            return None
+        log_stay, log_move = self.base.log_stay - p.log_stay, self.base.log_move - p.log_move
+        gain = self._gain(y).masked_fill(self.log_v == NEVER, 0.0)
+        return gain + torch.where(y == self.base.x, log_stay, log_move).sum(-1)
 
     def _gain(self, y: Tensor) -> Tensor:
         """log V_s(y) - log V(x_t), (P,)."""

@@ -16,7 +16,7 @@ it is, and only the rows below `FAINT` are computed again in logs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import cast
@@ -36,16 +36,15 @@ BLOCK = 2**17  # entries of a (transitions, rows) table held at a time, so that 
 
 @dataclass(frozen=True, eq=False)
 class Transitions:
-    """Transitions e from state source[e] to target[e] (E,), by ascending source; those of state s are
-    offsets[s]..offsets[s + 1]. members (C, K) tells the classes of each label. `out_target` and `out_label` (S + 1, D)
-    list the transitions of each state; where there are no more, the target is S, from which none leads on."""
+    """Transitions e from state source[e] to target[e] (E,), by ascending source; members (C, K) tells the classes of
+    each label. `out_target` and `out_label` (S + 1, D) list the transitions of each state; where there are no more, the
+    target is S, from which none leads on."""
 
     step: Tensor
     accept: Tensor
     source: Tensor
     target: Tensor
     label: Tensor
-    offsets: Tensor
     members: Tensor
     out_target: Tensor
     out_label: Tensor
@@ -75,14 +74,11 @@ class Transitions:
         cls, step: Tensor, accept: Tensor, source: Tensor, target: Tensor, label: Tensor, members: Tensor
     ) -> Transitions:
         count = torch.bincount(source, minlength=len(step))
-        offsets = torch.cat([count.new_zeros(1), count.cumsum(0)])
+        count = torch.cat([count, count.new_zeros(1)])
         place = torch.arange(int(count.max()) if len(source) else 1, device=step.device)
-        out = torch.where(place < count.unsqueeze(-1), offsets[:-1].unsqueeze(-1) + place, len(source))
-        out = torch.cat([out, torch.full_like(out[:1], len(source))])
-        out_target, out_label = (
-            torch.cat([e, e.new_full((1,), end)])[out] for e, end in ((target, len(step)), (label, 0))
-        )
-        return cls(step, accept, source, target, label, offsets, members, out_target, out_label)
+        out = torch.where(place < count.unsqueeze(-1), (count.cumsum(0) - count).unsqueeze(-1) + place, len(source))
+        targets, labels = torch.cat([target, target.new_tensor([len(step)])]), torch.cat([label, label.new_zeros(1)])
+        return cls(step, accept, source, target, label, members, targets[out], labels[out])
 
     def masses(self, classes: Tensor) -> Tensor:
         """The masses of labels (..., K) from those of classes (..., C)."""
@@ -102,24 +98,20 @@ class Transitions:
 
     def log_accept(self, masses: Masses) -> Tensor:
         """log P(accept), (P,), in double precision."""
-        return torch.cat([self._log_accept(part, self._from_end(part)) for part in self._parts(masses)])
+        return torch.cat([self._log_accept(masses.take(part)) for part in self._parts(masses)])
 
     def log_accept_after(self, masses: Masses, last: Tensor, messages: Messages, row: Tensor) -> Tensor:
-        """log P(accept), (P,), of masses that are those of the `messages`, row by row (P,), behind the sites `last`
-        (P,): the pass begins there."""
-        order = last.argsort(descending=True, stable=True)
-        trellis, found = self.trellis(masses.certain.shape[1]), torch.empty_like(messages.log_v[row])
-        for part in torch.split(order, self.at_once(masses.certain.shape[1])):
-            b = messages.b.index_select(1, row[part])
-
-            def enter(boundary: int, rows: slice, b: Tensor = b) -> Tensor:
-                return b[trellis.block(boundary), rows]
-
-            found[part] = self._log_accept(masses.take(part), enter, last[part])
+        """log P(accept), (P,), of masses that behind the sites `last` (P,) are those of the messages' rows `row` (P,):
+        a pass begins there."""
+        order, found = last.argsort(descending=True, stable=True), torch.empty_like(messages.log_v[row])
+        for part in self._parts(masses):
+            of = order[part]
+            known = messages.b.index_select(1, row[of])
+            found[of] = self._log_accept(masses.take(of), known, last[of])
         return found
 
-    def _log_accept(self, masses: Masses, enter: Enter, last: Tensor | None = None) -> Tensor:
-        *_, b = self._linear(masses, enter, last)
+    def _log_accept(self, masses: Masses, known: Tensor | None = None, last: Tensor | None = None) -> Tensor:
+        *_, b = self._linear(masses, known, last)
         log_v, faint = b[0].log(), rows_of(b[0] < FAINT)
         if len(faint):
             log_v = log_v.index_copy(0, faint, self.log_accept_in_logs(safe_log(self._labels(masses.take(faint)))))
@@ -127,46 +119,38 @@ class Transitions:
 
     def messages(self, masses: Masses) -> Messages:
         """b_l for all l, and log P(accept)."""
-        return reduce(Messages.join, map(self._messages, self._parts(masses)))
+        return reduce(Messages.join, [self._messages(masses.take(part)) for part in self._parts(masses)])
 
     def _messages(self, masses: Masses) -> Messages:
-        trellis, enter = self.trellis(masses.certain.shape[1]), self._from_end(masses)
-        end = enter(masses.certain.shape[1], slice(0, len(masses.certain)))
-        b = torch.cat([*list(self._linear(masses, enter, None))[::-1], end])
+        b = torch.cat(list(self._linear(masses))[::-1])
         log_v, faint = b[0].log(), rows_of(b[0] < FAINT)
         if not len(faint):
             return Messages(b, log_v)
         in_logs = torch.stack(list(self._log(safe_log(self._labels(masses.take(faint)))))[::-1])
         log_v = log_v.index_copy(0, faint, _with_never(in_logs[0, 0]))
-        return Messages(b, log_v, place_in(faint, len(log_v)), trellis.flat(in_logs))
+        lines = self.trellis(masses.certain.shape[1]).flat(in_logs)
+        return Messages(b, log_v, place_in(faint, len(log_v)), lines)
 
-    def _parts(self, masses: Masses) -> Iterator[Masses]:
-        """The rows in parts that are computed together, one even if there are no rows."""
-        rows, some = (
-            torch.arange(len(masses.certain), device=masses.certain.device),
-            self.at_once(masses.certain.shape[1]),
-        )
-        return (masses if len(part) == len(rows) else masses.take(part) for part in torch.split(rows, some))
-
-    def _from_end(self, masses: Masses) -> Enter:
-        states = self.trellis(masses.certain.shape[1]).states[-1]
-        accepted = torch.ones(len(states) + 1, 1, dtype=torch.float64, device=states.device)
-        accepted[-1] = 0.0
-        return lambda boundary, rows: accepted.repeat(1, rows.stop - rows.start)
-
-    def _linear(self, masses: Masses, enter: Enter, last: Tensor | None) -> Iterator[Tensor]:
-        """b_l (S_l + 1, n) for l = L - 1, ..., 0, of the rows that have entered: row i does at the site last[i], and
-        these descend. Rows are the last axis, so that a gather copies whole lines."""
+    def _parts(self, masses: Masses) -> Sequence[Tensor]:
+        """The rows that are computed together; one part even if there are none."""
         rows, length = masses.certain.shape
-        labels, trellis = self._labels(masses).permute(1, 2, 0).contiguous(), self.trellis(length)
-        entered, b = [rows] * length, enter(length, slice(0, 0))
-        if last is not None:
-            sites = torch.arange(length, device=last.device)
-            entered = cast("list[int]", (last >= sites.unsqueeze(-1)).sum(-1).tolist())  # pyright: ignore[reportUnknownMemberType]
+        return torch.split(torch.arange(rows, device=masses.certain.device), self.at_once(length))
+
+    def _linear(self, masses: Masses, known: Tensor | None = None, last: Tensor | None = None) -> Iterator[Tensor]:
+        """b_l (S_l + 1, P) for l = L, ..., 0. With the lines `known` (R, P) of a trellis, row i enters them at the site
+        last[i], which must descend, and b has those that have entered. Rows are the last axis, so that a gather copies
+        whole lines."""
+        (rows, length), trellis = masses.certain.shape, self.trellis(masses.certain.shape[1])
+        labels, entered = self._labels(masses).permute(1, 2, 0).contiguous(), [rows] * length
+        b = labels.new_ones(len(trellis.states[-1]) + 1, rows)
+        b[-1] = 0.0
+        if known is not None and last is not None:
+            b, sites = b[:, :0], torch.arange(length, device=last.device).unsqueeze(-1)
+            entered = cast("list[int]", (last >= sites).sum(-1).tolist())  # pyright: ignore[reportUnknownMemberType]
+        yield b
         for site in range(length - 1, -1, -1):
-            if entered[site] > b.shape[1]:
-                new = enter(site + 1, slice(b.shape[1], entered[site]))
-                b = torch.cat([b, new], 1) if b.shape[1] else new
+            if known is not None and entered[site] > b.shape[1]:
+                b = torch.cat([b, known[trellis.block(site + 1), b.shape[1] : entered[site]]], 1)
             b = trellis.edges[site].sum(b, labels[site][:, : entered[site]])
             yield b
 
@@ -208,20 +192,16 @@ class Transitions:
         """The labels (P, L) of a run given acceptance, arbitrary at certain sites and behind the sites
         `last` (P,), and for rows that are never accepted. Row i has the messages row[i], by default its own."""
         rows, length = masses.certain.shape
-        trellis, u = self.trellis(length), uniforms((rows, length), masses.certain, generator).unsqueeze(-1)
+        trellis, u = self.trellis(length), uniforms((rows, length), masses.certain, generator).T.contiguous()
         labels, own = self._labels(masses).unbind(1), messages if row is None else messages.take(row)
         state, drawn = torch.zeros_like(masses.classes[:, 0]), list[Tensor]()
         for site in range(length if last is None else int(last.max()) + 1):
-            label, target = self.out_label[state], self.out_target[state]
-            weight = own.weigh(trellis.line[site + 1][target], labels[site].gather(1, label))
-            pick = inverse_cdf(weight, u[:, site])
+            label, target = self.out_label.index_select(0, state), self.out_target.index_select(0, state)
+            weight = own.weigh(trellis.line[site + 1].take(target), labels[site].gather(1, label))
+            pick = inverse_cdf(weight, u[site].unsqueeze(-1))
             drawn.append(label.gather(1, pick))
             state = target.gather(1, pick).squeeze(-1)
         return torch.nn.functional.pad(torch.cat(drawn, 1), (0, length - len(drawn)))
-
-
-Enter = Callable[[int, slice], Tensor]
-"""b of a boundary for the rows that enter a pass there."""
 
 
 def _with_never(log_v: Tensor) -> Tensor:
