@@ -99,7 +99,7 @@ class Automaton:
         """Tokens (...) drawn from log-masses (..., V), given labels (...) of transitions."""
         outside = self.transitions.members.T[label][..., self.classes] == 0
         rows, u = torch.arange(label.numel(), device=label.device), uniforms((label.numel(), 1), label, generator)
-        masses = log_p.masked_fill(outside, NEVER).view(-1, self.vocab_size)
+        masses = log_p.masked_fill(outside, NEVER).reshape(-1, self.vocab_size)
         return LogitRows(masses, rows, None).draw(u)[0].view(label.shape)
 
 
