@@ -593,7 +593,7 @@ def test_the_ratio_of_a_move_is_that_of_its_probabilities(sampler, base):
     q = steering.propose(x, evaluation, step)
     p = model.transition(x, untyped(evaluation.prediction), step, q.sites)
     assert (untyped(q).log_over(p, moved.x) is None) == isinstance(base, ts.Gradient)
-    expected = steering.log_ratio(moved.x, x, evaluation, step, q)
+    expected = steering.log_p(moved.x, x, evaluation, step, q) - q.log_prob(moved.x)
     assert float(expected.std()) > 0.01
     torch.testing.assert_close(moved.log_ratio, expected, rtol=0, atol=1e-9)
 

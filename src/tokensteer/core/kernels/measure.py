@@ -68,12 +68,14 @@ class SiteMeasure(Tilting, Measure, Protocol):
 
 
 @runtime_checkable
-class Relative(Protocol):
+class Relative(Measure, Protocol):
     """A measure q whose ratio to p may be known without the probabilities of tokens."""
 
+    of_draws: ClassVar[bool]
+    """Whether the ratio is right only for y that were drawn from q, and not for all that q can reach."""
+
     def log_over(self, p: Reveal, y: Tensor) -> Tensor | None:
-        """log q(y) - log p(y) at a draw y from this measure, (P,), with p from the same state; None if it takes both
-        probabilities."""
+        """log q(y) - log p(y), (P,), with p from the same state; None if it takes both probabilities."""
         ...
 
 
@@ -156,6 +158,7 @@ class Reveal(Tilting):
     sites: Sites | None = None
     log_mass: Tensor | None = None
     factorises: ClassVar[bool] = True
+    of_draws: ClassVar[bool] = True
 
     @cached_property
     def masked(self) -> Tensor:

@@ -111,28 +111,20 @@ class Steering:
     def log_ratio(
         self, y: Tensor, x: Tensor, evaluation: Evaluation, step: Step, q: Measure, log_q: Tensor | None = None
     ) -> Tensor:
-        """log p(y | x_t) - log q(y | x_t), (P,)."""
+        """log p(y | x_t) - log q(y | x_t), (P,). Give log_q where y was drawn from q: p and q then share terms."""
+        if log_q is not None and isinstance(self.proposal, FromModel) and isinstance(self.model, Diffusion):
+            return log_q - log_q  # p is q: 0, or NaN where the denoiser returned one
+        if isinstance(q, Relative) and isinstance(self.model, Diffusion) and not (log_q is None and q.of_draws):
+            p = self.model.transition(x, stored_prediction(evaluation), step, q.sites)
+            log_over = q.log_over(p, y) if isinstance(p, Reveal) else None
+            if log_over is not None:
+                return -log_over
         return self.log_p(y, x, evaluation, step, q) - (q.log_prob(y) if log_q is None else log_q)
 
     def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> Moved:
         q = self.propose(x, evaluation, step)
         y, log_q = draw(q, generator)
-        log_ratio = self._shared(y, x, evaluation, step, q, log_q)
-        if log_ratio is None:
-            log_ratio = self.log_ratio(y, x, evaluation, step, q, log_q)
-        return Moved(y, log_ratio, self.parent_of(evaluation))
-
-    def _shared(
-        self, y: Tensor, x: Tensor, evaluation: Evaluation, step: Step, q: Measure, log_q: Tensor | None
-    ) -> Tensor | None:
-        """log p(y | x_t) - log q(y | x_t), (P,), at a draw y from q, where p and q share terms; None if they do not."""
-        if not isinstance(self.model, Diffusion):
-            return None
-        if log_q is not None and isinstance(self.proposal, FromModel):
-            return log_q - log_q  # p is q: 0, or NaN where the denoiser returned one
-        p = self.model.transition(x, stored_prediction(evaluation), step, q.sites) if isinstance(q, Relative) else None
-        log_over = q.log_over(p, y) if isinstance(q, Relative) and isinstance(p, Reveal) else None
-        return None if log_over is None else -log_over
+        return Moved(y, self.log_ratio(y, x, evaluation, step, q, log_q), self.parent_of(evaluation))
 
     def parent_of(self, evaluation: Evaluation) -> Evaluation:
         return self._cache.for_children(evaluation)

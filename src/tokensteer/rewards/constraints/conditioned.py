@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -43,6 +44,7 @@ class Conditioned:
     known: tuple[Messages, Tensor] | None = None
     defence: float = 0.0
     log_mass: None = None  # the next weight is unknown: the look-ahead at y uses another prediction
+    of_draws: ClassVar[bool] = False
 
     @property
     def sites(self) -> Sites | None:
