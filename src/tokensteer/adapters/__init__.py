@@ -8,6 +8,7 @@ from tokensteer.adapters.images import ImageModel, powers_from_scale, powers_fro
 from tokensteer.adapters.meissonic import counted_down, masked_share, meissonic
 from tokensteer.adapters.models import dream, llada, masked_lm, mdlm
 from tokensteer.adapters.network import Network
+from tokensteer.adapters.placed import placed
 from tokensteer.adapters.text import TextModel, chat, plain
 from tokensteer.adapters.text_and_image import lumina_dimoo, mmada
 from tokensteer.adapters.text_to_image import vq_decoder
@@ -33,6 +34,7 @@ __all__ = [
     "meissonic",
     "mmada",
     "module",
+    "placed",
     "plain",
     "powers_from_scale",
     "powers_from_weight",

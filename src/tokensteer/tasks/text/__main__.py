@@ -20,9 +20,10 @@ from pathlib import Path
 from tyro.conf import OmitArgPrefixes
 
 from tokensteer.tasks.common.command import run_command
+from tokensteer.tasks.common.part import Pieces
 from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.text.prior.train import train, train_part
-from tokensteer.tasks.text.prior.work import NAME, RECIPE, Pieces
+from tokensteer.tasks.text.prior.work import NAME, RECIPE
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def run(command: OmitArgPrefixes[Command]) -> None:
     if command.part == "all":
         train(training, recipe)
     else:
-        train_part(command.part, training, Pieces(command.resume, command.horizon, command.exact), recipe)
+        train_part(command.part, training, Pieces(command.resume, command.horizon, exact=command.exact), recipe)
 
 
 if __name__ == "__main__":

@@ -15,18 +15,17 @@ All is written to one folder, from which later parts read it. The folder of data
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from tokensteer.files import write_json
 from tokensteer.tasks.common.checkpoints import Checkpoints
-from tokensteer.tasks.common.task import check_device, read_card, weights_file
+from tokensteer.tasks.common.part import Pieces, finish_cards, go_on
+from tokensteer.tasks.common.task import check_device, weights_file
 from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.text.corpus import windows, write
 from tokensteer.tasks.text.prior import parts, published
-from tokensteer.tasks.text.prior.work import NAME, NETWORKS, PARTS, RECIPE, SO_FAR, Pieces, PriorRecipe, Work, made
+from tokensteer.tasks.text.prior.work import NAME, NETWORKS, PARTS, RECIPE, PriorRecipe, Work, made
 
 SHARES = {"corpus": 0.22, "denoiser": 0.64, "labeller": 0.05, "reward": 0.03, "judge": 0.03, "toxicity-judge": 0.03}
 """Of the minutes, if all parts are trained."""
@@ -47,17 +46,8 @@ def train(training: Training, recipe: PriorRecipe = RECIPE) -> dict[str, Any]:
         minutes = training.minutes
         if minutes is not None:
             minutes *= SHARES.get(part, 1.0)
-        left = kept[part].load() if part in kept else None
-        pieces = Pieces(None if left is None else training.checkpoints, minutes, training.device == "cpu", True)
-        if minutes is not None and left is not None:
-            minutes = max(1e-3, minutes - left[1]["seconds"] / 60)
-        train_part(part, replace(training, minutes=minutes), pieces, recipe)
-    found: dict[str, Any] = {}
-    for part, card in cards.items():
-        entries = read_card(card)
-        found[part] = entries.pop(SO_FAR, None) or entries["quality"]  # a part that was trained by itself has "quality"
-        write_json(card, {**entries, "quality": found[part]})
-        kept[part].remove()
+        train_part(part, *go_on(training, kept.get(part), minutes), recipe)
+    found = finish_cards(cards, kept.values())
     training.tidy()
     return found
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from tokensteer.files import write_json
+from tokensteer.tasks.common.part import INT8, Part, Pieces
 from tokensteer.tasks.common.task import data_folder, weights_file
-from tokensteer.tasks.common.timed_loop import Progress, Stretch, Trainee, run
-from tokensteer.tasks.common.training import Training, say
+from tokensteer.tasks.common.timed_loop import Progress, Trainee
+from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.nets import load, save
 from tokensteer.tasks.nets.encoder import EncoderConfig, EncoderReaderConfig
 from tokensteer.tasks.nets.readers import NgramConfig
@@ -28,8 +27,6 @@ from tokensteer.train import Plan
 NAME = "text"
 NETWORKS = ("denoiser", "labeller", "reward", "judge", "toxicity", "toxicity-judge")
 PARTS = ("published", "corpus", "windows", *NETWORKS, "quality")
-SO_FAR = "quality of this part"  # until all parts are trained: cards with "quality" are those of a finished training
-_STORED = "int8 by output channel, vectors bfloat16; exponential moving average of the weights"
 
 
 @dataclass(frozen=True)
@@ -54,17 +51,6 @@ class PriorRecipe:
 
 
 RECIPE = PriorRecipe()
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """A training in several runs: `resume` the checkpoint of a folder, `horizon` minutes in all of them together.
-    `unfinished` cards are those of a training whose other parts follow."""
-
-    resume: Path | None = None
-    horizon: float | None = None
-    exact: bool = False
-    unfinished: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,37 +90,19 @@ class Work:
         """A network that was trained before."""
         return load(weights_file(self.training.out, NAME, part), self.device)
 
+    @property
+    def _own(self) -> Part:
+        return Part(NAME, self.part, PARTS.index(self.part), self.training, self.pieces)
+
     def run(self, trainee: Trainee, plan: Plan) -> Progress:
-        training, pieces = self.training, self.pieces
-        plan = replace(plan, steps=max(1, round(plan.steps * training.scale)))
-        stretch = Stretch(
-            training.checkpoints,
-            pieces.resume,
-            None if training.minutes is None else 60 * training.minutes,
-            None if pieces.horizon is None else 60 * pieces.horizon,
-            compact=not pieces.exact,
-        )
-        return run(trainee, plan, training.generator(PARTS.index(self.part)), f"{NAME}-{self.part}", stretch)
+        return self._own.run(trainee, plan)
 
     def finish(
         self, net: nn.Module, config: Config, plan: Plan | None, progress: Progress | None, found: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Write the card of a network."""
-        command = f"python -m tokensteer.tasks.{NAME} --part {self.part}"
-        card = {
-            **self.training.card(f"{self.part} of the task {NAME}", command, described(self.corpus)),
-            "stored": _STORED,
-            "parameters": sum(p.numel() for p in net.parameters()),
-            "config": asdict(config),
-        }
-        if plan is not None and progress is not None:
-            last = {name: round(value, 5) for name, value in progress.shown.items()}
-            more = {"steps": progress.step, "seconds": round(progress.seconds, 1), "last": last, "plan": asdict(plan)}
-            card |= more
-        card[SO_FAR if self.pieces.unfinished else "quality"] = dict(found)
-        write_json(weights_file(self.training.out, NAME, self.part).with_suffix(".json"), card)
-        say(f"{self.part}: {json.dumps(dict(found))}")
-        return dict(found)
+        more = {"stored": INT8, "config": asdict(config), **({} if plan is None else {"plan": asdict(plan)})}
+        return self._own.finish(net, progress, described(self.corpus), more, found)
 
     def store(self, net: nn.Module) -> nn.Module:
         """Write a network, and read it as it was written."""
