@@ -170,6 +170,8 @@ def test_refuses(parts: Any, tmp_path: Path) -> None:
         ts.adapters.meissonic(tmp_path, tiny_images.Meissonic)
     with pytest.raises(ValueError, match="has no transformer: give a folder"):
         ts.adapters.meissonic(object())
+    with pytest.raises(ValueError, match="parts that are loaded have their own"):
+        ts.adapters.meissonic(parts, parts.transformer)
     with pytest.raises(ValueError, match="multiples of 4 pixels"):
         ts.adapters.meissonic(parts, height=8, width=6)
     with pytest.raises(ValueError, match="2 pixels to a token"):

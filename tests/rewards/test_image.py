@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -85,14 +86,14 @@ def assert_slope(score: Any, at: Tensor, *context: Tensor) -> None:
 # ---- pixels
 
 
-@pytest.mark.parametrize("shape", [(8, 8), (20, 20), (13, 29), (29, 13), (5, 6)])
+@pytest.mark.parametrize("shape", [(8, 8), (20, 20), (13, 29), (29, 13), (10, 14), (5, 6)])
 def test_images_are_prepared_as_with_pillow(shape: tuple[int, int]) -> None:
     """The shorter side to 8, the middle cut out, normalised; up to the rounding of Pillow to bytes."""
     pillow = pytest.importorskip("PIL.Image")
     pixels = (images(1, *shape) * 255).round()
     picture = pillow.fromarray(pixels[0].permute(1, 2, 0).to(torch.uint8).numpy())
     height, width = (SIDE * side // min(shape) for side in shape)
-    above, left = (height - SIDE) // 2, (width - SIDE) // 2
+    above, left = round((height - SIDE) / 2), round((width - SIDE) / 2)
     picture = picture.resize((width, height), pillow.BICUBIC).crop((left, above, left + SIDE, above + SIDE))
     shown = torch.tensor(list(picture.tobytes())).view(SIDE, SIDE, 3).permute(2, 0, 1) / 255
     mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (CLIP_MEAN, CLIP_STD))
@@ -106,6 +107,18 @@ def test_images_are_padded_where_they_were_in_training() -> None:
     assert wide[0, 0].mean(1).tolist() == pytest.approx([0, 0, 0, 1, 1, 0, 0, 0])
     tall = image.Preparation(SIDE, (0.0,) * 3, (1.0,) * 3, pad=True)(torch.ones(1, 3, 16, 4))
     assert torch.equal(tall, wide.mT)
+
+
+def test_mean_and_std_are_those_of_the_folder(clip: str, tmp_path: Path) -> None:
+    shutil.copytree(clip, tmp_path / "clip")
+    file = tmp_path / "clip" / "preprocessor_config.json"
+    file.write_text('{"image_mean": [0.5, 0.5, 0.5], "image_std": [0.25, 0.5, 0.5]}')
+    prepare = image.clip_score(tmp_path / "clip").prepare
+    assert prepare == image.Preparation(SIDE, (0.5, 0.5, 0.5), (0.25, 0.5, 0.5))
+    assert prepare(torch.full((1, 3, 8, 8), 0.75))[0, :, 0, 0].tolist() == [1.0, 0.5, 0.5]
+    file.write_text("{")
+    with pytest.raises(ValueError, match="fetch it again, or remove it"):
+        image.clip_score(tmp_path / "clip")
 
 
 # ---- CLIP and HPSv2

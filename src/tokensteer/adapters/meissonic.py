@@ -72,6 +72,8 @@ def meissonic(
     if isinstance(source, str | Path):
         name = str(source)
         parts = load_parts(name, lambda: _transformer(transformer, name, dtype, variant), device, dtype, variant)
+    elif transformer is not None:
+        raise ValueError("transformer=... goes with a folder or hub name: parts that are loaded have their own")
     else:
         parts = source
     net = checked_parts(parts, "give a folder, a hub name or a pipeline with Meissonic's parts").transformer

@@ -8,7 +8,7 @@ of which only the codes are generated: everything else is fixed. So the diffusio
 mask, id K, and as many sites as codes; the prompt is its context. Logits are those of the slice, at the sites of codes.
 
 Prompts of different lengths are run one length after the other, without padding, so the network needs no attention mask
-and positions are those of a prompt that runs alone.
+and positions are those of a prompt that runs alone. Lengths are read on the host at every call.
 """
 
 from __future__ import annotations

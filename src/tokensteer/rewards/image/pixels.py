@@ -33,15 +33,14 @@ class Preparation:
 
     def _square(self, images: Tensor) -> Tensor:
         height, width = images.shape[-2:]
-        scale = self.size / (max if self.pad else min)(height, width)
-        sides = (round(height * scale), round(width * scale)) if self.pad else _cut(height, width, self.size)
+        sides = (_inside if self.pad else _outside)(height, width, self.size)
         for step in ((height, sides[1]), sides):  # columns first, as Pillow does, which clamps after either
             if images.shape[-2:] != step:
                 images = F.interpolate(images, step, mode="bicubic", antialias=True, align_corners=False).clamp(0, 1)
-        above, left = (abs(side - self.size) // 2 for side in sides)
         if self.pad:
-            below, right = self.size - sides[0] - above, self.size - sides[1] - left
-            return F.pad(images, (left, right, above, below))
+            above, left = ((self.size - side) // 2 for side in sides)
+            return F.pad(images, (left, self.size - sides[1] - left, above, self.size - sides[0] - above))
+        above, left = (round((side - self.size) / 2) for side in sides)
         return images[..., above : above + self.size, left : left + self.size]
 
     def of_folder(self, folder: Path) -> Preparation:
@@ -57,6 +56,12 @@ class Preparation:
         return replace(self, mean=mean, std=std)
 
 
-def _cut(height: int, width: int, size: int) -> tuple[int, int]:
-    """Sides with the shorter one resized to `size`; the longer one is rounded down, as published code does."""
+def _outside(height: int, width: int, size: int) -> tuple[int, int]:
+    """Sides with the shorter one resized to `size`. Roundings, here and below, are those of published code."""
     return (size, int(size * width / height)) if height <= width else (int(size * height / width), size)
+
+
+def _inside(height: int, width: int, size: int) -> tuple[int, int]:
+    """Sides with the longer one resized to `size`."""
+    scale = size / max(height, width)
+    return round(height * scale), round(width * scale)
