@@ -90,7 +90,7 @@ def by_hand(net: tiny_images.Llama, kind: str, text: str, x: Tensor) -> Tensor:
 def test_logits_are_those_of_the_slice_at_the_codes(net: tiny_images.Llama, kind: str) -> None:
     """Prompts of different lengths in one batch, each as if it ran alone; none is the published one; mask gets -inf."""
     model, x = made(kind, net), canvases(4)
-    texts = ["good", None, "the long movie", "bad"]
+    texts = ["the long movie", "good", None, "bad"]
     logits = model.denoiser.network(x, *model.context(texts))
     assert logits.shape == (4, 6, CODES + 1)
     assert (logits[..., CODES] == -torch.inf).all()
