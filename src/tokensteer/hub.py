@@ -126,10 +126,19 @@ def diffusers() -> Any:
 
 
 def _imported(library: str) -> Any:
+    _list_device_functions()
     try:
         return import_module(library)
     except ImportError as error:
         raise ImportError(f"models by name need {library}: pip install 'tokensteer[hf]'") from error
+
+
+def _list_device_functions() -> None:
+    """torch lists the functions that a device context affects when one is first used. transformers replaces
+    torch.linspace while it loads a network; if that is the first use, linspace ignores device contexts from then on,
+    and networks that are built under one fail. So a context is used before."""
+    with torch.device("cpu"):
+        torch.empty(0)
 
 
 def _first_line(error: Exception) -> str:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,18 @@ def test_specials_are_never_sampled_and_prompts_are_kept(model: ts.adapters.Text
     log_x0 = model.denoiser(diffusion.template[None], 1.0)
     assert (log_x0[..., network_of(model).forbidden] == -torch.inf).all()
     torch.testing.assert_close(log_x0.exp().sum(-1), torch.ones(log_x0.shape[:2]))
+
+
+def test_device_contexts_work_after_loading(folders: dict[str, str]) -> None:
+    """transformers replaces torch.linspace while it loads, and torch might list what contexts affect just then."""
+    device: Any = import_module("torch.utils._device")
+    device._device_constructors.cache_clear()
+    try:
+        load("bert", folders)
+        with torch.device("meta"):
+            assert torch.linspace(0, 1, 3).device.type == "meta"
+    finally:
+        device._device_constructors.cache_clear()
 
 
 def test_no_special_or_spare_token_is_allowed(folders: dict[str, str]) -> None:
