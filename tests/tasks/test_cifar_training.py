@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from tokensteer.tasks import nets
-from tokensteer.tasks.cifar import classifiers, denoiser, tokeniser
+from tokensteer.tasks.cifar import classifiers, denoiser
 from tokensteer.tasks.cifar import train as cifar
 from tokensteer.tasks.cifar.__main__ import main
 from tokensteer.tasks.cifar.data import Data, Images
-from tokensteer.tasks.common import lpips, muon
+from tokensteer.tasks.common import grid_denoiser, lpips, muon
+from tokensteer.tasks.common import image_tokeniser as tokeniser
 from tokensteer.tasks.common.checkpoints import Checkpoints
 from tokensteer.tasks.common.learner import Learner
 from tokensteer.tasks.common.timed_loop import Stretch, Trainee, run
@@ -227,7 +228,7 @@ def test_checkpoints_of_something_else_are_refused(tmp_path):
 
 def test_masks_cover_at_least_one_site_and_follow_the_cosine():
     ids = torch.zeros(4000, 16, dtype=torch.long)
-    hidden = denoiser.masked(ids, 9, seeded()) == 9
+    hidden = grid_denoiser.masked(ids, 9, seeded()) == 9
     assert hidden.any(1).all()
     assert abs(float(hidden.float().mean()) - 2 / np.pi) < 0.02
 

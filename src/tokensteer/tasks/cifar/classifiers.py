@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from tokensteer.tasks.cifar.data import CLASSES, SIDE, Images
-from tokensteer.tasks.cifar.tokeniser import augmented
+from tokensteer.tasks.common.image_tokeniser import augmented
 from tokensteer.tasks.common.learner import Learner
 from tokensteer.tasks.common.metrics import in_parts
 from tokensteer.tasks.common.timed_loop import Compiled, Trainee

@@ -29,8 +29,8 @@ PICTURED = 200
 def task(setup: Setup | None = None) -> Task:
     """Images of the class `setup.goal`, or of all classes, as many populations each."""
     setup = Setup(STEPS) if setup is None else setup
-    if setup.prompts is not None:
-        raise ValueError(f"{NAME} reads no prompts but classes: leave out --prompts, and give --goal for one class")
+    if setup.prompts is not None or setup.prompt:
+        raise ValueError(f"{NAME} reads no prompts but classes: leave them out, and give --goal for one class")
     labels = labels_of(setup.goal)
     reward_of(setup.reward)
     return of_classes(setup, load_networks(setup), labels)

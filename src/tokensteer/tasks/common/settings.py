@@ -32,7 +32,10 @@ class Settings:
     kl: Annotated[float | None, left("the task's", "FLOAT")] = None
     """The reward is divided by it: small steers hard."""
     prompts: Annotated[Path | None, left("the task's", "FILE")] = None
-    """For text: prompts to begin with or to fill in, a line each, or .jsonl with "prompt" and "id"."""
+    """For text: prompts to begin with or to fill in; for emoji: captions of what to draw. A line each, or .jsonl with
+    "prompt" and "id"."""
+    prompt: Annotated[tuple[str, ...] | None, left("the task's", "PROMPT ...")] = None
+    """The same in words: --prompt "a blue heart, flat style"."""
     draws: Annotated[int | None, left("the task's", "INT")] = None
     """Clean samples that the reward of a half-finished one is estimated from."""
     noise: Annotated[str | None, left("the task's", "STR")] = None

@@ -22,6 +22,7 @@ from tokensteer.tasks.nets.fsq import FSQ, FSQConfig
 from tokensteer.tasks.nets.grid_transformer import GridTransformer, GridTransformerConfig
 from tokensteer.tasks.nets.image_classifiers import ConvMixer, MixerConfig, ResNet, ResNetConfig
 from tokensteer.tasks.nets.readers import AttentiveConfig, AttentiveReader, NgramConfig, NgramReader
+from tokensteer.tasks.nets.text_encoder import TextEncoder, TextEncoderConfig
 from tokensteer.tasks.nets.transformer import Transformer, TransformerConfig
 from tokensteer.tasks.nets.unet import UNet, UNetConfig
 from tokensteer.tasks.nets.value import Body, ValueConfig, ValueNet
@@ -32,7 +33,7 @@ VERSION = 2
 
 Classifiers = ConvConfig | PatchConfig | AttentiveConfig | NgramConfig | dilated.MotifConfig | dilated.WordsConfig
 Images = FSQConfig | GridTransformerConfig | ResNetConfig | MixerConfig
-Encoders = EncoderConfig | EncoderReaderConfig
+Encoders = EncoderConfig | EncoderReaderConfig | TextEncoderConfig
 Config = Body | Classifiers | ValueConfig | Images | Encoders
 
 _NETWORKS: dict[type[Config], Callable[[Any], nn.Module]] = {
@@ -52,6 +53,7 @@ _NETWORKS: dict[type[Config], Callable[[Any], nn.Module]] = {
     MixerConfig: ConvMixer,
     EncoderConfig: Encoder,
     EncoderReaderConfig: EncoderReader,
+    TextEncoderConfig: TextEncoder,
 }
 
 

@@ -66,7 +66,7 @@ def run(command: OmitArgPrefixes[Command]) -> None:
     if command.part == "all":
         train(training, recipe)
     else:
-        train_part(command.part, training, Pieces(command.resume, command.horizon, command.exact), recipe)
+        train_part(command.part, training, Pieces(command.resume, command.horizon, exact=command.exact), recipe)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tokensteer.files import write_json
 from tokensteer.tasks.common.training import Training, say
+from tokensteer.tasks.nets.bert_weights import start_from
 from tokensteer.tasks.nets.encoder import Encoder, EncoderReader, EncoderReaderConfig
 from tokensteer.tasks.nets.store import Config, build
 from tokensteer.tasks.text.corpus import llama, windows, write
@@ -56,7 +57,7 @@ def make_windows(training: Training, recipe: PriorRecipe) -> dict[str, Any]:
 def make_denoiser(work: Work) -> dict[str, Any]:
     config, plan = work.recipe.denoiser, work.recipe.denoiser_plan
     net = Encoder(config)
-    published.start_from(net, published.read(made(MINILM, work.training)), work.origin)
+    start_from(net, published.read(made(MINILM, work.training)), work.origin)
     net = net.to(work.device)
     draw = windows.sampler(work.corpus, work.recipe.real_share, work.device)
     test = {name: source["test"].ids for name, source in (("taught", work.corpus.taught), ("real", work.corpus.real))}
@@ -84,7 +85,7 @@ def make_reward(work: Work) -> dict[str, Any]:
 
 def _encoder(work: Work, config: EncoderReaderConfig, examples: classifiers.Examples, without: float) -> dict[str, Any]:
     net = EncoderReader(config)
-    published.start_from(net, published.read(made(MINILM, work.training)), work.origin)
+    start_from(net, published.read(made(MINILM, work.training)), work.origin)
     return _classifier(work, net, config, examples, work.recipe.encoder_plan, without)
 
 

@@ -17,6 +17,7 @@ from tokensteer.core.steering.methods import pretrained
 from tokensteer.tasks.common.arrays import to_lists
 from tokensteer.tasks.common.metrics import Measured, measured
 from tokensteer.tasks.common.task import Setup
+from tokensteer.tasks.common.wordpiece import WordPiece
 from tokensteer.tasks.nets.encoder import Encoder
 from tokensteer.tasks.text.corpus.assignments import START
 from tokensteer.tasks.text.corpus.byte_pairs import BytePairs
@@ -24,7 +25,6 @@ from tokensteer.tasks.text.corpus.llama import Llama
 from tokensteer.tasks.text.diversity import distinct
 from tokensteer.tasks.text.prompts import DEFAULT
 from tokensteer.tasks.text.recipe import canvas, model
-from tokensteer.tasks.text.wordpiece import WordPiece
 
 STEPS = 128
 TEMPERATURES = (0.9, 0.8)

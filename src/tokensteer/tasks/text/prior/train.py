@@ -48,7 +48,8 @@ def train(training: Training, recipe: PriorRecipe = RECIPE) -> dict[str, Any]:
         if minutes is not None:
             minutes *= SHARES.get(part, 1.0)
         left = kept[part].load() if part in kept else None
-        pieces = Pieces(None if left is None else training.checkpoints, minutes, training.device == "cpu", True)
+        resume = None if left is None else training.checkpoints
+        pieces = Pieces(resume, minutes, exact=training.device == "cpu", unfinished=True)
         if minutes is not None and left is not None:
             minutes = max(1e-3, minutes - left[1]["seconds"] / 60)
         train_part(part, replace(training, minutes=minutes), pieces, recipe)

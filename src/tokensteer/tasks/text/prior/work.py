@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 from tokensteer.files import write_json
+from tokensteer.tasks.common import part_training
+from tokensteer.tasks.common.part_training import INT8, SO_FAR, run_stretch
 from tokensteer.tasks.common.task import data_folder, weights_file
-from tokensteer.tasks.common.timed_loop import Progress, Stretch, Trainee, run
+from tokensteer.tasks.common.timed_loop import Progress, Trainee
 from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.nets import load, save
 from tokensteer.tasks.nets.encoder import EncoderConfig, EncoderReaderConfig
@@ -28,8 +30,6 @@ from tokensteer.train import Plan
 NAME = "text"
 NETWORKS = ("denoiser", "labeller", "reward", "judge", "toxicity", "toxicity-judge")
 PARTS = ("published", "corpus", "windows", *NETWORKS, "quality")
-SO_FAR = "quality of this part"  # until all parts are trained: cards with "quality" are those of a finished training
-_STORED = "int8 by output channel, vectors bfloat16; exponential moving average of the weights"
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,9 @@ RECIPE = PriorRecipe()
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """A training in several runs: `resume` the checkpoint of a folder, `horizon` minutes in all of them together.
-    `unfinished` cards are those of a training whose other parts follow."""
+class Pieces(part_training.Pieces):
+    """A training in several runs. `unfinished` cards are those of a training whose other parts follow."""
 
-    resume: Path | None = None
-    horizon: float | None = None
-    exact: bool = False
     unfinished: bool = False
 
 
@@ -104,16 +100,8 @@ class Work:
         return load(weights_file(self.training.out, NAME, part), self.device)
 
     def run(self, trainee: Trainee, plan: Plan) -> Progress:
-        training, pieces = self.training, self.pieces
-        plan = replace(plan, steps=max(1, round(plan.steps * training.scale)))
-        stretch = Stretch(
-            training.checkpoints,
-            pieces.resume,
-            None if training.minutes is None else 60 * training.minutes,
-            None if pieces.horizon is None else 60 * pieces.horizon,
-            compact=not pieces.exact,
-        )
-        return run(trainee, plan, training.generator(PARTS.index(self.part)), f"{NAME}-{self.part}", stretch)
+        generator = self.training.generator(PARTS.index(self.part))
+        return run_stretch(trainee, plan, generator, f"{NAME}-{self.part}", self.training, self.pieces)
 
     def finish(
         self, net: nn.Module, config: Config, plan: Plan | None, progress: Progress | None, found: Mapping[str, Any]
@@ -122,7 +110,7 @@ class Work:
         command = f"python -m tokensteer.tasks.{NAME} --part {self.part}"
         card = {
             **self.training.card(f"{self.part} of the task {NAME}", command, described(self.corpus)),
-            "stored": _STORED,
+            "stored": INT8,
             "parameters": sum(p.numel() for p in net.parameters()),
             "config": asdict(config),
         }

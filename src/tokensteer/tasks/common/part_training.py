@@ -1,0 +1,163 @@
+"""Training of a task part by part: one network at a time, in one run or in several, with a card for each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tokensteer.files import write_json
+from tokensteer.tasks.common.checkpoints import Checkpoints
+from tokensteer.tasks.common.task import check_device, read_card, weights_file
+from tokensteer.tasks.common.timed_loop import Progress, Stretch, Trainee, run
+from tokensteer.tasks.common.training import Training, say
+from tokensteer.tasks.nets import load, save
+from tokensteer.tasks.nets.store import Config
+from tokensteer.train import Plan
+
+SO_FAR = "quality of this part"  # until all parts are trained: cards with "quality" are those of a finished training
+INT8 = "int8 by output channel, vectors bfloat16; exponential moving average of the weights"
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A training in several runs: `resume` the checkpoint of a folder, `horizon` minutes in all of them together.
+    `weights` is the folder of networks that were trained before, `out` if None."""
+
+    resume: Path | None = None
+    horizon: float | None = None
+    weights: Path | None = None
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class PartTraining:
+    """The training of one `part` of a task; `source` describes the data on its card."""
+
+    task: str
+    parts: Sequence[str]
+    part: str
+    training: Training
+    pieces: Pieces
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.part not in self.parts:
+            raise ValueError(f"there is no part {self.part}: give {' or '.join(self.parts)}")
+
+    def begin(self) -> None:
+        """Check the device, create the folder, and seed the weights."""
+        check_device(self.device)
+        if torch.device(self.device).type == "cuda":
+            torch.backends.cudnn.benchmark = True  # the shapes never change
+            torch.set_float32_matmul_precision("high")
+        self.training.begin()
+        self.training.seed_torch(self.parts.index(self.part))
+
+    @property
+    def device(self) -> str:
+        return self.training.device
+
+    @property
+    def compiled(self) -> bool:
+        return self.device.startswith("cuda")
+
+    def file(self, part: str) -> Path:
+        """The weights of a part that was trained before."""
+        return weights_file(self.pieces.weights or self.training.out, self.task, part)
+
+    def stored(self, part: str) -> nn.Module:
+        return load(self.file(part), self.device)
+
+    def run(self, trainee: Trainee, plan: Plan) -> Progress:
+        generator = self.training.generator(self.parts.index(self.part))
+        return run_stretch(trainee, plan, generator, f"{self.task}-{self.part}", self.training, self.pieces)
+
+    def store(self, net: nn.Module, dtype: torch.dtype = torch.int8) -> nn.Module:
+        """Write the network, and read it as it was written."""
+        file = weights_file(self.training.out, self.task, self.part)
+        save(net, file, dtype)
+        return load(file, self.device)
+
+    def finish(
+        self,
+        progress: Progress,
+        net: nn.Module,
+        config: Config,
+        plan: Plan,
+        quality: dict[str, float],
+        more: Mapping[str, Any],
+    ) -> dict[str, float]:
+        """Write the card."""
+        command = f"python -m tokensteer.tasks.{self.task} --part {self.part}"
+        card = {
+            **self.training.card(f"{self.part} of the task {self.task}", command, self.source),
+            "steps": progress.step,
+            "seconds": round(progress.seconds, 1),
+            "parameters": sum(p.numel() for p in net.parameters()),
+            "last": {name: round(value, 5) for name, value in progress.shown.items()},
+            "config": asdict(config),
+            "plan": asdict(plan),
+            **more,
+            "quality": quality,
+        }
+        write_json(weights_file(self.training.out, self.task, self.part).with_suffix(".json"), card)
+        say(f"{self.part}: {json.dumps(quality)}")
+        return quality
+
+
+def run_stretch(
+    trainee: Trainee, plan: Plan, generator: torch.Generator, name: str, training: Training, pieces: Pieces
+) -> Progress:
+    """Train for the minutes of a run, or for the steps of the plan."""
+    plan = replace(plan, steps=max(1, round(plan.steps * training.scale)))
+    stretch = Stretch(
+        training.checkpoints,
+        pieces.resume,
+        None if training.minutes is None else 60 * training.minutes,
+        None if pieces.horizon is None else 60 * pieces.horizon,
+        compact=not pieces.exact,
+    )
+    return run(trainee, plan, generator, name, stretch)
+
+
+def train_parts(
+    task: str,
+    shares: Mapping[str, float],
+    training: Training,
+    train_part: Callable[[str, Training, Pieces], Any],
+    needs: Mapping[str, str],
+) -> dict[str, Any]:
+    """Train, store and measure all parts, each with its share of the minutes. A killed training continues if it is
+    called with the same options. `needs` are parts that are fixed once another one is begun."""
+    training.begin()
+    cards = {part: weights_file(training.out, task, part).with_suffix(".json") for part in shares}
+    kept = {part: Checkpoints(training.checkpoints, f"{task}-{part}") for part in shares}
+    for part, share in shares.items():
+        if part in needs and cards[part].is_file() and kept[needs[part]].load() is not None:
+            continue
+        minutes = None if training.minutes is None else training.minutes * share
+        left = kept[part].load()
+        pieces = Pieces(None if left is None else training.checkpoints, minutes, exact=training.device == "cpu")
+        if minutes is not None and left is not None:
+            minutes = max(1e-3, minutes - left[1]["seconds"] / 60)
+        train_part(part, replace(training, minutes=minutes), pieces)
+        _rename(cards[part], "quality", SO_FAR)
+    found = {part: _rename(card, SO_FAR, "quality") for part, card in cards.items()}
+    for checkpoints in kept.values():
+        checkpoints.remove()
+    training.tidy()
+    return found
+
+
+def _rename(card: Path, entry: str, name: str) -> Any:
+    """Give an entry of a card another name; returns its value."""
+    entries = read_card(card)
+    value = entries.pop(entry)
+    write_json(card, {**entries, name: value})
+    return value
