@@ -19,6 +19,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from tokensteer.tasks.common.augment import augmented
 from tokensteer.tasks.common.learner import Learner
 from tokensteer.tasks.common.lpips import LPIPS
 from tokensteer.tasks.common.timed_loop import Compiled, Trainee
@@ -29,7 +30,6 @@ from tokensteer.train.optim import half_precision
 
 CONFIG = FSQConfig()
 PLAN = Plan(20_000, batch_size=256, rate=8e-4, warmup=0.02, weight_decay=0.01, average=0.999)
-SHIFT = 2  # pixels by which images are moved
 PERCEPTUAL = 1.0
 """The weight of LPIPS beside the mean difference of pixels from -1 to 1."""
 ADVERSARIAL = 0.1
@@ -64,27 +64,6 @@ class PatchDiscriminator(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.layers(2 * images - 1).squeeze(1)
-
-
-def augmented(images: Tensor, generator: Generator, shift: int = SHIFT, may_turn: Tensor | None = None) -> Tensor:
-    """Images (P, C, H, W), each mirrored with probability 1/2, if it is one of those that `may_turn` (P,), and moved by
-    up to `shift` pixels each way; pixels that come from outside mirror those inside."""
-    rows, _, height, width = images.shape
-    device = images.device
-    move = torch.randint(-shift, shift + 1, (2, rows, 1), generator=generator, device=device)
-    turn = torch.rand(rows, 1, generator=generator, device=device) < 0.5
-    turn = turn if may_turn is None else turn & may_turn.unsqueeze(-1)
-    y = _reflected(torch.arange(height, device=device) + move[0], height)
-    x = _reflected(torch.arange(width, device=device) + move[1], width)
-    x = torch.where(turn, x.flip(1), x)
-    row = torch.arange(rows, device=device)[:, None, None]
-    return images.permute(0, 2, 3, 1)[row, y[:, :, None], x[:, None, :]].permute(0, 3, 1, 2)
-
-
-def _reflected(place: Tensor, size: int) -> Tensor:
-    """Places outside 0..size-1 mirrored at the border."""
-    inside = place.abs()
-    return torch.where(inside >= size, 2 * (size - 1) - inside, inside)
 
 
 class TokeniserTraining(Trainee):
