@@ -30,11 +30,8 @@ def reward_of(name: str | None) -> str:
 def tilt(networks: Networks, labels: Sequence[int], reward: str = CLASS, kl: float | None = None) -> Tilt:
     """exp(reward/kl). Gradients pass the decoder: one-hots have the expected codes of a site, which the decoder and
     the classifier turn into a number. Files have no gradient."""
-    made = (
-        certainty(networks, labels)
-        if reward == CLASS
-        else of_images(networks.images, compressibility, differentiable=False)
-    )
+    of_file = of_images(networks.images, compressibility, differentiable=False)
+    made = certainty(networks, labels) if reward == CLASS else of_file
     chosen = KLS[reward] if kl is None else kl
     return Tilt(made, chosen, linear_ramp, DRAWS, estimator=Sampled(seed=0), differentiable=reward == CLASS)
 

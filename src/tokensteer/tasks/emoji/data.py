@@ -76,8 +76,8 @@ class Drawings:
     def captions(self) -> list[list[str]]:
         """The captions of each drawing, the whole one first."""
         styles = list(STYLES)
-        pairs = arrays.to_lists(torch.stack([self.concept, self.style], -1))
-        return [variants(self.concepts[concept], styles[style]) for concept, style in pairs]
+        pairs = zip(self.concept.cpu(), self.style.cpu(), strict=True)
+        return [variants(self.concepts[int(concept)], styles[int(style)]) for concept, style in pairs]
 
 
 def _has_side(name: str) -> bool:

@@ -139,7 +139,9 @@ def make_states(encoder: CaptionEncoder, drawings: Drawings) -> States:
     told = [variants(concept, style) for concept in drawings.concepts for style in STYLES]
     states = torch.cat([part.half().cpu() for part in _encoded(encoder, captions)])
     vectors = torch.cat([sentence_vectors(part).half().cpu() for part in _encoded(encoder, told)])
-    return States(states.unflatten(0, (-1, VARIANTS)), vectors.unflatten(0, (-1, len(STYLES), VARIANTS)))
+    return States(
+        states.view(-1, VARIANTS, *states.shape[1:]), vectors.view(-1, len(STYLES), VARIANTS, vectors.shape[-1])
+    )
 
 
 def _encoded(encoder: CaptionEncoder, captions: Sequence[Sequence[str]], rows: int = 4096) -> Iterator[Tensor]:

@@ -3,8 +3,8 @@
     tokensteer train emoji --out FOLDER --device cuda --minutes 25
     tokensteer run emoji --weights FOLDER --prompt "a blue heart, flat style" --particles 4
 
-Methods of rewards tilt the guided sampler, p_g(x | caption) · exp(r/kl), with `--guidance`. The target of cfg and smc-cfg
-is the product p(x | caption)^a · p(x)^(1 - a), times exp(r/kl) if a reward is chosen.
+Methods of rewards tilt the guided sampler, p_g(x | caption) · exp(r/kl), with `--guidance`. The target of cfg and
+smc-cfg is the product p(x | caption)^a · p(x)^(1 - a), times exp(r/kl) if a reward is chosen.
 """
 
 from __future__ import annotations
