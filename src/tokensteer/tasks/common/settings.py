@@ -56,8 +56,8 @@ class Settings:
     """How to resample: systematic, stratified, residual, multinomial or ssp, all exact. Systematic varies least; with
     multinomial every child draws its parent on its own."""
     guidance: Annotated[float | None, left("1.5, 3 for emoji", "FLOAT")] = None
-    """For cfg and smc-cfg on dna, cifar and emoji: the scale s of p(x | goal)^s · p(x)^(1 - s). 1 is the model given the
-    goal, more steers harder. For emoji also that of the guided sampler, which the other methods steer."""
+    """For cfg and smc-cfg on dna, cifar and emoji: the scale s of p(x | goal)^s · p(x)^(1 - s). 1 is the model given
+    the goal, more steers harder. For emoji also that of the guided sampler, which the other methods steer."""
 
     contains: Annotated[tuple[str, ...] | None, left("none", "WORD ...")] = None
     """For text: words that every sample must have, in any order. This and the rules below are hard constraints beside

@@ -28,7 +28,7 @@ from tokensteer.tasks.quality.kernel_distance import kid
 FILE = "emoji-quality.json"
 SPLITS = {"unseen pairs": PAIR, "unseen concepts": CONCEPT, "trained on": TRAIN}
 GUIDANCES = (1.0, GUIDANCE, 2 * GUIDANCE)
-SHOWN = 32  # drawings of a sheet: each above its reconstruction and a sample of its caption
+SHOWN = 32  # drawings of a sheet: each above its reconstruction and samples of its caption
 TOGETHER = 100  # captions that are drawn at once
 
 
@@ -48,7 +48,8 @@ def measure(folder: Path, training: Training, drawings: Drawings, states: States
         for guidance in GUIDANCES:
             rows[f"samples, guidance {guidance:g}"] = draw(networks, some, guidance, generator)
         found[name] = {key: {"R@1": retrieval(networks.judge, pixels, told)} for key, pixels in rows.items()}
-        write_sheet(training.out / f"emoji-{name.replace(' ', '-')}.png", columns_of(list(rows.values())), SHOWN, 1)
+        sheet = torch.cat([row[:SHOWN] for row in rows.values()])
+        write_sheet(training.out / f"emoji-{name.replace(' ', '-')}.png", sheet, len(sheet) // len(rows), 1)
         say(f"{name}: {found[name]}")
     if inception is not None:
         found["KID"] = distances(networks, drawings, inception, samples, generator)
@@ -67,11 +68,6 @@ def draw(networks: Networks, drawings: Drawings, guidance: float, generator: Gen
         result = pretrained(model)(1, len(told), generator=generator)
         parts.append(networks.pixels(result.samples[:, 0]))
     return torch.cat(parts)
-
-
-def columns_of(rows: list[Tensor]) -> Tensor:
-    """The first `SHOWN` images of each row, row after row."""
-    return torch.cat([row[:SHOWN] for row in rows])
 
 
 def distances(
