@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import tokensteer as ts
 from tokensteer.app.cli import main
 from tokensteer.core.steering.steering import Steering
 from tokensteer.rewards.image import compressibility, mostly, share_of
+from tokensteer.tasks.common import arrays
 from tokensteer.tasks.common.part_training import Pieces
 from tokensteer.tasks.common.sheets import read_sheet
 from tokensteer.tasks.common.task import Setup
@@ -230,7 +232,7 @@ def test_the_denoiser_learns_what_captions_say(tmp_path: Path):
     drawings = small_emoji.write_drawings(tmp_path / data.FILE)
     told = states.make_states(small_emoji.encoder(), drawings)
     made = small_emoji.networks()
-    net = torch.nn.Module.train(made.denoiser.requires_grad_(True))
+    net = made.denoiser.requires_grad_(True)
     plan = replace(small_emoji.PLAN, steps=40, batch_size=32)
     trainee = denoiser.DenoiserTraining(net, made.tokeniser, drawings, told, seeded(), plan, copies=1)
     before = trainee.check()
@@ -401,7 +403,27 @@ def test_networks_that_do_not_belong_together_are_refused(networks: model.Networ
 
 
 def test_images_are_read_whole_or_not_at_all(tmp_path: Path):
-    columns = {name: [0, 0] for name in ("style", "concept", "split")}
-    np.savez(tmp_path / data.FILE, images=np.zeros((2, 4, 4, 3)), names=["a"], tags=[""], groups=[0], **columns)
+    none = np.zeros(2, np.uint8)
+    arrays.write(
+        tmp_path / data.FILE,
+        images=np.zeros((2, 4, 4, 3)),
+        style=none,
+        concept=none,
+        split=none,
+        names=np.array(["a"]),
+        tags=np.array([""]),
+        groups=none[:1],
+    )
     with pytest.raises(ValueError, match="write it again"):
         data.read(tmp_path / data.FILE)
+
+
+def test_pieces_are_put_together_as_they_were(tmp_path: Path):
+    tool = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "pack_emoji.py"))
+    with pytest.raises(FileNotFoundError, match="lacks emoji.npz"):
+        tool["pack"](tmp_path, tmp_path / "pieces")
+    for k, name in enumerate(tool["FILES"]):
+        (tmp_path / name).write_bytes(bytes([k]) * 1000)
+    tool["pack"](tmp_path, tmp_path / "pieces")
+    assert set(tool["unpack"](tmp_path / "pieces", tmp_path / "there")) == set(tool["FILES"])
+    assert all((tmp_path / "there" / name).read_bytes() == (tmp_path / name).read_bytes() for name in tool["FILES"])

@@ -45,6 +45,7 @@ class Command:
     rate: float | None = None  # the highest learning rate, if not the usual
     batch_size: int | None = None  # if not the usual
     samples: int | None = None  # of quality, if not the usual
+    inception: Path | None = None  # for the KID of quality: a copy of the network that you made and trust
     exact: bool = False  # checkpoints in float32, three times as large
 
 
@@ -64,6 +65,7 @@ def run(command: OmitArgPrefixes[Command]) -> None:
         denoiser_plan=replace(RECIPE.denoiser_plan, **given),
         tower_plan=replace(RECIPE.tower_plan, **given),
         samples=RECIPE.samples if command.samples is None else command.samples,
+        inception=command.inception,
     )
     pieces = Pieces(command.resume, command.horizon, command.weights, command.exact)
     train_part(command.part, training, pieces, recipe)

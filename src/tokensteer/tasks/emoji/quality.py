@@ -7,6 +7,7 @@ other samples. It is reported beside that of the real drawings and of their reco
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tokensteer.tasks.common.sheets import write_sheet
 from tokensteer.tasks.common.task import Setup
 from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.emoji.data import CONCEPT, PAIR, TRAIN, Drawings
-from tokensteer.tasks.emoji.model import GUIDANCE, STEPS, Networks, load_networks, reference
+from tokensteer.tasks.emoji.model import GUIDANCE, Networks, load_networks, reference
 from tokensteer.tasks.emoji.states import States
 from tokensteer.tasks.emoji.towers import one_of_each, reconstructed, retrieval, whole_captions
 from tokensteer.tasks.quality.features import Inception, load_inception
@@ -32,10 +33,18 @@ SHOWN = 32  # drawings of a sheet: each above its reconstruction and samples of 
 TOGETHER = 100  # captions that are drawn at once
 
 
-def measure(folder: Path, training: Training, drawings: Drawings, states: States, samples: int) -> dict[str, Any]:
+def measure(
+    folder: Path,
+    training: Training,
+    drawings: Drawings,
+    states: States,
+    samples: int,
+    steps: int,
+    trusted: Path | None = None,
+) -> dict[str, Any]:
     """Samples of held-out captions under each guidance: R@1, KID and a sheet of each split, in `training.out`."""
     networks = load_networks(Setup(weights=folder, device=training.device))
-    inception = _inception(training.device)
+    inception = _inception(training.device, trusted)
     generator = training.generator(100)
     found: dict[str, Any] = {}
     for name, split in SPLITS.items():
@@ -46,19 +55,19 @@ def measure(folder: Path, training: Training, drawings: Drawings, states: States
         back = reconstructed(networks.tokeniser, some.pixels)
         rows = {"drawings": some.pixels, "reconstructions": back}
         for guidance in GUIDANCES:
-            rows[f"samples, guidance {guidance:g}"] = draw(networks, some, guidance, generator)
+            rows[f"samples, guidance {guidance:g}"] = draw(networks, some, guidance, steps, generator)
         found[name] = {key: {"R@1": retrieval(networks.judge, pixels, told)} for key, pixels in rows.items()}
         sheet = torch.cat([row[:SHOWN] for row in rows.values()])
         write_sheet(training.out / f"emoji-{name.replace(' ', '-')}.png", sheet, len(sheet) // len(rows), 1)
         say(f"{name}: {found[name]}")
     if inception is not None:
-        found["KID"] = distances(networks, drawings, inception, samples, generator)
+        found["KID"] = distances(networks, drawings, inception, samples, steps, generator)
         say(f"KID: {found['KID']}")
     write_json(training.out / FILE, found)
     return found
 
 
-def draw(networks: Networks, drawings: Drawings, guidance: float, generator: Generator, steps: int = STEPS) -> Tensor:
+def draw(networks: Networks, drawings: Drawings, guidance: float, steps: int, generator: Generator) -> Tensor:
     """A sample of the whole caption of each drawing, as bytes (D, 3, H, W)."""
     captions = [texts[0] for texts in drawings.captions()]
     parts: list[Tensor] = []
@@ -71,7 +80,7 @@ def draw(networks: Networks, drawings: Drawings, guidance: float, generator: Gen
 
 
 def distances(
-    networks: Networks, drawings: Drawings, inception: Inception, samples: int, generator: Generator
+    networks: Networks, drawings: Drawings, inception: Inception, samples: int, steps: int, generator: Generator
 ) -> dict[str, dict[str, float | None]]:
     """KID of reconstructions and of samples of unseen pairs against the drawings of unseen pairs."""
     unseen = drawings.part(PAIR)
@@ -79,11 +88,13 @@ def distances(
     real = inception(unseen.pixels)
     rows = {"reconstructions": reconstructed(networks.tokeniser, unseen.pixels)}
     for guidance in GUIDANCES:
-        rows[f"samples, guidance {guidance:g}"] = draw(networks, unseen, guidance, generator)
+        rows[f"samples, guidance {guidance:g}"] = draw(networks, unseen, guidance, steps, generator)
     return {name: kid(inception(pixels), real, block=100).numbers() for name, pixels in rows.items()}
 
 
-def _inception(device: str) -> Inception | None:
+def _inception(device: str, trusted: Path | None) -> Inception | None:
+    if trusted is not None:
+        return load_inception(trusted, sha256=hashlib.sha256(trusted.read_bytes()).hexdigest(), device=device)
     try:
         return load_inception(device=device)
     except FileNotFoundError as error:

@@ -27,6 +27,7 @@ from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.emoji import data, quality, sources, states, towers
 from tokensteer.tasks.emoji import denoiser as denoising
 from tokensteer.tasks.emoji.data import PAIR, TRAIN, Drawings
+from tokensteer.tasks.emoji.model import STEPS
 from tokensteer.tasks.emoji.states import CaptionEncoder, States
 from tokensteer.tasks.nets import FSQ, FSQConfig, GridTransformer, GridTransformerConfig, ImageTextConfig
 from tokensteer.tasks.nets.store import build
@@ -42,7 +43,8 @@ SOURCE = f"emoji of {'; '.join(sources.ATTRIBUTION.values())}; names and tags of
 
 @dataclass(frozen=True)
 class Recipe:
-    """Networks and plans. Samples of `quality` are of so many unseen pairs at most."""
+    """Networks and plans. `quality` compares samples of so many unseen pairs at most, drawn in so many steps;
+    `inception` is a file of that network which you made and trust, if it is not the published one."""
 
     tokeniser: FSQConfig = denoising.TOKENISER
     denoiser: GridTransformerConfig = denoising.CONFIG
@@ -54,6 +56,8 @@ class Recipe:
     copies: int = denoising.COPIES
     perceptual: bool = True
     samples: int = 600
+    steps: int = STEPS
+    inception: Path | None = None
 
 
 RECIPE = Recipe()
@@ -174,4 +178,6 @@ def make_tower(work: PartTraining, recipe: Recipe, drawings: Drawings) -> dict[s
 
 def make_quality(work: PartTraining, recipe: Recipe, drawings: Drawings) -> dict[str, Any]:
     folder = work.pieces.weights or work.training.out
-    return quality.measure(folder, work.training, drawings, _states(work, drawings), recipe.samples)
+    return quality.measure(
+        folder, work.training, drawings, _states(work, drawings), recipe.samples, recipe.steps, recipe.inception
+    )
