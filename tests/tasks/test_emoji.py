@@ -420,7 +420,7 @@ def test_images_are_read_whole_or_not_at_all(tmp_path: Path):
 
 def test_pieces_are_put_together_as_they_were(tmp_path: Path):
     tool = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "pack_emoji.py"))
-    with pytest.raises(FileNotFoundError, match="lacks emoji.npz"):
+    with pytest.raises(FileNotFoundError, match=r"lacks emoji\.npz"):
         tool["pack"](tmp_path, tmp_path / "pieces")
     for k, name in enumerate(tool["FILES"]):
         (tmp_path / name).write_bytes(bytes([k]) * 1000)

@@ -177,7 +177,6 @@ def make_tower(work: PartTraining, recipe: Recipe, drawings: Drawings) -> dict[s
 
 
 def make_quality(work: PartTraining, recipe: Recipe, drawings: Drawings) -> dict[str, Any]:
-    folder = work.pieces.weights or work.training.out
-    return quality.measure(
-        folder, work.training, drawings, _states(work, drawings), recipe.samples, recipe.steps, recipe.inception
-    )
+    folder, told = work.pieces.weights or work.training.out, _states(work, drawings)
+    given = recipe.samples, recipe.steps, recipe.inception
+    return quality.measure(folder, work.training, drawings, told, *given)
