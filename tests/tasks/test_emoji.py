@@ -20,7 +20,7 @@ from tokensteer.tasks.common import arrays
 from tokensteer.tasks.common.part_training import Pieces
 from tokensteer.tasks.common.sheets import read_sheet
 from tokensteer.tasks.common.task import Setup
-from tokensteer.tasks.common.training import Training
+from tokensteer.tasks.common.training import Training, finished
 from tokensteer.tasks.common.wordpiece import WordPiece
 from tokensteer.tasks.emoji import captions, data, denoiser, model, rewards, sources, states, towers
 from tokensteer.tasks.emoji import task as emoji
@@ -213,6 +213,7 @@ def test_all_parts_are_trained_stored_and_measured(tmp_path: Path, monkeypatch, 
     images, columns = read_sheet(out / "emoji-unseen-pairs.png", small_emoji.SIDE, 1)
     assert columns == 7
     assert len(images) == 5 * 7
+    assert finished(out.glob("emoji-[derjt]*.json"))
     card = json.loads((out / "emoji-reward.json").read_text())
     assert card["styles"] == list(towers.STYLES_OF["reward"])
     assert all(name in card["data"] for name in ("Twemoji", "EmojiOne", "Noto", "Fluent", "emojibase"))

@@ -28,11 +28,11 @@ HUES = {
     "pink": (1.0, 0.4, 0.7),
 }
 """Colours by name, as RGB. Black, white and grey have no hue."""
-SAME_HUE = 0.87  # the cosine of thirty degrees
-SOFTNESS = 0.05  # of the soft boundary, in cosines
-FAINT = 0.1  # chroma below which a pixel has hardly a colour
-PAPER = 0.05  # the ink of a pixel that is still paper
-LEAST = 0.02  # the share of an image that counts as ink in any case, so that a blank one has no colour
+_SAME_HUE = 0.87  # the cosine of thirty degrees
+_SOFTNESS = 0.05  # of the soft boundary, in cosines
+_FAINT = 0.1  # chroma below which a pixel has hardly a colour
+_PAPER = 0.05  # the ink of a pixel that is still paper
+_LEAST = 0.02  # the share of an image that counts as ink in any case, so that a blank one has no colour
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +66,8 @@ def mostly(colour: str) -> Score:
 
     def score(images: Tensor) -> Tensor:
         ink, chroma, cosine = _colours(images, wanted)
-        alike = torch.sigmoid((cosine - SAME_HUE) / SOFTNESS) * chroma / (chroma + FAINT)
-        return (ink * alike).mean((1, 2)) / (ink.mean((1, 2)) + LEAST)
+        alike = torch.sigmoid((cosine - _SAME_HUE) / _SOFTNESS) * chroma / (chroma + _FAINT)
+        return (ink * alike).mean((1, 2)) / (ink.mean((1, 2)) + _LEAST)
 
     return score
 
@@ -79,9 +79,9 @@ def share_of(colour: str) -> Score:
 
     def score(images: Tensor) -> Tensor:
         ink, chroma, cosine = _colours(images, wanted)
-        drawn = ink > PAPER
-        same = drawn & (cosine > SAME_HUE) & (chroma > FAINT)
-        return same.float().sum((1, 2)) / drawn.float().sum((1, 2)).clamp(min=LEAST * drawn[0].numel())
+        drawn = ink > _PAPER
+        same = drawn & (cosine > _SAME_HUE) & (chroma > _FAINT)
+        return same.float().sum((1, 2)) / drawn.float().sum((1, 2)).clamp(min=_LEAST * drawn[0].numel())
 
     return score
 

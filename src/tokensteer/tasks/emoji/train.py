@@ -15,10 +15,11 @@ All is written to one folder. The first two files may also lie in the folder of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tokensteer.files import write_json
 from tokensteer.tasks.common import image_tokeniser as tokenising
 from tokensteer.tasks.common import lpips
 from tokensteer.tasks.common.part_training import INT8, PartTraining, Pieces, train_parts
@@ -38,6 +39,7 @@ NETWORKS = ("tokeniser", "denoiser", "reward", "judge")
 PARTS = ("data", "states", *NETWORKS, "quality")
 SHARES = {"tokeniser": 0.25, "denoiser": 0.6, "reward": 0.07, "judge": 0.08}
 """Of the minutes, if all parts are trained."""
+MINILM = "all-MiniLM-L6-v2 (Apache-2.0), as it was published"
 SOURCE = f"emoji of {'; '.join(sources.ATTRIBUTION.values())}; names and tags of {sources.NAMES}"
 
 
@@ -179,4 +181,20 @@ def make_tower(work: PartTraining, recipe: Recipe, drawings: Drawings) -> dict[s
 def make_quality(work: PartTraining, recipe: Recipe, drawings: Drawings) -> dict[str, Any]:
     folder, told = work.pieces.weights or work.training.out, _states(work, drawings)
     given = recipe.samples, recipe.steps, recipe.inception
-    return quality.measure(folder, work.training, drawings, told, *given)
+    found = quality.measure(folder, work.training, drawings, told, *given)
+    write_encoder_card(work)
+    return found
+
+
+def write_encoder_card(work: PartTraining) -> None:
+    """The card of the encoder, written last: a folder whose cards all have a quality is that of a finished training."""
+    encoder = copy_encoder(work.pieces.weights or work.training.out, work.training.out)
+    card = {
+        **work.training.card(f"encoder of the task {NAME}", f"python -m tokensteer.tasks.{NAME} --part data", MINILM),
+        "seconds": 0.0,
+        "parameters": sum(p.numel() for p in encoder.net.parameters()),
+        "config": asdict(encoder.net.config),
+        "stored": "int8 by output channel, vectors bfloat16",
+        "quality": {"word pieces": len(encoder.pieces)},
+    }
+    write_json(weights_file(work.training.out, NAME, states.ENCODER).with_suffix(".json"), card)
