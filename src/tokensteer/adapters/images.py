@@ -20,7 +20,7 @@ from torch import Tensor
 from tokensteer.adapters.grid import TokenGrid
 from tokensteer.core.kernels.kernel import Kernel
 from tokensteer.core.kernels.schedule import uniform_steps
-from tokensteer.core.models.context import Context
+from tokensteer.core.models.context import Context, joined
 from tokensteer.core.models.denoiser import FromLogits, from_logits
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.models.product import Product
@@ -98,7 +98,7 @@ class ImageModel:
         guided sampler, away from the conditions `against`; a reward on top of it tilts that sampler."""
         denoiser, context = self.denoiser, self.context(conditions)
         if powers is not None:
-            denoiser, context = self.guided(powers), _joined(context, self.context(against))
+            denoiser, context = self.guided(powers), joined(context, self.context(against))
         grid = uniform_steps(self.steps if steps is None else steps)
         return Diffusion(denoiser, self.kernel if kernel is None else kernel, grid, self.template(), context=context)
 
@@ -123,14 +123,3 @@ class ImageModel:
             raise ValueError("the model has no decoder: give it one, a function from ids (P, h, w) to pixels in [0, 1]")
         pixels = self.decoder(ids.reshape(-1, *self.network.grid))
         return (pixels.float().clamp(0, 1) * 255).round().to(torch.uint8)
-
-
-def _joined(one: Context, other: Context) -> Context:
-    """The rows of two contexts side by side. A single row of either goes with all of the other."""
-    count = max(len(one[0]), len(other[0]))
-    if any(len(context[0]) not in (1, count) for context in (one, other)):
-        raise ValueError(
-            f"there are {len(one[0])} conditions and {len(other[0])} to guide away from: give one of either, or "
-            "equally many"
-        )
-    return tuple(part.expand(count, *part.shape[1:]) for part in (*one, *other))
