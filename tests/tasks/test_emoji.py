@@ -22,12 +22,13 @@ from tokensteer.tasks.common.sheets import read_sheet
 from tokensteer.tasks.common.task import Setup
 from tokensteer.tasks.common.training import Training, finished
 from tokensteer.tasks.common.wordpiece import WordPiece
-from tokensteer.tasks.emoji import captions, data, denoiser, model, rewards, sources, states, towers
+from tokensteer.tasks.emoji import captions, data, denoiser, model, quality, rewards, sources, states, towers
 from tokensteer.tasks.emoji import task as emoji
 from tokensteer.tasks.emoji import train as training_of
 from tokensteer.tasks.emoji.__main__ import main as part_main
 from tokensteer.tasks.emoji.sources import STYLES, Concept
 from tokensteer.tasks.nets.text_encoder import PADDING, sentence_vectors
+from tokensteer.tasks.quality.features import Inception
 
 HEART = Concept("blue heart", ("blue", "heart", "love"), 0)
 
@@ -213,6 +214,8 @@ def test_all_parts_are_trained_stored_and_measured(tmp_path: Path, monkeypatch, 
     images, columns = read_sheet(out / "emoji-unseen-pairs.png", small_emoji.SIDE, 1)
     assert columns == 7
     assert len(images) == 5 * 7
+    near = quality.distances(out, Inception(lambda images: images.mean((2, 3))), block=7)
+    assert list(near) == list(found["quality"]["unseen pairs"])[1:]
     assert finished(out.glob("emoji-[derjt]*.json"))
     card = json.loads((out / "emoji-reward.json").read_text())
     assert card["styles"] == list(towers.STYLES_OF["reward"])
