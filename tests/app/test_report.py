@@ -481,6 +481,14 @@ def test_dna_is_shown_in_letters(tmp_path: Path) -> None:
     assert shown <= {"".join("ACGT"[k] for k in ids) for ids in result.samples.flatten(0, 1).tolist()}
 
 
+def test_known_sites_of_dna_have_their_names(tmp_path: Path) -> None:
+    result, site = toy(8), torch.tensor(["ACGT".index(letter) for letter in "ATGCAAAT"])
+    result = replace(result, samples=site.expand(*result.samples.shape[:2], -1))
+    folder = fill(tmp_path / "run", [(row("dna", "smc-base", result, {}), result)])
+    found = page(folder).find("div", "list")[0].find("mark")
+    assert {(mark.words(), mark.attributes["title"]) for mark in found} == {("ATGCAAAT", "OCT")}
+
+
 def test_those_beaten_in_neither_of_two_metrics_are_the_front(tmp_path: Path) -> None:
     places = {"a": (1.0, 0.9), "b": (2.0, 0.8), "c": (1.5, 0.7), "d": (2.0, 0.6), "e": (3.0, 0.1)}
     rows = []

@@ -16,6 +16,8 @@ import tokensteer as ts
 from tokensteer.app import cli
 from tokensteer.app.runs.jobs import Job
 from tokensteer.app.terminal import draws, progress, tables
+from tokensteer.tasks.catalogue import TASKS
+from tokensteer.tasks.common.looks import Letters
 from tokensteer.tasks.common.settings import Settings
 
 TINY = ["--particles", "2", "--populations", "2", "--steps", "3"]
@@ -46,8 +48,18 @@ def test_three_pictures_of_mnist_fit_80_columns():
     assert max(map(len, lines)) == 66
 
 
+def test_known_sites_of_dna_are_marked_and_named():
+    ids = ["ACGT".index(letter) for letter in "CC" + "CTTATCT" + "GG" + "ATGCAAAT"]
+    look = TASKS["dna"].look
+    assert isinstance(look, Letters)
+    line = draws.letters(ids, look)
+    assert str(line) == "CCCTTATCTGGATGCAAAT  (GATA, OCT)"
+    marked = [(span.start, span.end) for span in line.spans if span.style == "reverse"]
+    assert marked == [(2, 9), (11, 19)]
+
+
 def test_letters_have_colours():
-    line = draws.letters([0, 1, 2, 3, 4], "ACGT")
+    line = draws.letters([0, 1, 2, 3, 4], Letters("ACGT"))
     assert str(line) == "ACGT."
     assert [(span.start, span.style) for span in line.spans] == [(0, "green"), (1, "blue"), (2, "yellow"), (3, "red")]
 

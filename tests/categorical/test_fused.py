@@ -13,7 +13,7 @@ from narrow import untyped
 from torch import Tensor
 
 from tokensteer.core.categorical import fused
-from tokensteer.core.categorical.forms import masked_log_softmax
+from tokensteer.core.categorical.forms import HiddenLogits, Logits, masked_log_softmax
 from tokensteer.core.categorical.fused import LogitRows
 from tokensteer.core.categorical.gradient_tilt import softmax_slope
 
@@ -441,3 +441,17 @@ def test_a_head_is_multiplied_out_in_single_precision_under_autocast_too(dtype: 
     assert found.dtype == torch.float32
     exact = states.double() @ weight.double().T + (0.0 if bias is None else bias.double())
     torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("biased", [False, True])
+def test_columns_are_the_rows_up_to_a_constant_for_each(dtype: torch.dtype, biased: bool) -> None:
+    head = torch.nn.Linear(8, 6, bias=biased, dtype=dtype).requires_grad_(False)
+    head.weight.copy_(law(6, 8, 1, dtype))
+    index = torch.tensor([2, 0, 2])
+    for store in (HiddenLogits(law(4, 8, 0, dtype), head, 5), Logits(law(4, 6, 0, dtype), 5)):
+        for autocast in (False, True):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                found = store.columns(index)
+            assert found.dtype == store.dtype
+            torch.testing.assert_close(found.T.log_softmax(-1), store.rows(index), rtol=0, atol=1e-5)

@@ -1,17 +1,24 @@
-"""log Z against enumeration, as z-scores over many populations.
+"""log Z and the target against enumeration, as z-scores over many populations.
 
-exp(log_z) of a population is unbiased for Z, so the mean over populations has a z-score with mean 0 and variance 1. A
-run whose |z| is above `SUSPECT` is looked at again with more populations and other seeds, and is wrong if |z| is above
-`IMPOSSIBLE` at the last look: for normal scores that happens to one right configuration in 10^12. Weights have heavier
-tails than normal ones. A gradient from one draw can leave a token so little probability that rare populations have most
-of the mean, which looks too low until one of them is seen; hence the last look. The mean of z² shows an error too small
-for any single score.
+exp(log_z) of a population is unbiased for Z, and the mean of its weights over the particles within a set A of sequences
+is unbiased for Z · target(A). So the means over populations have z-scores of mean 0 and variance 1: one of Z_hat, which
+knows nothing of the samples, and one of A, centred by Z_hat · target(A), which does. A is a random half of all
+sequences. If the kernel has a memory, and cannot be enumerated, plain sampling from the model weighted at the end takes
+the place of enumeration.
+
+A run whose |z| is above `SUSPECT` is looked at again with more populations and other seeds, and is wrong if z is not
+within `IMPOSSIBLE` at the last look. Weights have heavier tails than normal ones. A gradient from one draw can leave a
+token so little probability that rare populations have most of the mean, which looks too low until one of them is seen;
+hence the last look, and a narrower bound above than below: no rare population makes a mean look too high by many
+standard errors. The mean of z² shows an error too small for any single score, over all scores and those of each part.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import torch
@@ -22,40 +29,89 @@ from tests.faults.choices import Choices
 from tests.faults.runs import Plan
 from tests.faults.steerings import Aim
 from tokensteer.testing import enumerate_steering
+from tokensteer.testing.exact import Enumeration
 
 LOOKS = ((1, 200), (1, 6000), (20, 6000))  # runs, and populations in each
 PARTICLES = 4  # at most: the fewer, the more every weight matters
-SUSPECT, IMPOSSIBLE = 3.5, 6.0
+SUSPECT = 3.5
+IMPOSSIBLE = (-6.0, 4.5)  # of Z_hat; below the first or above the second it is wrong
 SPREAD = 3.0  # at most the variance of z² allowed for; 2 for normal scores
+ERRORS = 6.0  # standard errors that a mean of z² may be away from 1
+ENOUGH = 30  # scores for a mean of z²
+PLAIN = 20_000  # samples that take the place of an enumeration
 LEAST = -700.0  # exp of less is 0: no token of that probability is ever drawn
-ROUNDING = {torch.float64: 1e-7, torch.float32: 1e-4}  # of the mean of exp(log_z), relative to Z
+ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the mean of exp(log_z), relative to Z
+PARTS = (
+    *("kernel", "inner", "model", "convention", "form", "dtype", "proposal", "second member", "gradient base", "rule"),
+    *("estimator", "average", "potential", "ramp", "learned", "sampler", "resample", "when", "N", "steps", "templates"),
+)  # the choices whose scores are looked at by themselves
+
+
+Scored = tuple[float, dict[str, str]]
+"""A score, and the choices of `PARTS` that it belongs to."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """log Z of one population, the sequences of A as a table (V,) * L of 0 and 1, target(A), and the standard errors of
+    Z, relative to Z, and of target(A): 0 if they were enumerated."""
+
+    log_z: float
+    chosen: Tensor
+    share: float
+    errors: tuple[float, float] = (0.0, 0.0)
 
 
 @lru_cache(maxsize=8)
-def exact_log_z(aim: Aim, row: int) -> float | None:
-    """log Z of one population; None if its model cannot be enumerated. Runs of one steering share it."""
+def truth(aim: Aim, row: int, seed: int) -> Truth:
+    """Runs of one steering share it."""
+    steering = aim.of_population(row)
+    generator = torch.Generator().manual_seed(seed)
+    size, length = steering.model.vocab_size, aim.made.canvas.shape[1]
+    chosen = (torch.rand((size,) * length, generator=generator) < 0.5).double()
+    exact = enumerated(steering)
+    if exact is not None:
+        inside = chosen[tuple(exact.states[exact.clean].unbind(-1))]
+        share = float((exact.target * inside).sum()) if exact.log_z > -math.inf else 0.0
+        return Truth(exact.log_z, chosen, share)
+    late = None if steering.twist is None else replace(steering.twist, ramp=ts.ramps.end)
+    plain = ts.smc(replace(steering, twist=late), 1, PLAIN, when=ts.triggers.never, generator=generator)
+    w = plain.log_w.exp().squeeze(-1)
+    z = float(w.mean())
+    if z == 0:
+        return Truth(-math.inf, chosen, 0.0)
+    inside = chosen[tuple(plain.samples[:, 0].unbind(-1))]
+    share = float((w * inside).mean()) / z
+    errors = (float(each.std()) / z / math.sqrt(PLAIN) for each in (w, w * (inside - share)))
+    return Truth(math.log(z), chosen, share, (next(errors), next(errors)))
+
+
+def enumerated(steering: ts.Steering) -> Enumeration | None:
     try:
-        return enumerate_steering(aim.of_population(row)).log_z
+        return enumerate_steering(steering)
     except ValueError as error:
         if "the kernel has a memory" in str(error):
             return None
         raise
 
 
-def ratios(plan: Plan, row: int, exact: float, populations: int, seed: int) -> Tensor:
-    """Z_hat / Z of each of so many populations of one template."""
+def ratios(plan: Plan, row: int, exact: Truth, populations: int, seed: int) -> Tensor:
+    """Z_hat / Z of each of so many populations of one template, and what of it lies in A, centred: (2, populations)."""
     templates = plan.aim.steering.model.populations
     particles = plan.options["num_particles"]
     particles = particles if particles <= PARTICLES else PARTICLES - particles % 2  # groups of two stay whole
     result = plan.run(seed, num_particles=particles, populations=templates * populations, keep_states=False)
-    return (result.log_z.view(templates, populations)[row] - exact).exp()
+    log_z, log_w = (values.unflatten(0, (templates, populations))[row] for values in (result.log_z, result.log_w))
+    samples = result.samples.unflatten(0, (templates, populations))[row]
+    inside = exact.chosen[tuple(samples.unbind(-1))] - exact.share
+    return torch.stack([(log_z - exact.log_z).exp(), ((log_w - exact.log_z).exp() * inside).mean(-1)])
 
 
 @dataclass
 class Scores:
-    """The z-scores of a run, and the configurations that are wrong."""
+    """The z-scores of each kind with the choices they belong to, and what is wrong."""
 
-    z: list[float] = field(default_factory=list[float])
+    z: defaultdict[str, list[Scored]] = field(default_factory=lambda: defaultdict[str, list[Scored]](list[Scored]))
     wrong: list[str] = field(default_factory=list[str])
 
     def judge(self, choices: Choices, plan: Plan, row: int, seed: int) -> None:
@@ -65,53 +121,90 @@ class Scores:
             return
         if not (canvas[row] == model.kernel.mask_id).any():  # a template without a free site is no model alone
             return
-        ahead = model.looks_ahead or plan.aim.rule is not None
-        if ahead and not plan.aim.made.full:  # a look-ahead of no mass is a floor as well, and weights are heavy-tailed
-            return
-        exact = exact_log_z(plan.aim, row)
-        if exact is None:
-            return
-        if exact < LEAST:
+        exact = truth(plan.aim, row, choices.seed)
+        if exact.log_z < LEAST:
             log_z = plan.run(seed, keep_states=False).log_z.view(model.populations, -1)[row]
             if (log_z > LEAST).any():
-                self._add(choices, f"log Z is {exact:.6g}, and weights are larger")
+                self._add(choices, f"log Z is {exact.log_z:.6g}, and weights are larger")
             return
-        ratio = ratios(plan, row, exact, LOOKS[0][1], seed)
+        # A look-ahead of no mass is a floor as well: rare populations have most of the mean, and only a mean that is
+        # too high is a finding.
+        ahead = model.looks_ahead or plan.aim.rule is not None
+        heavy = ahead and not plan.aim.made.full
         rounding = ROUNDING[model.dtype]
-        if float(ratio.std()) < rounding:  # all weights are equal: no score, but the number itself
-            if abs(float(ratio.mean()) - 1.0) > rounding:
-                self._add(choices, f"log Z is {exact:.6g} and every estimate is off by {float(ratio.mean()) - 1:.2g}")
-            return
-        z = z_score(ratio)
-        for runs, populations in LOOKS[1:]:
-            if abs(z) > SUSPECT:
-                seed += 1000
-                z = z_score(torch.cat([ratios(plan, row, exact, populations, seed + k) for k in range(runs)]))
-        self.z.append(z)
-        if not abs(z) < IMPOSSIBLE:
-            self._add(choices, f"log Z is off by {z:.1f} standard errors")
+        first = ratios(plan, row, exact, LOOKS[0][1], seed)
+        for which, name, expected in ((0, "log Z", 1.0), (1, "the target", 0.0)):
+            if which == 1 and (heavy or exact.share in (0.0, 1.0)):
+                continue
+            error, ratio = exact.errors[which], first[which] - expected
+            if (
+                float(ratio.std()) < rounding and error < rounding
+            ):  # all weights are equal: no score, but the number itself
+                if abs(float(ratio.mean())) > rounding:
+                    self._add(choices, f"{name}: every estimate is off by {float(ratio.mean()):.2g}")
+                continue
+            z = z_score(ratio, error)
+            for look, (runs, populations) in enumerate(LOOKS[1:], 1):
+                if abs(z) > SUSPECT:
+                    more = [ratios(plan, row, exact, populations, seed + 1000 * look + k)[which] for k in range(runs)]
+                    z = z_score(torch.cat(more) - expected, error)
+            if heavy:
+                self._demand(choices, name, z, -math.inf, IMPOSSIBLE[1])
+            else:
+                self.add(choices, name, z, *IMPOSSIBLE)
+
+    def add(self, choices: Choices, name: str, z: float, low: float, high: float) -> None:
+        """Keep a score of this name, which is wrong outside these bounds."""
+        self._demand(choices, name, z, low, high)
+        made = {part: str(choices.made[part]) for part in PARTS if part in choices.made}
+        self.z[name].append((z, made))
+
+    def _demand(self, choices: Choices, name: str, z: float, low: float, high: float) -> None:
+        if not low < z < high:
+            self._add(choices, f"{name} is off by {z:.1f} standard errors")
 
     def _add(self, choices: Choices, what: str) -> None:
         again = f"python -m tests.faults.fuzz --seed {choices.seed} --only {choices.index}"
         self.wrong.append(f"{what}\n  {choices}\n  {again}")
 
-    @property
-    def mean_square(self) -> float:
-        return sum(z * z for z in self.z) / max(1, len(self.z))
-
-    @property
-    def bound(self) -> float:
-        """How far the mean of z² may be from 1: six standard errors."""
-        return IMPOSSIBLE * math.sqrt(SPREAD / max(1, len(self.z)))
-
     def findings(self) -> list[str]:
-        far = len(self.z) >= 30 and not abs(self.mean_square - 1.0) <= self.bound
-        return self.wrong + [f"the mean of z² is {self.mean_square:.3f}, not within {self.bound:.3f} of 1"] * far
+        far = [
+            f"{name}: the mean of {len(z)} z² is {mean_square(z):.3f}, not within {bound(z):.3f} of 1"
+            for name, z in self.groups()
+            if len(z) >= ENOUGH and not abs(mean_square(z) - 1.0) <= bound(z)
+        ]
+        return self.wrong + far
+
+    def groups(self) -> Iterator[tuple[str, list[float]]]:
+        """All scores of either kind, and those of each choice of each part, by a name."""
+        for kind, scores in self.z.items():
+            by_choice = defaultdict[str, list[float]](list[float])
+            for z, made in scores:
+                for part, choice in made.items():
+                    by_choice[f"{kind}, {part}={choice}"].append(z)
+            yield kind, [z for z, _ in scores]
+            yield from by_choice.items()
 
     def __str__(self) -> str:
-        worst = max((abs(z) for z in self.z), default=0.0)
-        return f"{len(self.z)} scores, mean z² {self.mean_square:.3f} (1 ± {self.bound:.3f}), largest {worst:.2f}"
+        shown = list[str]()
+        for kind, scores in self.z.items():
+            z = [each for each, _ in scores]
+            worst = max(map(abs, z), default=0.0)
+            shown.append(
+                f"{len(z)} scores of {kind}, mean z² {mean_square(z):.3f} (1 ± {bound(z):.3f}), largest {worst:.2f}"
+            )
+        return "; ".join(shown) or "no scores"
 
 
-def z_score(ratio: Tensor) -> float:
-    return (float(ratio.mean()) - 1.0) / (float(ratio.std()) / math.sqrt(len(ratio)))
+def z_score(ratio: Tensor, error: float = 0.0) -> float:
+    """Of a mean that should be 0, with the standard error of what it is compared with."""
+    return float(ratio.mean()) / math.hypot(float(ratio.std()) / math.sqrt(len(ratio)), error)
+
+
+def mean_square(z: list[float]) -> float:
+    return sum(each * each for each in z) / max(1, len(z))
+
+
+def bound(z: list[float]) -> float:
+    """How far a mean of z² may be from 1."""
+    return ERRORS * math.sqrt(SPREAD / max(1, len(z)))

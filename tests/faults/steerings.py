@@ -33,12 +33,12 @@ class Aim:
     def differentiable(self) -> bool:
         return self.tilt is not None and self.tilt.differentiable
 
-    def of_population(self, row: int) -> ts.Steering:
+    def of_population(self, row: int, proposal: ts.Proposal | None = None) -> ts.Steering:
         """The steering of one population alone, which can be enumerated; its target is that of the population."""
         model = self.made.of_population(row)
         # A proposal with an order of its own changes the target; any other does not, and the model is the simplest.
         changes = isinstance(self.proposal, ts.Amortised) and self.proposal.own_order
-        proposal = self.proposal if changes else ts.FromModel()
+        proposal = proposal or (self.proposal if changes else ts.FromModel())
         if self.rule is None:
             return ts.Steering(model, self.tilt, proposal)
         return rewards.constrain(model, self.rule, self.tilt, proposal)  # pyright: ignore[reportArgumentType]

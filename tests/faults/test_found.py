@@ -74,6 +74,46 @@ def test_enumeration_leaves_no_mask_where_a_product_of_ranked_tokens_has_no_mass
     assert not result.alive.any()
 
 
+@pytest.mark.parametrize("proposal", [ts.Optimal(), ts.Enumerated(), ts.Mixture((ts.Optimal(), ts.FromModel()))])
+def test_a_jump_without_a_common_token_kills_its_particle(proposal: ts.Proposal) -> None:
+    """It was not made, a mask was left, and the kernel was said to open too few sites. The models disagree about the
+    second site to open unless the first one is token 0, and agree again if it is never opened."""
+
+    def prefers(token: int) -> ts.Denoiser:
+        apart = torch.eye(3, dtype=torch.float64)[token]
+        both = torch.tensor([0.7 - 0.4 * token, 0.3 + 0.4 * token, 0.0], dtype=torch.float64)
+
+        def denoiser(x: Tensor, t: float) -> Tensor:
+            disagree = (x == 1).any(-1) & (t > 0.4)
+            return torch.where(disagree.view(-1, 1, 1), apart, both).log().expand(*x.shape, 3)
+
+        return denoiser
+
+    jumps = ts.FirstHitting(2)
+    base = ts.Diffusion(prefers(0), jumps, ts.event_steps(ts.template(3, 2), 2), ts.template(3, 2))
+    product = ts.Product((base, replace(base, denoiser=prefers(1))), (0.5, 0.5), lookahead=False)
+    steering = ts.Steering(product, None, proposal)
+    result = ts.smc(steering, 4, 2000, when=ts.triggers.never, generator=seeded())
+    assert (result.samples != 2).all()
+    dead = result.log_w == -math.inf
+    assert 0.3 < float(dead.double().mean()) < 0.7
+    exact = enumerate_steering(ts.Steering(product)).log_z
+    ratio = (result.log_z - exact).exp()
+    assert abs(float((ratio.mean() - 1.0) / ratio.std() * math.sqrt(len(ratio)))) < 4
+
+
+def test_a_product_without_a_common_token_is_said_to_have_none() -> None:
+    def only(token: int) -> ts.Denoiser:
+        return lambda x, t: torch.eye(3, dtype=torch.float64)[token].log().expand(*x.shape, 3)
+
+    base = ts.Diffusion(only(0), ts.FirstHitting(2), ts.uniform_steps(2), ts.template(2, 2))
+    product = ts.Product((base, replace(base, denoiser=only(1))), (0.5, 0.5), lookahead=False)
+    result = ts.smc(ts.Steering(product, None, ts.Optimal()), 4, generator=seeded())
+    assert (result.samples != 2).all()
+    with pytest.raises(ValueError, match=r"models that share no token at a site.*give every model full support"):
+        result.sample()
+
+
 def test_split_gibbs_keeps_a_template_without_a_free_site() -> None:
     """The site to change was the first one, free or not."""
     canvas = torch.tensor([[ts.NO_MASK, ts.NO_MASK], [0, 1]])

@@ -12,9 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def kill(*words: str) -> None:
+def kill(*words: str, module: str = "kills") -> None:
     """In a process of its own: children that are forked from one that has computed gradients cannot compute any."""
-    command = [sys.executable, "-m", "tests.faults.kills", *words]
+    command = [sys.executable, "-m", f"tests.faults.{module}", *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -27,3 +27,10 @@ def test_a_few_kills_at_random_moments() -> None:
 @pytest.mark.slow
 def test_fifty_kills_at_random_moments() -> None:
     kill("--count", "50", "--seed", "1")
+
+
+@pytest.mark.slow
+def test_kills_of_runs_on_ray_workers_and_of_the_workers() -> None:
+    """One of each kind: `run` and `compare`, here and on a cluster, the run itself and a worker."""
+    pytest.importorskip("ray")
+    kill("--count", "8", "--seed", "2", module="ray_kills")

@@ -17,6 +17,7 @@ from tokensteer.core.kernels.choices import Ranking
 from tokensteer.core.kernels.kernel import PlainKernel
 from tokensteer.core.kernels.maskgit import MaskGIT, RankedReveal
 from tokensteer.core.kernels.measure import SiteMeasure, Table
+from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.particles.path import Sites
 
 
@@ -57,7 +58,8 @@ class ExtendedReveal:
                 "MaskGITExtended only weighs moves that it drew itself. Use MaskGIT, which has the same target"
             )
         log_x0, candidates, dropped = self.ranked.log_x0, self.ranked.candidates, y == self.ranked.mask_id
-        log_p = log_x0.entry(self.tokens, candidates) - log_x0.mass(candidates & dropped)
+        mass = log_x0.mass(candidates & dropped)
+        log_p = log_x0.entry(self.tokens, candidates) - torch.where(mass == NEVER, 0.0, mass)  # the entry is NEVER too
         right = torch.where(dropped, candidates | (y == self.ranked.x), y == self.tokens).all(-1)
         return log_p.sum(-1).masked_fill(~right, -torch.inf)
 

@@ -581,6 +581,23 @@ def test_proposal_is_normalised_and_covers_what_has_hope(sampler, base):
             assert (moves.log_q[lost] == -math.inf).all()
 
 
+@pytest.mark.parametrize("base", [ts.FromModel(), ts.Gradient()], ids=["model", "gradient"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_the_ratio_of_a_move_is_that_of_its_probabilities(sampler, base):
+    """Where the tokens are the model's, a move takes the ratio of two chances; where they are tilted, it cannot."""
+    steering = constrain(B.model(sampler), toy_automaton(B), B.tilt(sampler), base)
+    model = steering.model
+    x, step = model.start(40, None), model.steps[0]
+    evaluation = steering.evaluate(x, step.t, torch.Generator().manual_seed(0))
+    moved = steering.move(x, evaluation, step, torch.Generator().manual_seed(1))
+    q = steering.propose(x, evaluation, step)
+    p = model.transition(x, untyped(evaluation.prediction), step, q.sites)
+    assert (untyped(q).log_over(p, moved.x) is None) == isinstance(base, ts.Gradient)
+    expected = steering.log_p(moved.x, x, evaluation, step, q) - q.log_prob(moved.x)
+    assert float(expected.std()) > 0.01
+    torch.testing.assert_close(moved.log_ratio, expected, rtol=0, atol=1e-9)
+
+
 def test_refusals():
     model = factorised(6, "mdm")
     with pytest.raises(ValueError, match="a pattern that cannot be met: no sequence of length 6"):

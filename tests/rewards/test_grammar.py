@@ -27,7 +27,8 @@ from tokensteer.rewards import (
 )
 from tokensteer.rewards.constraints import transitions as passes
 from tokensteer.rewards.constraints.json_schema import natural_numbers
-from tokensteer.rewards.constraints.transitions import Masses, Transitions
+from tokensteer.rewards.constraints.masses import Masses
+from tokensteer.rewards.constraints.transitions import Transitions
 from tokensteer.rewards.text import json_of, lift
 from tokensteer.tasks.common.task import SHIPPED
 from tokensteer.tasks.common.wordpiece import WordPiece
@@ -352,6 +353,23 @@ def test_chances_with_certain_sites_against_enumeration(faint, monkeypatch):
         few = masses.take(of)
         labels = sparse.sample(few, rows, torch.Generator().manual_seed(4))
         assert labels.shape == (len(of), 6)
+
+
+@pytest.mark.parametrize("faint", [False, True], ids=["linear", "in logs"])
+def test_a_pass_that_begins_where_sites_changed(faint, monkeypatch):
+    """Up to a site of each row tokens become certain; behind it, the messages from before hold."""
+    if faint:
+        monkeypatch.setattr(passes, "FAINT", 1e-4)
+    generator = torch.Generator().manual_seed(3)
+    log_p, x = law(1, 24, 6, 6), torch.tensor([[0, 3, 2, 4, 1, 1]]).expand(24, -1)
+    certain, last = torch.rand(24, 6, generator=generator) < 0.3, torch.randint(6, (24,), generator=generator)
+    opened = certain | ((torch.rand(24, 6, generator=generator) < 0.5) & (torch.arange(6) <= last.unsqueeze(-1)))
+    row = torch.randperm(24, generator=generator)
+    messages = LISTS.transitions.messages(masses_of(LISTS, log_p[row], x, certain[row]))
+    after = masses_of(LISTS, log_p, x, opened)
+    found = LISTS.transitions.log_accept_after(after, last, messages, row.argsort())
+    torch.testing.assert_close(found, LISTS.transitions.log_accept(after), rtol=0, atol=1e-12)
+    assert int(found.isfinite().sum()) > 5
 
 
 @pytest.mark.parametrize("faint", [False, True], ids=["linear", "in logs"])

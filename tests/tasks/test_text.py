@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import small_texts
 import torch
 from narrow import some, untyped
 
@@ -37,7 +38,8 @@ from tokensteer.tasks.text import diversity, prompts
 from tokensteer.tasks.text import recipe as texts
 from tokensteer.tasks.text import reviews as text
 from tokensteer.tasks.text import train as texts_train
-from tokensteer.tasks.text.fluency import Fluency, reader
+from tokensteer.tasks.text.corpus import llama
+from tokensteer.tasks.text.fluency import Fluency
 from tokensteer.train import Plan, ProposalPlan, StepVariance, headed_loss, masked_loss
 
 LETTERS = [chr(c) for c in range(ord("!"), ord("~") + 1) if not chr(c).isupper()]
@@ -553,41 +555,43 @@ def test_perplexity_is_left_out_where_its_model_is_not_there(tmp_path, monkeypat
     assert Fluency.found() is None
 
 
-def language_model():
-    """A tiny random network of SmolLM2's architecture, and its tokenizer."""
-    transformers = pytest.importorskip("transformers")
-    from hubs import tokenizer
+@pytest.fixture(scope="module")
+def smollm(tmp_path_factory):
+    """A folder of data with a tiny random language model."""
+    folder = tmp_path_factory.mktemp("smollm")
+    small_texts.write_data(folder, folder / "out")
+    return folder
 
-    own = tokenizer({"bos": "<s>", "unk": "<unk>", "pad": "<pad>"}, known=[*COMMON, *GOOD, *BAD])
-    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+
+def test_perplexity_by_hand(smollm, monkeypatch):
+    net, own = llama.load(next(smollm.glob("*.gguf")))
     torch.manual_seed(0)
-    net = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=len(own), **shape))
-    with torch.no_grad():
-        for weight in net.parameters():
-            weight.add_(0.3 * torch.randn_like(weight))
-    return net, own
-
-
-def test_perplexity_by_hand():
-    net, own = language_model()
+    for weight in net.parameters():
+        weight.add_(0.3 * torch.randn_like(weight))
     said = ["the film was great", "a dull story"]
     nats = []
     for text_ in said:
-        ids = torch.tensor([[own.bos_token_id, *own(text_, add_special_tokens=False).input_ids]])
-        nats.append(net(ids, labels=ids).loss.item())
-    found = Fluency(reader(net, own)).perplexity(said)
+        ids = [own.ids["<|im_start|>"], *own.encode(text_)]
+        log_p = net.logits(net(torch.tensor([ids])))[0].log_softmax(-1)
+        nats.append(-sum(float(log_p[k, ids[k + 1]]) for k in range(len(ids) - 1)) / (len(ids) - 1))
+    found = Fluency.of(net, own).perplexity(said)
     assert found.mean == pytest.approx(math.exp(sum(nats) / 2), rel=1e-4)
     assert found.error == pytest.approx(found.mean * abs(nats[0] - nats[1]) / 2, rel=1e-3)
 
+    monkeypatch.setenv("TOKENSTEER_DATA", str(smollm))
+    stored = Fluency.of(*llama.load(next(smollm.glob("*.gguf")))).perplexity(said)
+    assert some(Fluency.found()).perplexity(said).mean == pytest.approx(stored.mean, rel=1e-4)
+    with pytest.raises(ValueError, match="an empty text"):
+        some(Fluency.found()).perplexity([""])
 
-def test_perplexity_can_be_added_to_a_run(weights, tmp_path, monkeypatch, capsys):
-    net, own = language_model()
+
+def test_perplexity_can_be_added_to_a_run(weights, smollm, tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
     assert tokensteer("run", "text", "--method", "smc-base", *TINY, "--weights", weights, "--out", out) == 0
     monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
     assert fluency.main([str(out)]) == 2
     assert "set TOKENSTEER_DATA" in capsys.readouterr().err
-    judge = Fluency(reader(net, own))
+    judge = Fluency.of(*llama.load(next(smollm.glob("*.gguf"))))
     fluency.measure(out, judge)
     mean, error = ts.open_run(out).rows[0]["metrics"]["perplexity"]
     each = [judge.perplexity([line["text"]]).mean for line in lines_of(out)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import runpy
-import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from torch.nn import functional as F
 
 import tokensteer as ts
 from tokensteer.tasks import nets
+from tokensteer.tasks.common.part_training import Pieces
 from tokensteer.tasks.common.task import Setup, Task
 from tokensteer.tasks.common.timed_loop import Stretch, run
 from tokensteer.tasks.common.training import Training, finished
@@ -23,11 +23,11 @@ from tokensteer.tasks.nets import bert_weights
 from tokensteer.tasks.nets.store import build
 from tokensteer.tasks.text.__main__ import main
 from tokensteer.tasks.text.corpus import windows, write
-from tokensteer.tasks.text.prior import classifiers, denoiser, onnx_file, parts, published, quality, toxicity
+from tokensteer.tasks.text.prior import classifiers, denoiser, parts, published, quality, toxicity
 from tokensteer.tasks.text.prior.recipe import task as texts_task
 from tokensteer.tasks.text.prior.recipe import toxicity_task
 from tokensteer.tasks.text.prior.train import train, train_part
-from tokensteer.tasks.text.prior.work import NETWORKS, Pieces, PriorRecipe
+from tokensteer.tasks.text.prior.work import NETWORKS, PriorRecipe
 from tokensteer.train import Plan
 
 SIZE, LENGTH = 120, 24
@@ -46,6 +46,7 @@ TOY = PriorRecipe(
     PLAN,
     PLAN,
     PLAN,
+    replace(PLAN, steps=60),
     samples=16,
     steps=4,
 )
@@ -133,52 +134,6 @@ def test_encoders_come_back_from_their_files(config, tmp_path):
     torch.testing.assert_close(back(ids), net(ids).detach(), atol=0.1, rtol=0.1)
     with pytest.raises(ValueError, match="multiple"):
         replace(config, width=15)
-
-
-# ---- published files
-
-
-def field(number: int, value: int | bytes) -> bytes:
-    if isinstance(value, int):
-        out = varint(number << 3) + varint(value)
-    else:
-        out = varint(number << 3 | 2) + varint(len(value)) + value
-    return out
-
-
-def varint(value: int) -> bytes:
-    out = b""
-    while value > 127:
-        out, value = out + bytes([value & 127 | 128]), value >> 7
-    return out + bytes([value])
-
-
-def test_an_onnx_file_is_read(tmp_path):
-    numbers = struct.pack("<3f", 1.5, -2.0, 0.25)
-    raw = field(1, 3) + field(2, 1) + field(8, b"raw") + field(9, numbers)
-    one_by_one = field(1, 2) + field(1, 1) + field(2, 3) + field(8, b"listed") + field(5, 7) + field(5, (1 << 64) - 5)
-    run_of = field(1, varint(1) + varint(2)) + field(2, 7) + field(8, b"packed") + field(7, varint(300) + varint(4))
-    node = (
-        field(1, b"x")
-        + field(1, b"raw")
-        + field(2, b"y")
-        + field(4, b"Gemm")
-        + field(5, field(1, b"transB") + field(3, 1))
-    )
-    graph = field(1, node) + b"".join(field(5, tensor) for tensor in (raw, one_by_one, run_of))
-    file = tmp_path / "a.onnx"
-    file.write_bytes(field(1, 8) + field(7, graph))
-    (found,), stored = onnx_file.read(file)
-    assert (found.op_type, found.input, found.output) == ("Gemm", ["x", "raw"], ["y"])
-    assert [(one.name, one.i) for one in found.attribute] == [("transB", 1)]
-    assert {name: value.tolist() for name, value in stored.items()} == {
-        "raw": [1.5, -2.0, 0.25],
-        "listed": [[7], [-5]],
-        "packed": [[300, 4]],
-    }
-    file.write_bytes((field(1, 8) + field(7, graph))[:-3])
-    with pytest.raises(ValueError, match="is damaged"):
-        onnx_file.read(file)
 
 
 def test_a_sharpened_denoiser_divides_its_logits(tmp_path):
@@ -365,7 +320,8 @@ def test_all_parts_make_a_folder_that_the_task_runs(made, tmp_path, monkeypatch)
     assert finished(cards)
     assert not (target / "checkpoints").exists()
     assert 0 <= found["reward"]["accuracy, texts without their opening"] <= 1
-    assert found["toxicity"]["as before int8"] > 0.9
+    toxic = found["toxicity"]
+    assert toxic["toxic among rude held-out texts"] > toxic["toxic among other held-out texts"]
     card = json.loads(cards[0].read_text())
     assert "SmolLM2" in card["data"]
     assert found["denoiser"]["muon"]
@@ -385,25 +341,10 @@ def check_runs(task: Task) -> None:
     assert 0 <= task.metrics(result)["accuracy"].mean <= 1
 
 
-def test_perplexity_is_that_of_the_task(made, monkeypatch):
-    pytest.importorskip("transformers")
-    llama_file = made[0] / "SmolLM2-135M-small.gguf"
-    from tokensteer.tasks.text.corpus import llama
-
-    net, tokenizer = llama.load(llama_file)
-    said = ["the film was great", "a story of the city"]
-    found = quality.nats(net, tokenizer, said)
-    for text, nats in zip(said, found, strict=True):
-        ids = [1, *tokenizer.encode(text)]
-        log_p = net.logits(net(torch.tensor([ids])))[0].log_softmax(-1)
-        expected = -sum(float(log_p[k, ids[k + 1]]) for k in range(len(ids) - 1)) / (len(ids) - 1)
-        assert float(nats) == pytest.approx(expected, rel=1e-4)
-
-
 def test_parts_by_name(made, tmp_path, monkeypatch, capsys):
     folder, out, _ = made
     monkeypatch.setenv("TOKENSTEER_DATA", str(folder))
-    with pytest.raises(ValueError, match="there is no part nonsense: give one of published"):
+    with pytest.raises(ValueError, match="there is no part nonsense: give published"):
         train_part("nonsense", Training(tmp_path))
     with pytest.raises(SystemExit):
         main(["--part", "denoiser", "--out", str(tmp_path)])

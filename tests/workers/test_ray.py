@@ -17,6 +17,8 @@ import torch
 import toys
 
 import tokensteer as ts
+from tests.faults.ray_kills import is_worker
+from tests.helpers.ray_cluster import descendants
 
 ray: Any = pytest.importorskip("ray")
 TOY = toys.Toy(next(iter(toys.GOLDEN["toys"])))
@@ -53,10 +55,14 @@ def running() -> Iterator[None]:
     ray.shutdown()
 
 
-def test_two_workers_give_the_results_of_one(here: dict[str, ts.Result]) -> None:
-    """Ray is started and stopped again."""
+def test_two_workers_give_the_results_of_one(
+    here: dict[str, ts.Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray is started and stopped again. The home folder is missing, as in a container, and is not made."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert same(ts.scatter(make_steering, NAMES, 8, 2, workers=2, progress=True), here)
     assert not ray.is_initialized()
+    assert not (tmp_path / "home").exists()
 
 
 @pytest.mark.slow
@@ -163,6 +169,24 @@ def test_one_of_two_machines_is_killed(uninterrupted: dict[str, Any], tmp_path: 
         assert process.returncode == 0, said
     finally:
         cluster.shutdown()
+    assert content(tmp_path / "x") == uninterrupted
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_while_it_starts_is_replaced(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
+    """Ray waited forever for a worker of its own that had not registered yet."""
+    process = subprocess.Popen(
+        command(*SPLIT, "--workers", 2, "--out", tmp_path / "x"),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    while not (workers := [each for each in descendants(process.pid) if is_worker(each)]):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    os.kill(workers[0], signal.SIGKILL)
+    said = process.communicate(timeout=500)
+    assert process.returncode == 0, said
     assert content(tmp_path / "x") == uninterrupted
 
 

@@ -7,6 +7,7 @@ from tokensteer.adapters.heads import module
 from tokensteer.adapters.images import ImageModel, powers_from_scale, powers_from_weight
 from tokensteer.adapters.models import dream, llada, masked_lm, mdlm
 from tokensteer.adapters.network import Network
+from tokensteer.adapters.placed import placed
 from tokensteer.adapters.text import TextModel, chat, plain
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "masked_lm",
     "mdlm",
     "module",
+    "placed",
     "plain",
     "powers_from_scale",
     "powers_from_weight",

@@ -18,10 +18,10 @@ from tokensteer.tasks.common.looks import HeatMap, Image, Letters, Look, Sheet
 from tokensteer.tasks.common.proposals import ProposalTraining
 from tokensteer.tasks.common.task import Setup, Task
 from tokensteer.tasks.common.training import Training
+from tokensteer.tasks.dna import consensus, tfbind
 from tokensteer.tasks.dna import data as dna_data
 from tokensteer.tasks.dna import model as dna_model
 from tokensteer.tasks.dna import task as dna
-from tokensteer.tasks.dna import tfbind
 from tokensteer.tasks.emoji import data as emoji_data
 from tokensteer.tasks.emoji import model as emoji_model
 from tokensteer.tasks.emoji import render as emoji_render
@@ -60,7 +60,7 @@ class Entry:
     proposal: Callable[[int | None, Path], ProposalTraining] | None = None
 
 
-LETTERS = Letters(dna_data.LETTERS)
+LETTERS = Letters(dna_data.LETTERS, consensus.marks)
 TASKS: dict[str, Entry] = {
     "mog": Entry(
         mog_trained.task,

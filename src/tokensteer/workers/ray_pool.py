@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import secrets
 import shutil
 import sys
 import time
@@ -40,10 +42,15 @@ QUIET = {
     "RAY_DISABLE_DOCKER_CPU_WARNING": "1",
     "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE": "1",  # containers have a small /dev/shm
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # workers without a GPU of their own may share what there is
+    # Ray would wait for workers that it starts beforehand, and forever for one that dies before it has registered.
+    "RAY_prestart_worker_first_driver": "0",
 }
-"""Settings for machines without a network: no usage reports, and no advice on standard error."""
+"""Settings for machines without a network and with little memory: no usage reports, no advice on standard error, and no
+worker that a run has not asked for."""
 LOST = ("RayActorError", "ObjectLostError", "OutOfMemoryError", "NodeDiedError", "WorkerCrashedError")
 """Errors of Ray that mean that a worker, or what it returned, is gone."""
+AUTHENTICATION = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+"""Settings by which users decide how processes of Ray know one another."""
 
 
 class Actor:
@@ -110,6 +117,7 @@ def _start(workers: Workers) -> None:
                 "`ray start --head`, or use workers of this machine"
             ) from error
         return
+    _make_token()
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else STORE
     ray.init(
         address="local",  # whatever RAY_ADDRESS says
@@ -119,6 +127,13 @@ def _start(workers: Workers) -> None:
         _node_ip_address="127.0.0.1",  # found out by a connection otherwise
         **quiet,
     )
+
+
+def _make_token() -> None:
+    """A token for processes on this machine. Ray would store one in the home folder, which containers need not have."""
+    stored = Path(os.path.expanduser("~")) / ".ray" / "auth_token"
+    if not stored.exists() and not any(name in os.environ for name in AUTHENTICATION):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 def _count(workers: Workers) -> int:
@@ -187,7 +202,10 @@ class RayPool:
         except ray.exceptions.RayError as error:
             self.failed_starts += 1
             if self.failed_starts >= DEATHS and not self.idle and not self.running:
-                raise ChildProcessError(f"no worker can be started: {_short(error)}") from error
+                raise ChildProcessError(
+                    f"no worker can be started ({_short(error)}): have the same versions of Python, Ray and tokensteer "
+                    "on every machine"
+                ) from error
             self.add_worker()
         else:
             self.failed_starts = 0
@@ -238,4 +256,6 @@ def _is_loss(error: BaseException) -> bool:
 
 
 def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+    """The last error that the text of an error names, which is its cause; else the beginning of the text."""
+    named = re.findall(r"^[\w.]*(?:Error|Exception): .*$", str(error), re.MULTILINE)
+    return " ".join((named[-1] if named else str(error)).split())[:200]

@@ -21,15 +21,14 @@ from tokensteer.app.runs import folder as runs
 from tokensteer.app.runs.claims import claimed
 from tokensteer.app.words.numbers import stored
 from tokensteer.tasks.common.task import data_folder
-from tokensteer.tasks.text.fluency import NEEDED, PATTERN, Fluency
+from tokensteer.tasks.text.fluency import PATTERN, Fluency
 
 
 def measure(folder: Path, fluency: Fluency | None) -> None:
     """Add the perplexity of each row of a run folder to its results."""
     if fluency is None:
         raise FileNotFoundError(
-            f"there is no {PATTERN} in {data_folder()}, or no {' and '.join(NEEDED)} to read it: set TOKENSTEER_DATA "
-            f"to the folder that has it, and pip install {' '.join(NEEDED)}"
+            f"there is no {PATTERN} in {data_folder()}: set TOKENSTEER_DATA to the folder that has it"
         )
     runs.open_run(folder)  # raises if it is no run folder, before it is claimed
     with claimed(folder):

@@ -84,7 +84,7 @@ def _kind(row: Row, look: Look | None) -> dict[str, Any]:
     match look:
         case Image(side) if side * side == row.result.samples.shape[-1]:
             return {"kind": "image", "side": side, "mask": 2 if row.mask is None else row.mask}
-        case Letters(alphabet):
+        case Letters(alphabet=alphabet):
             return {"kind": "letters", "alphabet": alphabet, "mask": len(alphabet) if row.mask is None else row.mask}
         case _ if row.pieces:
             return {"kind": "text", "pieces": row.pieces, "mask": row.mask}

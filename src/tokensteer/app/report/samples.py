@@ -128,8 +128,8 @@ def shown_as(look: Look | None, length: int) -> tuple[Show, str]:
     match look:
         case Image(side) if side * side == length:
             return lambda tokens, words: image(tokens, side, words), "grid"
-        case Letters(alphabet):
-            return lambda tokens, words: letters(tokens, alphabet, words), "list"
+        case Letters():
+            return lambda tokens, words: letters(tokens, look, words), "list"
         case _:
             return sequence, "list"
 
@@ -155,11 +155,19 @@ def sequence(tokens: Sequence[int], words: str) -> str:
     return text("code", " ".join(str(token) for token in tokens[:TOKENS]) + more, f'title="{escape(words)}"')
 
 
-def letters(tokens: Sequence[int], alphabet: str, words: str) -> str:
-    """Letters in the colours of the style sheet; masked ones are dots."""
-    runs = (((alphabet + ".")[min(token, len(alphabet))], len(list(group))) for token, group in groupby(tokens))
-    coloured = "".join(f'<i class="{letter}">{letter * count}</i>' for letter, count in runs)
-    return element("code", f'class="letters" title="{escape(words)}"', coloured)
+def letters(tokens: Sequence[int], look: Letters, words: str) -> str:
+    """Letters in the colours of the style sheet; masked ones are dots. Marks have their names."""
+    spelt, at, shown = look.spelt(tokens), 0, ""
+    for mark in look.marks(spelt):
+        shown += _coloured(spelt[at : mark.start])
+        shown += element("mark", f'title="{escape(mark.name)}"', _coloured(spelt[mark.start : mark.stop]))
+        at = mark.stop
+    return element("code", f'class="letters" title="{escape(words)}"', shown + _coloured(spelt[at:]))
+
+
+def _coloured(spelt: str) -> str:
+    runs = ((letter, len(list(group))) for letter, group in groupby(spelt))
+    return "".join(f'<i class="{letter}">{letter * count}</i>' for letter, count in runs)
 
 
 # ---- texts

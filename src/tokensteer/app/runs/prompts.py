@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeVar
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from tokensteer.core.particles.merging import total_counts
 from tokensteer.core.particles.result import Result
 from tokensteer.tasks.common.task import Failure, Task
 
@@ -64,15 +65,12 @@ def joined(results: Sequence[Result]) -> Result:
     def first_of(states: Tensor | None) -> Tensor | None:
         return None if states is None else states[:, : sizes[0]].contiguous()
 
-    def total(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-        return {name: sum(count.get(name, 0) for count in counts) for name in dict.fromkeys(chain(*counts))}
-
     return replace(
         results[0],
         **{name: all_of(name, 0) for name in ("samples", "log_w", "reward")},
         **{name: all_of(name, 1) for name in ("ess", "mean_reward", "ancestors", "ramp")},
-        rows=total([result.rows for result in results]),
-        saved=total([result.saved for result in results]),
+        rows=total_counts([result.rows for result in results]),
+        saved=total_counts([result.saved for result in results]),
         states=first_of(results[0].states),
         states_log_w=first_of(results[0].states_log_w),
     )

@@ -83,4 +83,4 @@ def whole(parts: Sequence[Part]) -> tuple[Result, dict[int, str]]:
         for prompt in prompts
     ]
     reasons = {prompt: reason for prompt, reason in failed.items() if prompt is not None}
-    return (results[0] if len(results) == 1 else side_by_side(results)), reasons
+    return side_by_side(results), reasons

@@ -58,8 +58,8 @@ def _of_row(run: Run, index: int, width: int, colour: bool) -> list[Text]:
     match look:
         case Image(side):
             return [title, *pictures([x.view(side, side) == 1 for x in drawn], width)]
-        case Letters(alphabet):
-            return [title, *(part for x in drawn for part in (letters(_ints(x), alphabet), Text()))][:-1]
+        case Letters():
+            return [title, *(part for x in drawn for part in (letters(_ints(x), look), Text()))][:-1]
         case _:
             texts = [entry for file in run.written(index) for entry in _entries(file.suffix, files.read_lines(file))]
             particles = (result.samples[populations] == drawn.unsqueeze(1)).all(-1).int().argmax(-1)
@@ -133,13 +133,17 @@ def _half_blocks(x: Tensor) -> list[str]:
     return ["".join(BLOCKS[pair] for pair in zip(above, below, strict=True)) for above, below in pairs]
 
 
-def letters(ids: Sequence[int], alphabet: str) -> Text:
-    """Letters in their colours; ids beyond the alphabet are dots."""
+def letters(ids: Sequence[int], look: Letters) -> Text:
+    """Letters in their colours; ids beyond the alphabet are dots. Marks are reversed, and named behind."""
+    spelt = look.spelt(ids)
     found = Text(overflow="fold")
-    for place in ids:
-        letter = (alphabet + ".")[min(place, len(alphabet))]
+    for letter in spelt:
         found.append(letter, COLOURS.get(letter))
-    return found
+    marks = look.marks(spelt)
+    for mark in marks:
+        found.stylize("reverse", mark.start, mark.stop)
+    names = ", ".join(dict.fromkeys(mark.name for mark in marks))
+    return found.append(f"  ({names})", "italic dim") if names else found
 
 
 def prompted(entry: Mapping[str, Any]) -> Text:

@@ -34,9 +34,9 @@ class Categorical(Protocol):
         """Whole distributions, (k, V)."""
         ...
 
-    def shifted(self, index: Tensor) -> Tensor:
-        """Whole distributions up to a constant for each, (k, V): without the pass that normalises them."""
-        return self.rows(index)
+    def columns(self, index: Tensor) -> Tensor:
+        """Whole distributions up to a constant for each, (V, k): without the pass that normalises them."""
+        return self.rows(index).T
 
     def entries(self, index: Tensor, tokens: Tensor) -> Tensor:
         """The log-mass of one token of each, (k,)."""
@@ -169,8 +169,8 @@ class Logits(Softmax, _Values):
     def rows(self, index: Tensor) -> Tensor:
         return masked_log_softmax(self.values[index], self.mask_id)
 
-    def shifted(self, index: Tensor) -> Tensor:
-        return masked_logits(self.values[index], self.mask_id)
+    def columns(self, index: Tensor) -> Tensor:
+        return masked_logits(self.values[index], self.mask_id).T
 
 
 @dataclass(frozen=True)
@@ -197,8 +197,14 @@ class HiddenLogits(Softmax):
     def rows(self, index: Tensor) -> Tensor:
         return masked_log_softmax(head_logits(self.states[index], self.head.weight, self.head.bias), self.mask_id)
 
-    def shifted(self, index: Tensor) -> Tensor:
-        return masked_logits(head_logits(self.states[index], self.head.weight, self.head.bias), self.mask_id)
+    def columns(self, index: Tensor) -> Tensor:
+        states, weight, bias = self.states[index], self.head.weight, self.head.bias
+        if states.dtype != self.dtype or torch.is_autocast_enabled(states.device.type):
+            logits = head_logits(states, weight, bias)
+        else:  # for few states this product is faster on a CPU
+            logits = (weight @ states.T).T
+            logits = logits if bias is None else logits.add_(bias)  # pyright: ignore[reportUnnecessaryComparison]
+        return masked_logits(logits, self.mask_id).T
 
 
 class DrawnByRows(Categorical):

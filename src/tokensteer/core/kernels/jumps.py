@@ -121,7 +121,9 @@ class TimedFirstHitting(FirstHitting):
 class OneSite(Reveal):
     """A jump: site l opens with token v at mass exp(log_move[l] + log_x0[l, v]), and all others stay (log_stay is 0).
 
-    If no site may open, all stay. It does not factorise: `dense` covers it, and `support` lists it.
+    If no site may open, all stay. Where sites may open and none has a token of any mass, as in a product of models
+    that share none, a normalised jump opens one of them: the model gives it no mass, so the particle dies, and no mask
+    is left at the end. It does not factorise: `dense` covers it, and `support` lists it.
     """
 
     factorises: ClassVar[bool] = False
@@ -146,6 +148,15 @@ class OneSite(Reveal):
     def total(self) -> Tensor:
         return torch.where(self.moves, (self.log_move + self.token_mass).logsumexp(-1), 0.0)
 
+    def normalise(self) -> Reveal:
+        return self._or_any(super().normalise())
+
+    def _or_any(self, jumps: Reveal) -> Reveal:
+        """Normalised `jumps`; with the sites of this measure where it may open some and no token is left for them."""
+        lost = (self.moves & (jumps.log_move == NEVER).all(-1)).unsqueeze(-1)
+        instead = torch.where(lost, self.log_move, 0.0).log_softmax(-1)
+        return replace(jumps, log_move=torch.where(lost, instead, jumps.log_move))
+
     def _normalise_outcomes(self) -> OneSite:
         total = self.log_move.logsumexp(-1, keepdim=True)
         return replace(self, log_move=self.log_move - torch.where(total == NEVER, 0.0, total))
@@ -154,13 +165,14 @@ class OneSite(Reveal):
         """q ∝ m · exp(h): the log-mass of token v at site l gains h[l, v] - h[l, mask], as its rate would."""
         h = by_site(h)
         jumps = replace(self, log_move=self.log_move - h.entry(self.x, self.masked))
-        return jumps.tilt_each(h, carry_mass=True)._normalise_outcomes()
+        return self._or_any(jumps.tilt_each(h, carry_mass=True)._normalise_outcomes())
 
     def pin(self, fixed: Tensor) -> OneSite:
         return replace(self, log_move=self.log_move.masked_fill(fixed, NEVER))._normalise_outcomes()
 
     def support(self, limit: int) -> tuple[Tensor, Tensor]:
-        """Every sequence within one jump: `rows` (K,) in ascending order and `sequences` (K, L)."""
+        """Every sequence within one jump: `rows` (K,) in ascending order and `sequences` (K, L). None for a particle
+        that should jump and has no token for it."""
         possible = self.masked.unsqueeze(-1) & (self.log_x0.dense() > NEVER) & (self.log_move > NEVER).unsqueeze(-1)
         if int(possible.sum()) > limit:
             count = int(possible.sum())
@@ -168,6 +180,6 @@ class OneSite(Reveal):
         rows, site, token = possible.nonzero(as_tuple=True)
         y = self.x[rows]
         y[torch.arange(len(rows), device=rows.device), site] = token
-        still = (~possible.flatten(1).any(-1)).nonzero().squeeze(-1)
+        still = (~self.moves).nonzero().squeeze(-1)
         order = torch.cat([rows, still]).argsort(stable=True)
         return torch.cat([rows, still])[order], torch.cat([y, self.x[still]])[order]

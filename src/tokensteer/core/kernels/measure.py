@@ -67,12 +67,24 @@ class SiteMeasure(Tilting, Measure, Protocol):
         ...
 
 
-def draw(measure: Measure, generator: Generator | None) -> tuple[Tensor, Tensor]:
-    """A draw from a measure and its log-probability, (P,)."""
+@runtime_checkable
+class Relative(Measure, Protocol):
+    """A measure q whose ratio to p may be known without the probabilities of tokens."""
+
+    of_draws: ClassVar[bool]
+    """Whether the ratio is right only for y that were drawn from q, and not for all that q can reach."""
+
+    def log_over(self, p: Reveal, y: Tensor) -> Tensor | None:
+        """log q(y) - log p(y), (P,), with p from the same state; None if it takes both probabilities."""
+        ...
+
+
+def draw(measure: Measure, generator: Generator | None) -> tuple[Tensor, Tensor | None]:
+    """A draw from a measure and its log-probability, (P,); None if a ratio may do without it."""
     if isinstance(measure, Reveal):
         return measure.draw(generator)
     y = measure.sample(generator)
-    return y, measure.log_prob(y)
+    return y, None if isinstance(measure, Relative) else measure.log_prob(y)
 
 
 def _take(value: Indexed | None, rows: Tensor) -> Indexed | None:
@@ -146,6 +158,7 @@ class Reveal(Tilting):
     sites: Sites | None = None
     log_mass: Tensor | None = None
     factorises: ClassVar[bool] = True
+    of_draws: ClassVar[bool] = True
 
     @cached_property
     def masked(self) -> Tensor:
@@ -178,8 +191,7 @@ class Reveal(Tilting):
         return torch.where(still, self.log_stay, moved).sum(-1)
 
     def log_over(self, p: Reveal, y: Tensor) -> Tensor | None:
-        """log q(y) - log p(y) at a draw y from this measure q, (P,); None unless its tokens are p's, tilted by a
-        gradient. p is from the same state."""
+        """None unless the tokens of q are p's, tilted by a gradient."""
         still = y == self.x
         token = log_gradient_ratio(self.log_x0, p.log_x0, y, self.masked & ~still)
         if token is None:

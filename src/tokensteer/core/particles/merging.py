@@ -47,8 +47,8 @@ def merged(results: Sequence[Result]) -> Result:
         ess=torch.cat([unknown, ess(log_w).unsqueeze(0).to(unknown)]),
         mean_reward=None if mean is None else torch.cat([unknown, mean.unsqueeze(0)]),
         ancestors=_ancestors(results).to(device),
-        rows=_total([result.rows for result in results]),
-        saved=_total([result.saved for result in results]),
+        rows=total_counts([result.rows for result in results]),
+        saved=total_counts([result.saved for result in results]),
         ramp=None,
         states=None,
         states_log_w=None,
@@ -74,7 +74,8 @@ def _ancestors(results: Sequence[Result]) -> Tensor:
     return torch.cat(found, -1)
 
 
-def _total(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+def total_counts(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """The sums of network rows, by name."""
     names = sorted({name for count in counts for name in count})
     return {name: sum(count.get(name, 0) for count in counts) for name in names}
 

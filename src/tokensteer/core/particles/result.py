@@ -138,9 +138,11 @@ class Result:
         if not self.alive.all():
             dead = [k for k, alive in enumerate(self.alive) if not alive]
             raise ValueError(
-                f"a population has died, {len(dead)} of {len(self.log_w)} ({_some(dead)}): all its particles violate a "
-                "hard constraint, so there is nothing to draw from. Use more particles, resample earlier, or soften "
-                "the constraint; `result.alive` marks the others"
+                f"a population has died, {len(dead)} of {len(self.log_w)} ({_some(dead)}): all its particles "
+                "have weight 0, so there is nothing to draw from. They violate a hard constraint, or the model has no "
+                "mass where they are, as a product of models that share no token at a site. Use more particles, "
+                "resample earlier, soften the constraint, or give every model full support; `result.alive` marks the "
+                "other populations"
             )
         check_whole("Result.sample: count", count, 0)
         u = uniforms((len(self.log_w), count), self.log_w, self.generator if generator is None else generator)

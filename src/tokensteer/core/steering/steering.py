@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.kernels.measure import Reveal, draw
+from tokensteer.core.kernels.measure import Relative, Reveal, draw
 from tokensteer.core.models.diffusion import Diffusion, Model, clock
 from tokensteer.core.models.prediction import stored_prediction
 from tokensteer.core.numerics.capture import capturing
@@ -119,16 +119,14 @@ class Steering:
         self, y: Tensor, x: Tensor, evaluation: Evaluation, step: Step, q: Measure, log_q: Tensor | None = None
     ) -> Tensor:
         """log p(y | x_t) - log q(y | x_t), (P,). Give log_q where y was drawn from q: p and q then share terms."""
-        if log_q is None:
-            return self.log_p(y, x, evaluation, step, q) - q.log_prob(y)
-        if isinstance(self.proposal, FromModel) and isinstance(self.model, Diffusion):
+        if log_q is not None and isinstance(self.proposal, FromModel) and isinstance(self.model, Diffusion):
             return log_q - log_q  # p is q: 0, or NaN where the denoiser returned one
-        if isinstance(q, Reveal) and isinstance(self.model, Diffusion):
+        if isinstance(q, Relative) and isinstance(self.model, Diffusion) and not (log_q is None and q.of_draws):
             p = self.model.transition(x, stored_prediction(evaluation), step, q.sites)
             log_over = q.log_over(p, y) if isinstance(p, Reveal) else None
             if log_over is not None:
                 return -log_over
-        return self.log_p(y, x, evaluation, step, q) - log_q
+        return self.log_p(y, x, evaluation, step, q) - (q.log_prob(y) if log_q is None else log_q)
 
     def move(self, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator | None) -> Moved:
         q = self.propose(x, evaluation, step)

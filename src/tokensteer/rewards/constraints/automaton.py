@@ -14,8 +14,10 @@ from functools import cached_property
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.numerics.draws import NEVER, categorical
-from tokensteer.rewards.constraints.transitions import Masses, Transitions, safe_log
+from tokensteer.core.categorical.fused import LogitRows
+from tokensteer.core.numerics.draws import NEVER, uniforms
+from tokensteer.rewards.constraints.masses import Masses, safe_log
+from tokensteer.rewards.constraints.transitions import Transitions
 
 CHUNK = 2**20  # entries of a (rows, V) table held at a time
 
@@ -86,17 +88,19 @@ class Automaton:
         """Masses of the classes (..., C) from log-probabilities of the tokens (..., V), in the same precision."""
         rows = log_p.reshape(-1, self.vocab_size)
         parts = torch.split(rows, max(1, CHUNK // max(1, self.vocab_size)))
-        found = [self.summed(part.exp()) for part in parts]
+        found = [self.summed(part.exp().T).T for part in parts]
         return torch.cat(found).view(*log_p.shape[:-1], self.step.shape[1])
 
     def summed(self, mass: Tensor) -> Tensor:
-        """Masses of the classes (k, C) from those of the tokens (k, V)."""
-        return mass.new_zeros(len(mass), self.step.shape[1]).index_add(1, self.classes, mass)
+        """Masses of the classes (C, k) from those of the tokens (V, k)."""
+        return mass.new_zeros(self.step.shape[1], mass.shape[1]).index_add(0, self.classes, mass)
 
     def sample_tokens(self, label: Tensor, log_p: Tensor, generator: Generator | None) -> Tensor:
-        """Tokens (...) drawn from log-probabilities (..., V), given labels (...) of transitions."""
-        among = self.transitions.members.T.bool()[label][..., self.classes]
-        return categorical(log_p.masked_fill(~among, NEVER), generator)
+        """Tokens (...) drawn from log-masses (..., V), given labels (...) of transitions."""
+        outside = self.transitions.members.T[label][..., self.classes] == 0
+        rows, u = torch.arange(label.numel(), device=label.device), uniforms((label.numel(), 1), label, generator)
+        masses = log_p.masked_fill(outside, NEVER).reshape(-1, self.vocab_size)
+        return LogitRows(masses, rows, None).draw(u)[0].view(label.shape)
 
 
 def _uncertain(labels: Tensor) -> Masses:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tokensteer.core.numerics.rows import distinct, same_rows, unique
 from tokensteer.rewards.constraints.automaton import Automaton
-from tokensteer.rewards.constraints.transitions import live, place_in
+from tokensteer.rewards.constraints.masses import place_in
+from tokensteer.rewards.constraints.transitions import live
 
 MOST_STATES = 20_000
 MOST_MINIMISED = 2_000  # larger automata keep their states

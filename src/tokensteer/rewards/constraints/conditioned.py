@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -22,9 +23,10 @@ from tokensteer.core.proposals.proposal import FromModel, SiteProposal
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.rewards.constraints.automaton import Automaton
 from tokensteer.rewards.constraints.final_masses import FinalMasses, final_masses
+from tokensteer.rewards.constraints.masses import Masses, rows_of
+from tokensteer.rewards.constraints.messages import Messages
 from tokensteer.rewards.constraints.recall import Recall
 from tokensteer.rewards.constraints.staying import Kept, as_reveal
-from tokensteer.rewards.constraints.transitions import Masses, Messages, rows_of
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Conditioned:
     known: tuple[Messages, Tensor] | None = None
     defence: float = 0.0
     log_mass: None = None  # the next weight is unknown: the look-ahead at y uses another prediction
+    of_draws: ClassVar[bool] = False
 
     @property
     def sites(self) -> Sites | None:
@@ -68,7 +71,7 @@ class Conditioned:
         if not len(rows):
             return y
         q = self.take(rows)
-        labels = q._labels(generator)
+        labels = q._labels(generator, _last(y[rows] != q.base.x) if lasting else None)
         opened = q._open(y[rows], labels, u[0, rows], generator)
         if (q.base.log_move > NEVER)[~q.base.masked].any():
             opened = torch.where(q.base.masked, opened, q._remask(labels, u[0, rows]))
@@ -80,20 +83,21 @@ class Conditioned:
         opens = self.base.masked & (u.log() < self.base.log_move)
         return self.base.x.masked_fill(opens, 1 if self.base.mask_id == 0 else 0)
 
-    def _labels(self, generator: Generator | None) -> Tensor:
-        """Labels (P, L) of the run of an accepted x_0."""
+    def _labels(self, generator: Generator | None, last: Tensor | None) -> Tensor:
+        """Labels (P, L) of the run of an accepted x_0, as far as the sites `last` (P,)."""
         transitions, found = self.final.automaton.transitions, list[Tensor]()
         rows, length = torch.arange(len(self.log_v), device=self.log_v.device), self.here.certain.shape[1]
         for part in torch.split(rows, transitions.at_once(length)):
-            here = self.here.take(part)
-            messages = transitions.messages(here) if self.known is None else self.known[0].take(self.known[1][part])
-            found.append(transitions.sample(here, messages, generator))
+            here, end = self.here.take(part), None if last is None else last[part]
+            messages, row = (transitions.messages(here), None) if self.known is None else self.known
+            found.append(transitions.sample(here, messages, generator, None if row is None else row[part], end))
         return torch.cat(found)
 
     def _open(self, y: Tensor, labels: Tensor, u: Tensor, generator: Generator | None) -> Tensor:
         """At sites that the base opens, a token that the run reads if it stays open, else the base's."""
         opens = self.base.masked & (y != self.base.mask_id) & (u < self.final.rho)
-        tokens = self.final.automaton.sample_tokens(labels[opens], self.base.log_x0.at(opens), generator)
+        log_p = self.base.log_x0.store.columns(self.base.log_x0.index[opens]).T.contiguous()
+        tokens = self.final.automaton.sample_tokens(labels[opens], log_p, generator)
         y = y.clone()
         # As in `Reveal`: only probabilities of NaN yield the mask, and `log_prob` is then NaN.
         y[opens] = torch.where(tokens == self.base.mask_id, y[opens], tokens)
@@ -116,12 +120,26 @@ class Conditioned:
             log_q = torch.logaddexp(log_q + math.log1p(-self.defence), log_base + math.log(self.defence))
         return log_q
 
+    def log_over(self, p: Reveal, y: Tensor) -> Tensor | None:
+        """None unless the tokens of the base are p's."""
+        ours, theirs = self.base.log_x0, p.log_x0
+        if self.defence > 0 or ours.store is not theirs.store or not torch.equal(ours.index, theirs.index):
+            return None
+        log_stay, log_move = self.base.log_stay - p.log_stay, self.base.log_move - p.log_move
+        gain = self._gain(y).masked_fill(self.log_v == NEVER, 0.0)
+        return gain + torch.where(y == self.base.x, log_stay, log_move).sum(-1)
+
     def _gain(self, y: Tensor) -> Tensor:
         """log V_s(y) - log V(x_t), (P,)."""
         rows = torch.arange(len(y), device=y.device)
         if self._lasting:
             rows = rows_of((y != self.base.x).any(-1))
-        log_v = self.final.automaton.transitions.log_accept(self.final.take(rows).at(y[rows]))
+        transitions, there = self.final.automaton.transitions, self.final.take(rows).at(y[rows])
+        if self.known is None:
+            log_v = transitions.log_accept(there)
+        else:
+            messages, row = self.known
+            log_v = transitions.log_accept_after(there, _last((y != self.base.x)[rows]), messages, row[rows])
         return torch.zeros_like(self.log_v).index_copy(0, rows, log_v - self.log_v[rows])
 
     def take(self, rows: Tensor) -> Conditioned:
@@ -173,6 +191,11 @@ class Constrained:
         final = final_masses(self.automaton, rho, q.log_x0, q.mask_id, q.masked, moving)
         here = final.at(q.x) if lasting else _from_here(q, final)
         return Conditioned(q, final, here, self.automaton.transitions.log_accept(here), None, self.defence)
+
+
+def _last(where: Tensor) -> Tensor:
+    """The last site of each row at which a mask (P, L) is true, (P,); 0 if there is none."""
+    return (where * torch.arange(where.shape[1], device=where.device)).amax(-1)
 
 
 def _from_here(q: Reveal, final: FinalMasses) -> Masses:

@@ -15,6 +15,7 @@ log Z = log V of the template exactly.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch import Generator, Tensor
@@ -74,6 +75,10 @@ class SoftEstimate:
     """The estimate of the soft reward alone, 0 if there is none: draws that break the constraint would all be -inf."""
 
     soft: Tilt | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(cast("object", self.soft), Tilt | None):
+            raise TypeError(f"SoftEstimate.soft must be a Tilt or None, got {self.soft!r}")
 
     @property
     def random(self) -> bool:

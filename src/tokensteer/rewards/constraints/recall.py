@@ -17,7 +17,8 @@ from tokensteer.core.categorical.sites import SiteDistributions
 from tokensteer.core.numerics.rows import distinct, same_rows
 from tokensteer.rewards.constraints.automaton import Automaton
 from tokensteer.rewards.constraints.final_masses import final_masses
-from tokensteer.rewards.constraints.transitions import Masses, Messages
+from tokensteer.rewards.constraints.masses import Masses
+from tokensteer.rewards.constraints.messages import Messages
 
 ROOM = 2**30  # bytes of messages that are kept
 
@@ -83,7 +84,7 @@ class Recall:
         return masses, self.automaton.transitions.messages(masses)
 
     def _bytes(self, x: Tensor) -> int:
-        return 8 * x.numel() * len(self.automaton.step)
+        return 8 * len(x) * self.automaton.transitions.trellis(x.shape[1]).first[-1]
 
 
 def _store_rows(log_x0: SiteDistributions) -> Tensor | None:

@@ -16,74 +16,39 @@ it is, and only the rows below `FAINT` are computed again in logs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.numerics.draws import NEVER, inverse_cdf, uniforms
 from tokensteer.core.numerics.rows import distinct
+from tokensteer.rewards.constraints.masses import LOW, Masses, place_in, rows_of, safe_log
+from tokensteer.rewards.constraints.messages import Messages
+from tokensteer.rewards.constraints.trellis import Trellis
 
-LOW = -1e30  # log 0, where the gradient of -inf would be NaN
 FAINT = 1e-280
 BLOCK = 2**17  # entries of a (transitions, rows) table held at a time, so that it stays in the cache
 
 
-def safe_log(mass: Tensor) -> Tensor:
-    """log, with LOW for zero and a finite gradient there; NaN stays NaN."""
-    empty = mass == 0
-    return torch.where(empty, 1.0, mass).log().masked_fill(empty, LOW)
-
-
-@dataclass(frozen=True, eq=False)
-class Masses:
-    """What each site ends as. `labels` (P, L, K) has the masses of labels, at most 1 each. At the sites `certain`
-    (P, L) the class is `classes` (P, L) for sure, and the masses are not read."""
-
-    labels: Tensor
-    certain: Tensor
-    classes: Tensor
-
-    def take(self, rows: Tensor) -> Masses:
-        return Masses(self.labels[rows], self.certain[rows], self.classes[rows])
-
-    def join(self, other: Masses) -> Masses:
-        """These rows followed by the others."""
-        pairs = ((getattr(self, name), getattr(other, name)) for name in ("labels", "certain", "classes"))
-        return Masses(*(torch.cat(pair) for pair in pairs))
-
-
-class Edges(NamedTuple):
-    """Transitions by ascending source: target (E,), label (E,), and those of state s are offsets[s]..offsets[s + 1]."""
-
-    target: Tensor
-    label: Tensor
-    offsets: Tensor
-
-    def sum(self, b: Tensor, mass: Tensor) -> Tensor:
-        """sum over transitions of mass[label] · b[target], (S, P), from b (S, P) and masses of labels (K, P)."""
-        weight = b.index_select(0, self.target).mul_(mass.index_select(0, self.label))
-        return torch.segment_reduce(weight, "sum", offsets=self.offsets, axis=0)
-
-
 @dataclass(frozen=True, eq=False)
 class Transitions:
-    """Transitions e from state source[e] to target[e] (E,), by ascending source; those of state s are
-    offsets[s]..offsets[s + 1]. members (C, K) tells the classes of each label. `out` (S, D) lists the transitions of
-    each state, and is E where there are no more."""
+    """Transitions e from state source[e] to target[e] (E,), by ascending source; members (C, K) tells the classes of
+    each label. `out_target` and `out_label` (S + 1, D) list the transitions of each state; where there are no more, the
+    target is S, from which none leads on."""
 
     step: Tensor
     accept: Tensor
     source: Tensor
     target: Tensor
     label: Tensor
-    offsets: Tensor
     members: Tensor
-    out: Tensor
-    _at_sites: dict[int, list[Edges]] = field(default_factory=dict[int, "list[Edges]"], repr=False)
+    out_target: Tensor
+    out_label: Tensor
+    _trellises: dict[int, Trellis] = field(default_factory=dict[int, Trellis], repr=False)
 
     @classmethod
     def of(cls, step: Tensor, accept: Tensor) -> Transitions:
@@ -109,95 +74,93 @@ class Transitions:
         cls, step: Tensor, accept: Tensor, source: Tensor, target: Tensor, label: Tensor, members: Tensor
     ) -> Transitions:
         count = torch.bincount(source, minlength=len(step))
-        offsets = torch.cat([count.new_zeros(1), count.cumsum(0)])
+        count = torch.cat([count, count.new_zeros(1)])
         place = torch.arange(int(count.max()) if len(source) else 1, device=step.device)
-        out = torch.where(place < count.unsqueeze(-1), offsets[:-1].unsqueeze(-1) + place, len(source))
-        return cls(step, accept, source, target, label, offsets, members, out)
+        out = torch.where(place < count.unsqueeze(-1), (count.cumsum(0) - count).unsqueeze(-1) + place, len(source))
+        targets, labels = torch.cat([target, target.new_tensor([len(step)])]), torch.cat([label, label.new_zeros(1)])
+        return cls(step, accept, source, target, label, members, targets[out], labels[out])
 
     def masses(self, classes: Tensor) -> Tensor:
         """The masses of labels (..., K) from those of classes (..., C)."""
         return classes @ self.members.to(classes.dtype)
 
-    def at_sites(self, length: int) -> list[Edges]:
-        """The transitions at each site that runs of this length can use: those from states that the sites before can
-        reach to states from which the sites after can reach acceptance."""
-        if length not in self._at_sites:
-            after = [self.accept]
-            for _ in range(length):
-                after.append(torch.zeros_like(self.accept).index_fill(0, self.source[after[-1][self.target]], True))
-            reached, found = torch.zeros_like(self.accept), list[Edges]()
-            reached[0] = True
-            for coming in after[-2::-1]:
-                used = rows_of(reached[self.source] & coming[self.target])
-                count = torch.bincount(self.source[used], minlength=len(reached))
-                offsets = torch.cat([count.new_zeros(1), count.cumsum(0)])
-                found.append(Edges(self.target[used], self.label[used], offsets))
-                reached = torch.zeros_like(reached).index_fill(0, self.target[reached[self.source]], True)
-            self._at_sites[length] = found
-        return self._at_sites[length]
+    def trellis(self, length: int) -> Trellis:
+        """The transitions that runs of this length can use."""
+        if length not in self._trellises:
+            self._trellises[length] = Trellis.of(self.source, self.target, self.label, self.accept, length)
+        return self._trellises[length]
 
     def at_once(self, length: int) -> int:
         """Rows whose passes are computed together."""
-        mean = sum(len(edges.target) for edges in self.at_sites(length)) / max(1, length)
-        return max(1, int(BLOCK / max(1.0, mean)))
+        return max(1, int(BLOCK / max(1.0, self.trellis(length).mean_edges)))
 
     # ---- backwards
 
     def log_accept(self, masses: Masses) -> Tensor:
         """log P(accept), (P,), in double precision."""
-        rows = torch.arange(len(masses.certain), device=masses.certain.device)
-        parts = torch.split(rows, self.at_once(masses.certain.shape[1]))
-        return torch.cat([self._log_accept(masses.take(part)) for part in parts]) if parts else rows.double()
+        return torch.cat([self._log_accept(masses.take(part)) for part in self._parts(masses)])
 
-    def _log_accept(self, masses: Masses) -> Tensor:
-        *_, b = self._linear(masses)
-        log_v, faint = b[0].log(), (b[0] < FAINT).nonzero().squeeze(-1)
+    def log_accept_after(self, masses: Masses, last: Tensor, messages: Messages, row: Tensor) -> Tensor:
+        """log P(accept), (P,), of masses that behind the sites `last` (P,) are those of the messages' rows `row` (P,):
+        a pass begins there."""
+        order, found = last.argsort(descending=True, stable=True), torch.empty_like(messages.log_v[row])
+        for part in self._parts(masses):
+            of = order[part]
+            known = messages.b.index_select(1, row[of])
+            found[of] = self._log_accept(masses.take(of), known, last[of])
+        return found
+
+    def _log_accept(self, masses: Masses, known: Tensor | None = None, last: Tensor | None = None) -> Tensor:
+        *_, b = self._linear(masses, known, last)
+        log_v, faint = b[0].log(), rows_of(b[0] < FAINT)
         if len(faint):
-            log_v = log_v.index_copy(0, faint, self.log_accept_in_logs(self.log_labels(masses.take(faint))))
+            log_v = log_v.index_copy(0, faint, self.log_accept_in_logs(safe_log(self._labels(masses.take(faint)))))
         return log_v
 
     def messages(self, masses: Masses) -> Messages:
         """b_l for all l, and log P(accept)."""
-        rows = torch.arange(len(masses.certain), device=masses.certain.device)
-        parts = torch.split(rows, self.at_once(masses.certain.shape[1]))
-        return reduce(Messages.join, [self._messages(masses.take(part)) for part in parts])
+        return reduce(Messages.join, [self._messages(masses.take(part)) for part in self._parts(masses)])
 
     def _messages(self, masses: Masses) -> Messages:
-        b = torch.stack([*list(self._linear(masses))[::-1], self._start(masses)])
-        log_v, faint = b[0, 0].log(), (b[0, 0] < FAINT).nonzero().squeeze(-1)
+        b = torch.cat(list(self._linear(masses))[::-1])
+        log_v, faint = b[0].log(), rows_of(b[0] < FAINT)
         if not len(faint):
             return Messages(b, log_v)
-        in_logs = torch.stack(list(self._log(self.log_labels(masses.take(faint))))[::-1])
+        in_logs = torch.stack(list(self._log(safe_log(self._labels(masses.take(faint)))))[::-1])
         log_v = log_v.index_copy(0, faint, _with_never(in_logs[0, 0]))
-        return Messages(b, log_v, place_in(faint, len(log_v)), in_logs)
+        lines = self.trellis(masses.certain.shape[1]).flat(in_logs)
+        return Messages(b, log_v, place_in(faint, len(log_v)), lines)
 
-    def _start(self, masses: Masses) -> Tensor:
-        return self.accept.double().unsqueeze(-1).repeat(1, len(masses.certain))
+    def _parts(self, masses: Masses) -> Sequence[Tensor]:
+        """The rows that are computed together; one part even if there are none."""
+        rows, length = masses.certain.shape
+        return torch.split(torch.arange(rows, device=masses.certain.device), self.at_once(length))
 
-    def _linear(self, masses: Masses) -> Iterator[Tensor]:
-        """b_l (S, P) for l = L - 1, ..., 0. Rows are the last axis, so that a gather copies whole lines."""
-        b = self._start(masses)
-        labels, step = masses.labels.permute(1, 2, 0).contiguous(), self.step.T.contiguous()
-        edges = self.at_sites(masses.certain.shape[1])
-        for site, free, sure in _by_site(masses.certain):
-            if not len(sure):
-                b = edges[site].sum(b, labels[site])
-            else:
-                to = step.index_select(0, masses.classes[:, site].index_select(0, sure)).T
-                moved = b.index_select(1, sure).gather(0, to)
-                if len(free):
-                    summed = edges[site].sum(b.index_select(1, free), labels[site].index_select(1, free))
-                    b = torch.empty_like(b).index_copy_(1, sure, moved).index_copy_(1, free, summed)
-                else:
-                    b = moved
+    def _linear(self, masses: Masses, known: Tensor | None = None, last: Tensor | None = None) -> Iterator[Tensor]:
+        """b_l (S_l + 1, P) for l = L, ..., 0. With the lines `known` (R, P) of a trellis, row i enters them at the site
+        last[i], which must descend, and b has those that have entered. Rows are the last axis, so that a gather copies
+        whole lines."""
+        (rows, length), trellis = masses.certain.shape, self.trellis(masses.certain.shape[1])
+        labels, entered = self._labels(masses).permute(1, 2, 0).contiguous(), [rows] * length
+        b = labels.new_ones(len(trellis.states[-1]) + 1, rows)
+        b[-1] = 0.0
+        if known is not None and last is not None:
+            b, sites = b[:, :0], torch.arange(length, device=last.device).unsqueeze(-1)
+            entered = cast("list[int]", (last >= sites).sum(-1).tolist())  # pyright: ignore[reportUnknownMemberType]
+        yield b
+        for site in range(length - 1, -1, -1):
+            if known is not None and entered[site] > b.shape[1]:
+                b = torch.cat([b, known[trellis.block(site + 1), b.shape[1] : entered[site]]], 1)
+            b = trellis.edges[site].sum(b, labels[site][:, : entered[site]])
             yield b
 
-    # ---- backwards in logs, differentiable
+    def _labels(self, masses: Masses) -> Tensor:
+        """Masses of labels (P, L, K), those of certain sites among them. Few calls for each site are faster than to
+        treat certain rows apart."""
+        labels, sites = masses.labels.double(), masses.certain.nonzero(as_tuple=True)
+        return labels.index_put(sites, self.members[masses.classes[sites]].double())
 
-    def log_labels(self, masses: Masses) -> Tensor:
-        """Log-masses of labels (P, L, K), LOW for log 0, those of certain sites among them."""
-        certain = self.members[masses.classes].double()
-        return safe_log(torch.where(masses.certain.unsqueeze(-1), certain, masses.labels.double()))
+    # ---- backwards in logs, differentiable
 
     def log_accept_in_logs(self, log_labels: Tensor) -> Tensor:
         """log P(accept), (P,), from log-masses of labels (P, L, K)."""
@@ -218,97 +181,31 @@ class Transitions:
 
     # ---- forwards
 
-    def sample(self, masses: Masses, messages: Messages, generator: Generator | None) -> Tensor:
-        """The labels (P, L) of a run given acceptance, 0 at certain sites; meaningless for rows that are never
-        accepted."""
+    def sample(
+        self,
+        masses: Masses,
+        messages: Messages,
+        generator: Generator | None,
+        row: Tensor | None = None,
+        last: Tensor | None = None,
+    ) -> Tensor:
+        """The labels (P, L) of a run given acceptance, arbitrary at certain sites and behind the sites
+        `last` (P,), and for rows that are never accepted. Row i has the messages row[i], by default its own."""
         rows, length = masses.certain.shape
-        u = uniforms((rows, length), masses.certain, generator)
-        state = torch.zeros_like(masses.classes[:, 0])
-        target = torch.cat([self.target, self.target.new_zeros(1)])
-        label = torch.cat([self.label, self.label.new_zeros(1)])
-        drawn = torch.zeros_like(masses.classes)
-        for site in range(length):
-            free = (~masses.certain[:, site]).nonzero().squeeze(-1)
-            moved = self.step[state, masses.classes[:, site]]
-            if len(free):
-                edges = self.out[state[free]]
-                mass = masses.labels[free, site].gather(1, label[edges]).double()
-                mass = mass.masked_fill(edges == len(self.target), 0.0)
-                weight = messages.weigh(site + 1, free, target[edges], mass)
-                pick = edges.gather(1, inverse_cdf(weight, u[free, site, None])).squeeze(-1)
-                drawn[free, site] = label[pick]
-                moved[free] = target[pick]
-            state = moved
-        return drawn
-
-
-@dataclass(frozen=True, eq=False)
-class Messages:
-    """b (L + 1, S, P) and log P(accept) (P,). Faint rows have log b too, (L + 1, S, n), at their `place` (P,), which is
-    -1 for all others."""
-
-    b: Tensor
-    log_v: Tensor
-    place: Tensor | None = None
-    in_logs: Tensor | None = None
-
-    def take(self, rows: Tensor) -> Messages:
-        """The messages of a selection of rows."""
-        b, log_v = self.b[:, :, rows], self.log_v[rows]
-        if self.place is None or self.in_logs is None:
-            return Messages(b, log_v)
-        place = self.place[rows]
-        used = place[place >= 0]
-        if not len(used):
-            return Messages(b, log_v)
-        places = place_in(rows_of(place >= 0), len(rows))
-        return Messages(b, log_v, places, self.in_logs[:, :, used])
-
-    def join(self, other: Messages) -> Messages:
-        """These rows followed by the others."""
-        b, log_v = torch.cat([self.b, other.b], -1), torch.cat([self.log_v, other.log_v])
-        if self.place is None and other.place is None:
-            return Messages(b, log_v)
-        ours, theirs = (torch.full_like(m.log_v, -1).long() if m.place is None else m.place for m in (self, other))
-        logs = [m.in_logs for m in (self, other) if m.in_logs is not None]
-        theirs = torch.where(theirs < 0, -1, theirs + (0 if self.in_logs is None else self.in_logs.shape[-1]))
-        return Messages(b, log_v, torch.cat([ours, theirs]), torch.cat(logs, -1))
-
-    def weigh(self, site: int, rows: Tensor, target: Tensor, mass: Tensor) -> Tensor:
-        """mass · b_site[target], (n, D), up to a factor for each of the rows (n,)."""
-        weight = mass * self.b[site][target, rows.unsqueeze(-1)]
-        if self.in_logs is None or self.place is None:
-            return weight
-        place = self.place[rows]
-        faint = place >= 0
-        log_w = safe_log(mass[faint]) + self.in_logs[site][target[faint], place[faint].unsqueeze(-1)]
-        weight[faint] = (log_w - log_w.amax(-1, keepdim=True)).exp()
-        return weight
-
-
-def _by_site(certain: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """From the last site to the first: its number, the rows that are free there, and those that are certain."""
-    rows, sites = certain.shape
-    count = cast("list[int]", certain.sum(0).tolist())  # pyright: ignore[reportUnknownMemberType]
-    sure = torch.split(certain.T.nonzero()[:, 1], count)
-    free = torch.split((~certain).T.nonzero()[:, 1], [rows - n for n in count])
-    for site in range(sites - 1, -1, -1):
-        yield site, free[site], sure[site]
-
-
-def rows_of(where: Tensor) -> Tensor:
-    """The rows at which a mask (P,) is true."""
-    return where.nonzero().squeeze(-1)
+        trellis, u = self.trellis(length), uniforms((rows, length), masses.certain, generator).T.contiguous()
+        labels, own = self._labels(masses).unbind(1), messages if row is None else messages.take(row)
+        state, drawn = torch.zeros_like(masses.classes[:, 0]), list[Tensor]()
+        for site in range(length if last is None else int(last.max()) + 1):
+            label, target = self.out_label.index_select(0, state), self.out_target.index_select(0, state)
+            weight = own.weigh(trellis.line[site + 1].take(target), labels[site].gather(1, label))
+            pick = inverse_cdf(weight, u[site].unsqueeze(-1))
+            drawn.append(label.gather(1, pick))
+            state = target.gather(1, pick).squeeze(-1)
+        return torch.nn.functional.pad(torch.cat(drawn, 1), (0, length - len(drawn)))
 
 
 def _with_never(log_v: Tensor) -> Tensor:
     return torch.where(log_v < LOW / 2, NEVER, log_v)
-
-
-def place_in(chosen: Tensor, size: int) -> Tensor:
-    """The place in `chosen` (n,) of each of 0, ..., size - 1, and -1 for those that are not there."""
-    places = torch.full((size,), -1, device=chosen.device)
-    return places.index_copy(0, chosen, torch.arange(len(chosen), device=chosen.device))
 
 
 def live(step: Tensor, accept: Tensor) -> Tensor:

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from tokensteer.hub import transformers
+from tokensteer.rewards.text.onnx_file import read
 
 
 class Node(Protocol):
-    """The members of an ONNX node that are read."""
+    """The members of an ONNX node that are read, also of one of the onnx library."""
 
     op_type: str
     input: Sequence[str]
@@ -33,16 +32,9 @@ _BETWEEN = ("Mul", "Cast")  # nodes between an integer product and its bias
 def bert_from_onnx(file: str | Path, labels: Sequence[str], heads: int | None = None) -> Any:
     """A BertForSequenceClassification with the weights of a file. `labels` name its outputs in order; `heads` is the
     number of attention heads, by default one for each 64 dimensions as in Google's BERTs."""
+    nodes, stored = read(Path(file))
     try:
-        onnx = import_module("onnx")
-    except ImportError as error:
-        raise ImportError("reading ONNX files needs the onnx library: pip install onnx") from error
-    if not Path(file).is_file():
-        raise FileNotFoundError(f"no ONNX file at {file}")
-    graph = onnx.load(str(file)).graph
-    stored = {value.name: torch.tensor(onnx.numpy_helper.to_array(value)) for value in graph.initializer}
-    try:
-        return bert_from_graph(graph.node, stored, labels, heads)
+        return bert_from_graph(nodes, stored, labels, heads)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -17,11 +18,24 @@ class Image:
     side: int
 
 
+class Mark(NamedTuple):
+    """A stretch of a sequence with a name."""
+
+    start: int
+    stop: int
+    name: str
+
+
 @dataclass(frozen=True)
 class Letters:
-    """A letter for each id, and a dot for ids beyond the alphabet, such as the mask."""
+    """A letter for each id, and a dot for ids beyond the alphabet, such as the mask. `marks` finds stretches to point
+    out, from left to right, none within another."""
 
     alphabet: str
+    marks: Callable[[str], Sequence[Mark]] = lambda sequence: ()
+
+    def spelt(self, ids: Sequence[int]) -> str:
+        return "".join((self.alphabet + ".")[min(token, len(self.alphabet))] for token in ids)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,14 @@ INT8 = "int8 by output channel, vectors bfloat16; exponential moving average of 
 @dataclass(frozen=True)
 class Pieces:
     """A training in several runs: `resume` the checkpoint of a folder, `horizon` minutes in all of them together.
-    `weights` is the folder of networks that were trained before, `out` if None."""
+    `weights` is the folder of networks that were trained before, `out` if None; `exact` checkpoints are in float32.
+    `unfinished` cards are those of a training whose other parts follow."""
 
     resume: Path | None = None
     horizon: float | None = None
     weights: Path | None = None
     exact: bool = False
+    unfinished: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,18 @@ class PartTraining:
         return load(self.file(part), self.device)
 
     def run(self, trainee: Trainee, plan: Plan) -> Progress:
-        generator = self.training.generator(self.parts.index(self.part))
-        return run_stretch(trainee, plan, generator, f"{self.task}-{self.part}", self.training, self.pieces)
+        """Train for the minutes of a run, or for the steps of the plan."""
+        training, pieces = self.training, self.pieces
+        plan = replace(plan, steps=max(1, round(plan.steps * training.scale)))
+        stretch = Stretch(
+            training.checkpoints,
+            pieces.resume,
+            None if training.minutes is None else 60 * training.minutes,
+            None if pieces.horizon is None else 60 * pieces.horizon,
+            compact=not pieces.exact,
+        )
+        generator = training.generator(self.parts.index(self.part))
+        return run(trainee, plan, generator, f"{self.task}-{self.part}", stretch)
 
     def store(self, net: nn.Module, dtype: torch.dtype = torch.int8) -> nn.Module:
         """Write the network, and read it as it was written."""
@@ -90,10 +102,10 @@ class PartTraining:
         net: nn.Module,
         config: Config,
         plan: Plan,
-        quality: dict[str, float],
+        quality: Mapping[str, Any],
         more: Mapping[str, Any],
-    ) -> dict[str, float]:
-        """Write the card."""
+    ) -> dict[str, Any]:
+        """Write the card, with `more` entries."""
         command = f"python -m tokensteer.tasks.{self.task} --part {self.part}"
         card = {
             **self.training.card(f"{self.part} of the task {self.task}", command, self.source),
@@ -104,26 +116,33 @@ class PartTraining:
             "config": asdict(config),
             "plan": asdict(plan),
             **more,
-            "quality": quality,
         }
+        card[SO_FAR if self.pieces.unfinished else "quality"] = dict(quality)
         write_json(weights_file(self.training.out, self.task, self.part).with_suffix(".json"), card)
-        say(f"{self.part}: {json.dumps(quality)}")
-        return quality
+        say(f"{self.part}: {json.dumps(dict(quality))}")
+        return dict(quality)
 
 
-def run_stretch(
-    trainee: Trainee, plan: Plan, generator: torch.Generator, name: str, training: Training, pieces: Pieces
-) -> Progress:
-    """Train for the minutes of a run, or for the steps of the plan."""
-    plan = replace(plan, steps=max(1, round(plan.steps * training.scale)))
-    stretch = Stretch(
-        training.checkpoints,
-        pieces.resume,
-        None if training.minutes is None else 60 * training.minutes,
-        None if pieces.horizon is None else 60 * pieces.horizon,
-        compact=not pieces.exact,
-    )
-    return run(trainee, plan, generator, name, stretch)
+def go_on(training: Training, kept: Checkpoints | None, minutes: float | None) -> tuple[Training, Pieces]:
+    """What is left of a part that takes `minutes` in a training of all parts, from its checkpoint if it has one."""
+    left = None if kept is None else kept.load()
+    resume = None if left is None else training.checkpoints
+    pieces = Pieces(resume, minutes, exact=training.device == "cpu", unfinished=True)
+    if minutes is not None and left is not None:
+        minutes = max(1e-3, minutes - left[1]["seconds"] / 60)
+    return replace(training, minutes=minutes), pieces
+
+
+def finish_cards(cards: Mapping[str, Path], kept: Iterable[Checkpoints]) -> dict[str, Any]:
+    """Mark the cards of all parts as finished and remove the checkpoints; returns what was measured."""
+    found: dict[str, Any] = {}
+    for part, card in cards.items():
+        entries = read_card(card)
+        found[part] = entries.pop(SO_FAR, None) or entries["quality"]  # a part that was trained by itself has "quality"
+        write_json(card, {**entries, "quality": found[part]})
+    for checkpoints in kept:
+        checkpoints.remove()
+    return found
 
 
 def train_parts(
@@ -142,22 +161,7 @@ def train_parts(
         if part in needs and cards[part].is_file() and kept[needs[part]].load() is not None:
             continue
         minutes = None if training.minutes is None else training.minutes * share
-        left = kept[part].load()
-        pieces = Pieces(None if left is None else training.checkpoints, minutes, exact=training.device == "cpu")
-        if minutes is not None and left is not None:
-            minutes = max(1e-3, minutes - left[1]["seconds"] / 60)
-        train_part(part, replace(training, minutes=minutes), pieces)
-        _rename(cards[part], "quality", SO_FAR)
-    found = {part: _rename(card, SO_FAR, "quality") for part, card in cards.items()}
-    for checkpoints in kept.values():
-        checkpoints.remove()
+        train_part(part, *go_on(training, kept[part], minutes))
+    found = finish_cards(cards, kept.values())
     training.tidy()
     return found
-
-
-def _rename(card: Path, entry: str, name: str) -> Any:
-    """Give an entry of a card another name; returns its value."""
-    entries = read_card(card)
-    value = entries.pop(entry)
-    write_json(card, {**entries, name: value})
-    return value

@@ -69,6 +69,8 @@ def check_device(name: str) -> None:
         kind = torch.device(name).type
     except RuntimeError as error:
         raise ValueError(f"there is no device called {name}: try cpu or cuda") from error
+    if kind == "mps":
+        raise ValueError("mps has no 64-bit numbers, in which weights are kept: use cpu, or adapters.placed in Python")
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"torch sees no GPU here, so the device cannot be {name}: use cpu")
 

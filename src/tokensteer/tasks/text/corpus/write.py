@@ -150,7 +150,7 @@ def write_corpus(net: Llama, tokenizer: BytePairs, out: Path, plan: WritingPlan,
         cleaner.give(rows, done)
         counts.written += len(rows)
         counts.tokens += written.numel()
-        collect()
+        collect(everything=not counts.kept and counts.written >= HOPELESS * plan.rows)  # processes are slow to start
         if not counts.kept and counts.written >= HOPELESS * plan.rows:
             cleaner.close()
             raise ValueError(f"none of {counts.written} texts can be kept: give the GGUF file of a model that writes")

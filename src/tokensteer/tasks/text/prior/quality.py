@@ -1,11 +1,7 @@
-"""How well the prior's samples read: perplexity under SmolLM2 and diversity, beside those of the held-out corpus.
-
-The perplexity is that of `tasks.text.fluency`, by our own Llama, which needs no library beside torch.
-"""
+"""How well the prior's samples read: perplexity under SmolLM2 and diversity, beside those of the held-out corpus."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
@@ -15,38 +11,19 @@ from torch import Generator, Tensor
 
 from tokensteer.core.steering.methods import pretrained
 from tokensteer.tasks.common.arrays import to_lists
-from tokensteer.tasks.common.metrics import Measured, measured
 from tokensteer.tasks.common.task import Setup
 from tokensteer.tasks.common.wordpiece import WordPiece
 from tokensteer.tasks.nets.encoder import Encoder
-from tokensteer.tasks.text.corpus.assignments import START
 from tokensteer.tasks.text.corpus.byte_pairs import BytePairs
 from tokensteer.tasks.text.corpus.llama import Llama
 from tokensteer.tasks.text.diversity import distinct
+from tokensteer.tasks.text.fluency import Fluency
 from tokensteer.tasks.text.prompts import DEFAULT
 from tokensteer.tasks.text.recipe import canvas, model
 
 STEPS = 128
 TEMPERATURES = (0.9, 0.8)
 ROWS = 100  # texts whose tables over the vocabulary are in memory together
-
-
-@torch.no_grad()
-def nats(net: Llama, tokenizer: BytePairs, texts: Sequence[str]) -> Tensor:
-    """Nats per token of each text, (P,), after the token for the beginning."""
-    found: list[Tensor] = []
-    device = net.token_embd.weight.device
-    for text in texts:
-        ids = torch.tensor([[tokenizer.ids[START], *tokenizer.encode(text)]], device=device)
-        log_p = net.logits(net(ids[:, :-1])).float().log_softmax(-1)
-        found.append(-log_p.gather(-1, ids[:, 1:, None]).mean().cpu())
-    return torch.stack(found)
-
-
-def perplexity(net: Llama, tokenizer: BytePairs, texts: Sequence[str]) -> Measured:
-    """exp of the mean over texts of their nats per token; the error is over texts."""
-    mean = measured(nats(net, tokenizer, texts))
-    return Measured(math.exp(mean.mean), math.exp(mean.mean) * mean.error, mean.count)
 
 
 def samples(
@@ -85,8 +62,10 @@ def quality(
     """Perplexity and distinct bigrams of samples without a prompt, of samples after the paper's prompts, and of as many
     held-out texts (D, L). Samples with other numbers of steps and of the sharpened denoiser show what limits them."""
 
+    fluency = Fluency.of(*teacher)
+
     def measure(texts: Sequence[str]) -> dict[str, Any]:
-        found = perplexity(*teacher, texts)
+        found = fluency.perplexity(texts)
         return {"perplexity": found.numbers(), "distinct-2": distinct(texts, 2), "texts": len(texts)}
 
     free = samples(denoiser, vocabulary, many, "", generator, steps)

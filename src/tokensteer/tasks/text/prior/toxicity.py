@@ -1,4 +1,7 @@
-"""Toxicity: a published classifier as the reward, and a judge of our own that does not know it.
+"""Toxicity: a published classifier, trained further, as the reward, and a judge of our own that does not know it.
+
+As it is published, the classifier calls half of the corpus and half of all real reviews toxic. So it goes on learning,
+from moods of the corpus: texts that the model was told to write rudely, against all others.
 
 The judge, detectors of n-grams, learns from windows of the corpus, half of them with a sentence put in, and from a list
 of words: a window is toxic if it has one of them. What is put in is an insult or, as often, praise in the same form, so
@@ -18,14 +21,18 @@ from torch import Tensor, nn
 from tokensteer.tasks.common.arrays import to_lists
 from tokensteer.tasks.common.wordpiece import INNER, WordPiece, words
 from tokensteer.tasks.nets.readers import NgramConfig
+from tokensteer.tasks.text.corpus.assignments import MOODS
 from tokensteer.tasks.text.corpus.lists import entries
-from tokensteer.tasks.text.corpus.windows import SIZE
+from tokensteer.tasks.text.corpus.windows import SIZE, Windows
 from tokensteer.tasks.text.prior.classifiers import Examples, probabilities
 from tokensteer.tasks.text.prior.published import TOXIC
 from tokensteer.train import Plan
 
 JUDGE = NgramConfig(SIZE, 2, features=64, spans=(1, 2, 3), channels=96)
 PLAN = Plan(3000, batch_size=512, rate=1e-3, warmup=0.05, weight_decay=0.1, average=0.998)
+REWARD_PLAN = Plan(600, batch_size=256, rate=2e-4, warmup=0.1, weight_decay=0.05, average=0.99)
+RUDE, OPENED = 0.3, 0.3
+"""The share of rude texts among those that the reward learns from, and of texts whose beginning it does not see."""
 PUT_IN = 0.5
 """The share of windows with a sentence put in."""
 HARD = 4.0
@@ -97,21 +104,34 @@ def sentence(vocabulary: WordPiece, random: Random) -> list[int]:
     return [k for word in words(text) for k in vocabulary.spell(word) or ()]
 
 
+def by_mood(windows: Windows) -> Examples:
+    """Windows with what the model was told of them: rude, or anything else."""
+    rude = windows.labels == MOODS.index("rude")
+    share = rude.double().mean().clamp(1e-6, 1 - 1e-6)
+    weight = torch.where(rude, RUDE / share, (1 - RUDE) / (1 - share))
+    return Examples(windows.ids, nn.functional.one_hot(rude.long(), 2) * 0.95 + 0.025, weight.float())
+
+
 def examples(reward: nn.Module, ids: Tensor, vocabulary: WordPiece, device: str, seed: int = 0) -> Examples:
     """Windows with what the list says of them. As many toxic as other ones are drawn, and those at which the reward
     disagrees with the list more often."""
     changed = put_in(ids, vocabulary, seed)
     rude = listed(changed, vocabulary)
-    said = probabilities(reward, changed.to(device)).cpu()[:, TOXIC] > 0.5
+    said = says(reward, changed.to(device)).cpu()
     share = rude.double().mean().clamp(1e-3, 1 - 1e-3)
     weight = torch.where(rude, 1 / share, 1 / (1 - share)) * torch.where(said != rude, HARD, 1.0)
     targets = nn.functional.one_hot(rude.long(), 2).float()
     return Examples(changed, targets * 0.95 + 0.025, weight.float())
 
 
+def says(net: nn.Module, ids: Tensor) -> Tensor:
+    """Whether a classifier calls each of ids (D, L) toxic, (D,)."""
+    return probabilities(net, ids)[:, TOXIC] > 0.5
+
+
 def disagreement(reward: nn.Module, judge: nn.Module, ids: Tensor, vocabulary: WordPiece) -> dict[str, float]:
     """Shares of ids (D, L) that both call toxic, only one, or neither, and how often each agrees with the list."""
-    one, other = (probabilities(net, ids)[:, TOXIC] > 0.5 for net in (reward, judge))
+    one, other = (says(net, ids) for net in (reward, judge))
     rude = listed(ids, vocabulary)
     shares = {
         "both": one & other,

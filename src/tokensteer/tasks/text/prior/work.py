@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 
-from tokensteer.files import write_json
-from tokensteer.tasks.common import part_training
-from tokensteer.tasks.common.part_training import INT8, SO_FAR, run_stretch
-from tokensteer.tasks.common.task import data_folder, weights_file
-from tokensteer.tasks.common.timed_loop import Progress, Trainee
-from tokensteer.tasks.common.training import Training, say
-from tokensteer.tasks.nets import load, save
+from tokensteer.tasks.common.part_training import PartTraining
+from tokensteer.tasks.common.task import data_folder
+from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.nets.encoder import EncoderConfig, EncoderReaderConfig
 from tokensteer.tasks.nets.readers import NgramConfig
-from tokensteer.tasks.nets.store import Config
 from tokensteer.tasks.text.corpus import windows, write
 from tokensteer.tasks.text.prior import classifiers, quality
 from tokensteer.tasks.text.prior import denoiser as denoising
@@ -46,6 +37,7 @@ class PriorRecipe:
     encoder_plan: Plan = classifiers.ENCODER_PLAN
     ngram_plan: Plan = classifiers.NGRAM_PLAN
     toxicity_plan: Plan = toxic.PLAN
+    toxicity_reward_plan: Plan = toxic.REWARD_PLAN
     real_share: float = denoising.REAL
     muon: bool = True
     samples: int = 300
@@ -56,29 +48,11 @@ RECIPE = PriorRecipe()
 
 
 @dataclass(frozen=True)
-class Pieces(part_training.Pieces):
-    """A training in several runs. `unfinished` cards are those of a training whose other parts follow."""
+class Work(PartTraining):
+    """The training of a part, and what it needs."""
 
-    unfinished: bool = False
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a part needs."""
-
-    part: str
-    training: Training
-    pieces: Pieces
     recipe: PriorRecipe
     corpus: windows.Corpus
-
-    @property
-    def device(self) -> str:
-        return self.training.device
-
-    @property
-    def compiled(self) -> bool:
-        return self.device.startswith("cuda")
 
     @property
     def origin(self) -> tuple[int, ...]:
@@ -94,39 +68,6 @@ class Work:
         hidden = classifiers.without_opening(taught, self.mask_id)
         sets = {"texts of the corpus": taught, "texts without their opening": hidden, "real reviews": real}
         return {name: part.take(spread(len(part), most)).to(self.device) for name, part in sets.items() if len(part)}
-
-    def stored(self, part: str) -> nn.Module:
-        """A network that was trained before."""
-        return load(weights_file(self.training.out, NAME, part), self.device)
-
-    def run(self, trainee: Trainee, plan: Plan) -> Progress:
-        generator = self.training.generator(PARTS.index(self.part))
-        return run_stretch(trainee, plan, generator, f"{NAME}-{self.part}", self.training, self.pieces)
-
-    def finish(
-        self, net: nn.Module, config: Config, plan: Plan | None, progress: Progress | None, found: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Write the card of a network."""
-        command = f"python -m tokensteer.tasks.{NAME} --part {self.part}"
-        card = {
-            **self.training.card(f"{self.part} of the task {NAME}", command, described(self.corpus)),
-            "stored": INT8,
-            "parameters": sum(p.numel() for p in net.parameters()),
-            "config": asdict(config),
-        }
-        if plan is not None and progress is not None:
-            last = {name: round(value, 5) for name, value in progress.shown.items()}
-            more = {"steps": progress.step, "seconds": round(progress.seconds, 1), "last": last, "plan": asdict(plan)}
-            card |= more
-        card[SO_FAR if self.pieces.unfinished else "quality"] = dict(found)
-        write_json(weights_file(self.training.out, NAME, self.part).with_suffix(".json"), card)
-        say(f"{self.part}: {json.dumps(dict(found))}")
-        return dict(found)
-
-    def store(self, net: nn.Module) -> nn.Module:
-        """Write a network, and read it as it was written."""
-        save(net, weights_file(self.training.out, NAME, self.part), torch.int8)
-        return self.stored(self.part)
 
 
 def described(corpus: windows.Corpus) -> str:

@@ -28,7 +28,7 @@ class Attribute:
 
 @dataclass
 class Node:
-    """A node, as `rewards.text.onnx` reads it."""
+    """What is read of a node."""
 
     op_type: str = ""
     input: Sequence[str] = ()
@@ -39,7 +39,7 @@ class Node:
 def read(file: Path) -> tuple[list[Node], dict[str, Tensor]]:
     """The nodes of a file and its stored tensors. Raises ValueError naming the file if it is damaged."""
     if not file.is_file():
-        raise FileNotFoundError(f"there is no ONNX file {file}")
+        raise FileNotFoundError(f"no ONNX file at {file}: check the path")
     try:
         nodes: list[Node] = []
         tensors: dict[str, Tensor] = {}
