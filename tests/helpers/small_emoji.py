@@ -28,7 +28,7 @@ REWARD = nets.ImageTextConfig("resnet", asdict(nets.ResNetConfig(SIDE, 8, (8, 16
 JUDGE = nets.ImageTextConfig("mixer", asdict(nets.MixerConfig(SIDE, 8, 16, 2, 3)), WIDTH)
 ENCODER = {"length": LENGTH, "width": WIDTH, "depth": 1, "heads": 2, "inner": 16}
 PLAN = Plan(6, batch_size=16, rate=1e-2, warmup=0.1, average=0.9)
-RECIPE = Recipe(FSQ, GRID, REWARD, JUDGE, PLAN, PLAN, PLAN, copies=2, perceptual=False, samples=4, steps=2)
+RECIPE = Recipe(FSQ, GRID, REWARD, JUDGE, PLAN, PLAN, PLAN, copies=2, perceptual=False, samples=8, steps=2)
 
 
 def write_drawings(file: Path) -> data.Drawings:

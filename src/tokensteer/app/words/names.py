@@ -32,9 +32,9 @@ REWARDS = {
     "tfbind-fitted": "the same",
     "cifar": "log p(--goal | image) of a classifier; without --goal, of the most likely class",
     "cifar --reward compressibility": "minus the kilobytes of the decoded image, deflated as in a PNG",
-    "emoji": "the cosine of image and caption under a network trained for it; --reward alignment is the same",
+    "emoji": "the cosine of image and prompt under a network; --reward alignment is the same",
     "emoji --reward compressibility": "minus the kilobytes of the decoded image, deflated as in a PNG",
-    "emoji --reward mostly-blue": "how much of what is drawn is blue; or red, orange, yellow, green, purple, pink",
+    "emoji --reward mostly-blue": "how much is blue; or red, orange, yellow, green, purple, pink",
 }
 """Rewards by the words of the command line that choose them."""
 RECIPES = {

@@ -9,9 +9,10 @@
     python -m tokensteer.tasks.emoji --part reward --out FOLDER --device cuda --minutes 2
     python -m tokensteer.tasks.emoji --part judge --out FOLDER --device cuda --minutes 2
     python -m tokensteer.tasks.emoji --part quality --out FOLDER --device cuda
+    python -m tokensteer.tasks.emoji --part kid --out FOLDER
 
 The first needs the packages of drawings, resvg and MiniLM; the others need what it wrote and LPIPS
-(`python -m tokensteer.tasks.cifar --part lpips` writes it as one file).
+(`python -m tokensteer.tasks.cifar --part lpips` writes it as one file), and the last the file of Inception.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tokensteer.tasks.emoji.train import NAME, RECIPE, train_part
 class Command:
     """One part of the making of `emoji`."""
 
-    part: str  # data, states, tokeniser, denoiser, reward, judge or quality
+    part: str  # data, states, tokeniser, denoiser, reward, judge, quality or kid
     out: Path  # folder for weights, cards and checkpoints
     device: str = "cpu"  # cpu or cuda
     seed: int = 0  # of weights and batches
@@ -45,7 +46,6 @@ class Command:
     rate: float | None = None  # the highest learning rate, if not the usual
     batch_size: int | None = None  # if not the usual
     samples: int | None = None  # of quality, if not the usual
-    inception: Path | None = None  # for the KID of quality: a copy of the network that you made and trust
     exact: bool = False  # checkpoints in float32, three times as large
 
 
@@ -65,7 +65,6 @@ def run(command: OmitArgPrefixes[Command]) -> None:
         denoiser_plan=replace(RECIPE.denoiser_plan, **given),
         tower_plan=replace(RECIPE.tower_plan, **given),
         samples=RECIPE.samples if command.samples is None else command.samples,
-        inception=command.inception,
     )
     pieces = Pieces(command.resume, command.horizon, command.weights, command.exact)
     train_part(command.part, training, pieces, recipe)

@@ -2,12 +2,11 @@
 
 R@1 is the share of samples whose caption the judge, a network that nothing is steered by, prefers to those of up to 199
 other samples. It is reported beside that of the real drawings and of their reconstructions. KID needs Inception
-(`tasks.quality.features`), and is left out where the folder of data does not hold it.
+(`tasks.quality.features`) and no other network, so it is measured apart, of samples that were stored.
 """
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,18 @@ from torch import Generator, Tensor
 
 from tokensteer.core.steering.methods import pretrained
 from tokensteer.files import write_json
+from tokensteer.tasks.common import arrays
 from tokensteer.tasks.common.sheets import write_sheet
 from tokensteer.tasks.common.task import Setup
 from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.emoji.data import CONCEPT, PAIR, TRAIN, Drawings
 from tokensteer.tasks.emoji.model import GUIDANCE, Networks, load_networks, reference
 from tokensteer.tasks.emoji.states import States
-from tokensteer.tasks.emoji.towers import one_of_each, reconstructed, retrieval, whole_captions
-from tokensteer.tasks.quality.features import Inception, load_inception
+from tokensteer.tasks.emoji.towers import CANDIDATES, one_of_each, reconstructed, retrieval, whole_captions
+from tokensteer.tasks.quality.features import Inception
 from tokensteer.tasks.quality.kernel_distance import kid
 
-FILE = "emoji-quality.json"
+FILE, KID_FILE, SAMPLES = "emoji-quality.json", "emoji-quality-kid.json", "emoji-samples.npz"
 SPLITS = {"unseen pairs": PAIR, "unseen concepts": CONCEPT, "trained on": TRAIN}
 GUIDANCES = (1.0, GUIDANCE, 2 * GUIDANCE)
 SHOWN = 32  # drawings of a sheet: each above its reconstruction and samples of its caption
@@ -34,35 +34,28 @@ TOGETHER = 100  # captions that are drawn at once
 
 
 def measure(
-    folder: Path,
-    training: Training,
-    drawings: Drawings,
-    states: States,
-    samples: int,
-    steps: int,
-    trusted: Path | None = None,
+    folder: Path, training: Training, drawings: Drawings, states: States, samples: int, steps: int
 ) -> dict[str, Any]:
-    """Samples of held-out captions under each guidance: R@1, KID and a sheet of each split, in `training.out`."""
+    """Samples of captions of each split under each guidance: R@1 and a sheet, in `training.out`. Those of unseen pairs,
+    of which there are up to `samples`, are stored for `distances`."""
     networks = load_networks(Setup(weights=folder, device=training.device))
-    inception = _inception(training.device, trusted)
     generator = training.generator(100)
     found: dict[str, Any] = {}
     for name, split in SPLITS.items():
-        some = one_of_each(drawings.part(split))
+        some = one_of_each(drawings.part(split), samples if split == PAIR else CANDIDATES)
         if len(some.pixels) < 2:
             continue
-        told = whole_captions(some, states.concepts.to(training.device))
-        back = reconstructed(networks.tokeniser, some.pixels)
-        rows = {"drawings": some.pixels, "reconstructions": back}
+        rows = {"drawings": some.pixels, "reconstructions": reconstructed(networks.tokeniser, some.pixels)}
         for guidance in GUIDANCES:
             rows[f"samples, guidance {guidance:g}"] = draw(networks, some, guidance, steps, generator)
-        found[name] = {key: {"R@1": retrieval(networks.judge, pixels, told)} for key, pixels in rows.items()}
-        sheet = torch.cat([row[:SHOWN] for row in rows.values()])
+        told = whole_captions(some, states.concepts.to(training.device))
+        few = torch.linspace(0, len(told) - 1, min(CANDIDATES, len(told)), device=told.device).long()
+        found[name] = {key: {"R@1": retrieval(networks.judge, row[few], told[few])} for key, row in rows.items()}
+        sheet = torch.cat([row[few[:SHOWN]] for row in rows.values()])
         write_sheet(training.out / f"emoji-{name.replace(' ', '-')}.png", sheet, len(sheet) // len(rows), 1)
+        if split == PAIR:
+            arrays.write(training.out / SAMPLES, **{key: row.cpu().numpy() for key, row in rows.items()})
         say(f"{name}: {found[name]}")
-    if inception is not None:
-        found["KID"] = distances(networks, drawings, inception, samples, steps, generator)
-        say(f"KID: {found['KID']}")
     write_json(training.out / FILE, found)
     return found
 
@@ -79,24 +72,15 @@ def draw(networks: Networks, drawings: Drawings, guidance: float, steps: int, ge
     return torch.cat(parts)
 
 
-def distances(
-    networks: Networks, drawings: Drawings, inception: Inception, samples: int, steps: int, generator: Generator
-) -> dict[str, dict[str, float | None]]:
-    """KID of reconstructions and of samples of unseen pairs against the drawings of unseen pairs."""
-    unseen = drawings.part(PAIR)
-    unseen = unseen.take(torch.arange(min(samples, len(unseen.pixels)), device=unseen.concept.device))
-    real = inception(unseen.pixels)
-    rows = {"reconstructions": reconstructed(networks.tokeniser, unseen.pixels)}
-    for guidance in GUIDANCES:
-        rows[f"samples, guidance {guidance:g}"] = draw(networks, unseen, guidance, steps, generator)
-    return {name: kid(inception(pixels), real, block=100).numbers() for name, pixels in rows.items()}
-
-
-def _inception(device: str, trusted: Path | None) -> Inception | None:
-    if trusted is not None:
-        return load_inception(trusted, sha256=hashlib.sha256(trusted.read_bytes()).hexdigest(), device=device)
-    try:
-        return load_inception(device=device)
-    except FileNotFoundError as error:
-        say(f"KID is not measured: {error}")
-        return None
+def distances(folder: Path, inception: Inception, block: int = 100) -> dict[str, dict[str, float | None]]:
+    """KID of the stored reconstructions and samples of unseen pairs against their drawings."""
+    names = ("drawings", "reconstructions", *(f"samples, guidance {guidance:g}" for guidance in GUIDANCES))
+    if not (folder / SAMPLES).is_file():
+        raise FileNotFoundError(f"there is no {folder / SAMPLES}: write it by --part quality")
+    stored = arrays.read(folder / SAMPLES, names, "write it again by --part quality")
+    features = {name: inception(torch.as_tensor(stored[name])) for name in names}
+    real = features.pop("drawings")
+    found = {name: kid(made, real, block=block).numbers() for name, made in features.items()}
+    write_json(folder / KID_FILE, found)
+    say(f"KID: {found}")
+    return found

@@ -7,7 +7,8 @@
 | tokeniser | the autoencoder | drawings, LPIPS |
 | denoiser | the masked transformer | drawings, states, tokeniser |
 | reward, judge | the two scorers | drawings, states, tokeniser if there is one |
-| quality | retrieval, KID and sheets of samples | all of these |
+| quality | retrieval and sheets of samples | all of these |
+| kid | KID of these samples | Inception |
 
 All is written to one folder. The first two files may also lie in the folder of data, TOKENSTEER_DATA.
 """
@@ -32,11 +33,12 @@ from tokensteer.tasks.emoji.model import STEPS
 from tokensteer.tasks.emoji.states import CaptionEncoder, States
 from tokensteer.tasks.nets import FSQ, FSQConfig, GridTransformer, GridTransformerConfig, ImageTextConfig
 from tokensteer.tasks.nets.store import build
+from tokensteer.tasks.quality.features import load_inception
 from tokensteer.train import Plan
 
 NAME = states.NAME
 NETWORKS = ("tokeniser", "denoiser", "reward", "judge")
-PARTS = ("data", "states", *NETWORKS, "quality")
+PARTS = ("data", "states", *NETWORKS, "quality", "kid")
 SHARES = {"tokeniser": 0.25, "denoiser": 0.6, "reward": 0.07, "judge": 0.08}
 """Of the minutes, if all parts are trained."""
 MINILM = "all-MiniLM-L6-v2 (Apache-2.0), as it was published"
@@ -45,8 +47,7 @@ SOURCE = f"emoji of {'; '.join(sources.ATTRIBUTION.values())}; names and tags of
 
 @dataclass(frozen=True)
 class Recipe:
-    """Networks and plans. `quality` compares samples of so many unseen pairs at most, drawn in so many steps;
-    `inception` is a file of that network which you made and trust, if it is not the published one."""
+    """Networks and plans. `quality` compares samples of so many unseen pairs at most, drawn in so many steps."""
 
     tokeniser: FSQConfig = denoising.TOKENISER
     denoiser: GridTransformerConfig = denoising.CONFIG
@@ -59,7 +60,6 @@ class Recipe:
     perceptual: bool = True
     samples: int = 600
     steps: int = STEPS
-    inception: Path | None = None
 
 
 RECIPE = Recipe()
@@ -85,6 +85,8 @@ def train_part(part: str, training: Training, pieces: Pieces = ALONE, recipe: Re
     work.begin()
     if part == "data":
         return make_data(training.out)
+    if part == "kid":
+        return quality.distances(pieces.weights or training.out, load_inception(device=training.device))
     before = pieces.weights or training.out
     drawings = data.read(before / data.FILE if (before / data.FILE).is_file() else None)
     if part == "states":
@@ -180,8 +182,7 @@ def make_tower(work: PartTraining, recipe: Recipe, drawings: Drawings) -> dict[s
 
 def make_quality(work: PartTraining, recipe: Recipe, drawings: Drawings) -> dict[str, Any]:
     folder, told = work.pieces.weights or work.training.out, _states(work, drawings)
-    given = recipe.samples, recipe.steps, recipe.inception
-    found = quality.measure(folder, work.training, drawings, told, *given)
+    found = quality.measure(folder, work.training, drawings, told, recipe.samples, recipe.steps)
     write_encoder_card(work)
     return found
 
