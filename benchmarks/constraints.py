@@ -20,8 +20,8 @@ import tokensteer as ts
 from tokensteer.rewards import Automaton, constrain, read_json
 from tokensteer.rewards.text import json_of
 from tokensteer.tasks.common.task import SHIPPED, Setup
+from tokensteer.tasks.common.wordpiece import WordPiece
 from tokensteer.tasks.text import reviews
-from tokensteer.tasks.text.wordpiece import WordPiece
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

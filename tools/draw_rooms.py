@@ -29,7 +29,7 @@ FLOORS = [
 ]
 HOLDS = {
     "app": "command line, run folders, report",
-    "tasks": "mog, product, images, text, dna, cifar, quality",
+    "tasks": "mog, product, images, text, dna, cifar, emoji, quality",
     "testing": "exact answers, laws",
     "adapters": "foreign networks",
     "rewards": "text, DNA, constraints",

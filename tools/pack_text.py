@@ -31,8 +31,8 @@ def pack(published: Path, out: Path) -> list[Path]:
     return split({file.name: file.read_bytes() for file in files}, out)
 
 
-def split(contents: dict[str, bytes], out: Path, size: int = BYTES) -> list[Path]:
-    """Write files by name as pieces of one archive, texts compressed, and a list of their hashes."""
+def split(contents: dict[str, bytes], out: Path, size: int = BYTES, called: str = NAME) -> list[Path]:
+    """Write files by name as pieces of one archive, texts compressed, and its hash."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, content in contents.items():
@@ -45,16 +45,16 @@ def split(contents: dict[str, bytes], out: Path, size: int = BYTES) -> list[Path
     out.mkdir(parents=True, exist_ok=True)
     pieces: list[Path] = []
     for start in range(0, len(data), size):
-        pieces.append(out / f"{NAME}.part{start // size:02d}")
+        pieces.append(out / f"{called}.part{start // size:02d}")
         pieces[-1].write_bytes(data[start : start + size])
-    (out / f"{NAME}.sha256").write_text(hashlib.sha256(data).hexdigest() + "\n")
+    (out / f"{called}.sha256").write_text(hashlib.sha256(data).hexdigest() + "\n")
     return pieces
 
 
-def unpack(pieces: Path, folder: Path) -> list[str]:
+def unpack(pieces: Path, folder: Path, called: str = NAME) -> list[str]:
     """Write the files of all pieces to a folder; returns their names."""
-    data = b"".join(piece.read_bytes() for piece in sorted(pieces.glob(f"{NAME}.part*")))
-    if hashlib.sha256(data).hexdigest() != (pieces / f"{NAME}.sha256").read_text().strip():
+    data = b"".join(piece.read_bytes() for piece in sorted(pieces.glob(f"{called}.part*")))
+    if hashlib.sha256(data).hexdigest() != (pieces / f"{called}.sha256").read_text().strip():
         raise ValueError(f"{pieces} does not hold all pieces as they were packed: copy them again")
     folder.mkdir(parents=True, exist_ok=True)
     names: list[str] = []

@@ -50,6 +50,7 @@ from tokensteer.core.models.denoiser import from_hidden as from_hidden
 from tokensteer.core.models.denoiser import from_logits as from_logits
 from tokensteer.core.models.diffusion import Diffusion as Diffusion
 from tokensteer.core.models.diffusion import Model as Model
+from tokensteer.core.models.guided_reference import guided_reference as guided_reference
 from tokensteer.core.models.product import Product as Product
 from tokensteer.core.models.product import denoiser_powers as denoiser_powers
 from tokensteer.core.models.product import guided as guided

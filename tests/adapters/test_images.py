@@ -272,7 +272,7 @@ def test_each_population_has_its_condition():
     for found, expected in zip(result.log_z.view(2, 200), exact, strict=True):
         log_z, error = pooled(found)
         assert abs(log_z - expected) < 4 * error
-    with pytest.raises(ValueError, match="3 conditions and 2 to guide away from"):
+    with pytest.raises(ValueError, match="contexts of 2 and 3 rows"):
         model.diffusion([0, 1, 2], powers=(2.0, -1.0), against=[0, 1])
 
 

@@ -18,7 +18,7 @@ from tokensteer.app.runs import match_rows, match_seconds, runner
 from tokensteer.app.runs.jobs import Job
 from tokensteer.app.terminal import progress
 from tokensteer.app.terminal import tables as table
-from tokensteer.tasks.text import prompts
+from tokensteer.tasks.common import prompts
 
 TINY = ["--particles", "2", "--populations", "2", "--steps", "3"]
 ODD = "odd[/x][red]y :smile: [/INST]"

@@ -21,7 +21,7 @@ from tokensteer.app.report import player, write
 from tokensteer.app.runs import answers, prompts
 from tokensteer.app.runs.folder import FORMAT, writing
 from tokensteer.core.particles.resampling import weights
-from tokensteer.tasks.text.wordpiece import MASK, WordPiece
+from tokensteer.tasks.common.wordpiece import MASK, WordPiece
 
 TINY = ["--particles", "4", "--populations", "3", "--steps", "6"]
 HOSTILE = "<img src=x onerror=\"parent.said.push('harm')\"><script>parent.said.push('harm')</script>&\"'"

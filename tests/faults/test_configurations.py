@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.fuzz import fuzz
 
-QUICK = 2000  # configurations in `make test`: 50 s of processor time
+QUICK = 2000  # configurations in `make test`: 100 s of processor time
 LONG, CHUNKS = int(os.environ.get("TOKENSTEER_FUZZ", "100000")), 20  # in `make slow`
 SEED = int(os.environ.get("TOKENSTEER_FUZZ_SEED", "1"))
 

@@ -15,7 +15,7 @@ import torch
 
 import tokensteer as ts
 from tokensteer import files, tensorfile
-from tokensteer.tasks.text import prompts
+from tokensteer.tasks.common import prompts
 
 OLD = Path(__file__).parent / "folders" / "0.1.0"
 WHOLE = next((OLD / "rows").glob("*.safetensors")).read_bytes()

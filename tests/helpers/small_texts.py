@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from tokensteer import tensorfile
+from tokensteer.tasks.common.wordpiece import MASK, UNKNOWN, words
 from tokensteer.tasks.text.corpus import lists, windows, write
 from tokensteer.tasks.text.corpus.byte_pairs import _SIGN
-from tokensteer.tasks.text.wordpiece import MASK, UNKNOWN, words
 
 GOOD, BAD = ("great", "lovely", "superb", "fine"), ("awful", "boring", "dull", "terrible")
 PLAIN = lists.entries(

@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 import torch
+from labelled_toys import CLASSES, CODES, MASK, NET, NO_CLASS, SITES, TILT, model, reward
 from torch import Tensor, nn
 
 import tokensteer as ts
@@ -14,47 +15,6 @@ from tokensteer.core.kernels.masked import Cap
 from tokensteer.core.models.forward import ForwardPaths
 from tokensteer.core.twists.straight_through import takes_embeddings
 from tokensteer.testing import enumerate_steering
-
-SITES, CODES, CLASSES, MASK = 2, 4, 3, 4
-NO_CLASS = CLASSES
-
-
-class Net(nn.Module):
-    """Logits of a small random network that takes ids or one-hots and a label for each row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-
-        def table(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.randn(*shape, generator=generator, dtype=torch.float64), requires_grad=False)
-
-        self.tokens, self.labels = table(SITES, CODES + 1, 8), table(CLASSES + 1, 8)
-        self.head = table(SITES, 8, CODES + 1)
-
-    def forward(self, x: Tensor, label: Tensor) -> Tensor:
-        one_hots = x if x.is_floating_point() else nn.functional.one_hot(x, CODES + 1).double()
-        h = torch.einsum("plv,lvh->ph", one_hots, self.tokens) + self.labels[label]
-        return torch.einsum("ph,lhv->plv", h.tanh(), self.head)
-
-
-NET = Net()
-
-
-def model(*labels: int, **options) -> ts.Diffusion:
-    denoiser = ts.from_logits(NET, MASK, ignores_time=True)
-    canvas = ts.template(SITES, MASK)
-    kernel = options.pop("kernel", ts.Ancestral(MASK))
-    return ts.Diffusion(denoiser, kernel, ts.uniform_steps(4), canvas, context=torch.tensor(labels), **options)
-
-
-def reward(x: Tensor) -> Tensor:
-    one_hots = x if x.is_floating_point() else nn.functional.one_hot(x, CODES + 1).double()
-    worth = torch.tensor([[0.0, 1.0, -1.0, 0.5, 0.0], [1.0, -0.5, 0.0, 0.3, 0.0]], dtype=torch.float64)
-    return (one_hots * worth).sum((-2, -1))
-
-
-TILT = ts.Tilt(reward, 0.5, draws=4, differentiable=True)
 
 
 class Embedding(nn.Module):
@@ -215,3 +175,86 @@ def test_remasking_is_corrected_for_each_label(powers):
             one = replace(conditional, context=torch.tensor([label]))
             alone = ts.Product((one, other), powers)
             assert torch.allclose(found[k], alone.log_prob(y[:1], x[:1], alone.predict(x[:1], step.t), step, None)[0])
+
+
+# ---- rewards with a context
+
+
+WORTH = 0.5 * torch.tensor([[1.0, 0.0, -1.0, 0.5], [-1.0, 1.5, 0.0, 0.0], [0.0, 0.0, 0.3, 2.0]], dtype=torch.float64)
+
+
+def prompted(x: Tensor, worth: Tensor) -> Tensor:
+    """What the population's context says the tokens are worth, (P, CODES), summed over sites."""
+    one_hots = x if x.is_floating_point() else nn.functional.one_hot(x, CODES + 1).double()
+    return (one_hots[..., :CODES] * worth.unsqueeze(1)).sum((-2, -1))
+
+
+class EmbeddedPrompted:
+    """`prompted` as a function of embeddings, which are one-hots."""
+
+    embedding = torch.eye(CODES + 1, dtype=torch.float64)
+
+    def of_embeddings(self, embedded: Tensor, worth: Tensor) -> Tensor:
+        return prompted(embedded, worth)
+
+    def __call__(self, x: Tensor, worth: Tensor) -> Tensor:
+        return prompted(x, worth)
+
+
+def of_prompt(name: str, rows: list[int], same_model: bool) -> ts.Steering:
+    """A steering whose reward has these rows of `WORTH`, of a model that differs between populations too or not."""
+    canvas = ts.template(SITES, MASK)
+    same = replace(model(0), template=canvas.repeat(len(rows), 1) if len(rows) > 1 else canvas)
+    made = same if same_model else model(*rows)
+    tilt = ts.Tilt(prompted, 0.5, draws=4, differentiable=True, context=WORTH[rows])
+    match name:
+        case "model":
+            return ts.Steering(made, tilt)
+        case "shared noise":
+            return ts.Steering(made, replace(tilt, estimator=ts.Sampled(seed=1)), ts.Gradient(clip=1.0))
+        case "soft":
+            return ts.Steering(made, replace(tilt, estimator=ts.SoftInput()), ts.Gradient(clip=1.0))
+        case "embeddings":
+            entered = replace(made, denoiser=ts.from_logits(Embedding(), MASK, ignores_time=True))
+            return ts.Steering(entered, replace(tilt, reward=EmbeddedPrompted()), ts.Gradient(clip=1.0))
+        case _:
+            return ts.Steering(made, replace(tilt, estimator=ts.Exact()), ts.Enumerated())
+
+
+@pytest.mark.parametrize("same_model", [False, True])
+@pytest.mark.parametrize("name", ["model", "shared noise", "soft", "embeddings", "enumerated"])
+def test_each_population_has_the_reward_of_its_context(name: str, same_model: bool):
+    """Z of each prompt within four standard errors of enumeration, also where all prompts have one model, whose
+    predictions populations then share."""
+    rows, each, particles = [2, 0, 1], 40, 32
+    result = ts.smc(of_prompt(name, rows, same_model), particles, 3 * each, generator=torch.Generator().manual_seed(2))
+    worth = WORTH[rows].repeat_interleave(each * particles, 0)
+    assert result.reward is not None
+    torch.testing.assert_close(result.reward.flatten(), prompted(result.samples.flatten(0, 1), worth))
+    exact = [float(enumerate_steering(of_prompt(name, [row], same_model)).log_z) for row in rows]
+    assert max(exact) - min(exact) > 0.3
+    for log_z, value in zip(result.log_z.view(3, each), exact, strict=True):
+        ratio = (log_z - value).exp()
+        assert abs(float(ratio.mean()) - 1) < 4 * float(ratio.std()) / each**0.5 + 1e-9, (name, value)
+
+
+def test_a_reward_of_more_contexts_than_the_model_is_refused():
+    with pytest.raises(ValueError, match=r"contexts of 3 rows and the model is of 2 population"):
+        ts.Steering(model(0, 1), ts.Tilt(prompted, context=WORTH))
+    with pytest.raises(ValueError, match="one row for each population"):
+        ts.Tilt(prompted, context=torch.tensor(1.0))
+
+
+def test_combined_and_constrained_rewards_get_the_context():
+    x, worth = torch.tensor([[0, 1], [3, 2]]), WORTH[:2]
+    both = ts.rewards.weighted({prompted: 2.0, lambda x, worth: worth[:, 0]: 1.0})
+    torch.testing.assert_close(both(x, worth).double(), 2 * prompted(x, worth) + worth[:, 0], rtol=1e-6, atol=1e-6)
+
+
+def test_repair_rewards_each_chain_by_its_context():
+    tilt = ts.Tilt(prompted, 0.5, context=WORTH[:2])
+    start, generator = torch.tensor([[0, 1], [0, 1]]), torch.Generator().manual_seed(0)
+    found = ts.repair(start, ts.Steering(model(0, 1), tilt), sweeps=2, generator=generator)
+    assert found.reward is not None
+    for samples, rewards in zip(found.samples, found.reward, strict=True):
+        torch.testing.assert_close(rewards, prompted(samples, WORTH[:2]))

@@ -31,7 +31,7 @@ from tokensteer.rewards.constraints.masses import Masses
 from tokensteer.rewards.constraints.transitions import Transitions
 from tokensteer.rewards.text import json_of, lift
 from tokensteer.tasks.common.task import SHIPPED
-from tokensteer.tasks.text.wordpiece import WordPiece
+from tokensteer.tasks.common.wordpiece import WordPiece
 from tokensteer.testing import all_sequences
 
 torch.set_num_threads(1)

@@ -21,8 +21,8 @@ from tokensteer.rewards.text import (
     without_letters,
 )
 from tokensteer.tasks.common.settings import Settings
+from tokensteer.tasks.common.wordpiece import WordPiece
 from tokensteer.tasks.text.rules import character_range, rule_of
-from tokensteer.tasks.text.wordpiece import WordPiece
 from tokensteer.testing import all_sequences
 
 torch.set_num_threads(1)

@@ -137,7 +137,7 @@ def test_the_gradient_of_the_class_reward_passes_the_decoder(networks: models.Ne
 def test_compressibility_is_the_size_of_the_deflated_pixels(networks: models.Networks):
     noisy = torch.randint(networks.mask, (1, 256), generator=seeded())
     plain = torch.zeros(1, 256, dtype=torch.long)
-    both = rewards.compressibility(networks)(torch.cat([plain, noisy]))
+    both = rewards.tilt(networks, [0], rewards.COMPRESSIBILITY).reward(torch.cat([plain, noisy]))
     assert both[0] > both[1]
     assert -3.2 < both[1] < both[0] < 0
     assert not rewards.tilt(networks, [0], rewards.COMPRESSIBILITY).differentiable

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from tokensteer.tasks import nets
-from tokensteer.tasks.cifar import classifiers, denoiser, tokeniser
+from tokensteer.tasks.cifar import classifiers, denoiser
 from tokensteer.tasks.cifar import train as cifar
 from tokensteer.tasks.cifar.__main__ import main
 from tokensteer.tasks.cifar.data import Data, Images
-from tokensteer.tasks.common import lpips, muon
+from tokensteer.tasks.common import augment, grid_denoiser, lpips, muon
+from tokensteer.tasks.common import image_tokeniser as tokeniser
 from tokensteer.tasks.common.checkpoints import Checkpoints
 from tokensteer.tasks.common.learner import Learner
 from tokensteer.tasks.common.timed_loop import Stretch, Trainee, run
@@ -227,17 +228,17 @@ def test_checkpoints_of_something_else_are_refused(tmp_path):
 
 def test_masks_cover_at_least_one_site_and_follow_the_cosine():
     ids = torch.zeros(4000, 16, dtype=torch.long)
-    hidden = denoiser.masked(ids, 9, seeded()) == 9
+    hidden = grid_denoiser.masked(ids, 9, seeded()) == 9
     assert hidden.any(1).all()
     assert abs(float(hidden.float().mean()) - 2 / np.pi) < 0.02
 
 
 def test_augmented_images_are_mirrored_and_moved():
     one = torch.arange(64.0).view(1, 1, 8, 8).expand(200, 3, 8, 8)
-    found = tokeniser.augmented(one, seeded(), shift=1)
+    found = augment.augmented(one, seeded(), shift=1)
     assert found.shape == one.shape
     assert len(found[:, 0].flatten(1).unique(dim=0)) == 18  # nine places, and their mirror images
-    still = tokeniser.augmented(one, seeded(), shift=0)[:, 0]
+    still = augment.augmented(one, seeded(), shift=0)[:, 0]
     turned = still[:, 0, 0] == 7
     assert 60 < turned.sum() < 140
     assert torch.equal(still[turned], one[turned, 0].flip(-1))
@@ -339,7 +340,7 @@ def test_images_of_the_two_classifiers_are_disjoint():
 
 def test_distorted_images_have_another_light_and_a_grey_square():
     one = torch.full((50, 3, 32, 32), 0.25)
-    found = classifiers.distorted(one, seeded())
+    found = augment.distorted(one, seeded())
     grey = (found == 0.5).all(1)
     assert grey.any((1, 2)).all()
     assert int(grey.sum((1, 2)).max()) == 81

@@ -26,9 +26,11 @@ from tokensteer.core.categorical.sites import as_table
 from tokensteer.core.twists.straight_through import takes_embeddings
 from tokensteer.rewards import constrain
 from tokensteer.rewards.text import matching, of_text, renumbered, required
+from tokensteer.tasks.common.prompts import read as read_prompts
 from tokensteer.tasks.common.proposals import ProposalConfig
 from tokensteer.tasks.common.task import SHIPPED, Prompt, Setup, Task
 from tokensteer.tasks.common.training import Training, Trial
+from tokensteer.tasks.common.wordpiece import MASK, UNKNOWN, WordPiece, tidy, words
 from tokensteer.tasks.nets import AttentiveConfig, NgramConfig, TransformerConfig, ValueConfig, load, save
 from tokensteer.tasks.nets.store import build
 from tokensteer.tasks.text import data as text_data
@@ -38,7 +40,6 @@ from tokensteer.tasks.text import reviews as text
 from tokensteer.tasks.text import train as texts_train
 from tokensteer.tasks.text.corpus import llama
 from tokensteer.tasks.text.fluency import Fluency
-from tokensteer.tasks.text.wordpiece import MASK, UNKNOWN, WordPiece, tidy, words
 from tokensteer.train import Plan, ProposalPlan, StepVariance, headed_loss, masked_loss
 
 LETTERS = [chr(c) for c in range(ord("!"), ord("~") + 1) if not chr(c).isupper()]
@@ -457,12 +458,12 @@ def test_what_is_wrong_is_said_in_a_line(words, said, weights, tmp_path, capsys)
 
 def test_prompts_are_read_from_text_and_json(tmp_path):
     (tmp_path / "a.txt").write_text(" The movie \n\nThe book\n")
-    assert prompts.read(tmp_path / "a.txt") == [Prompt("The movie", "1"), Prompt("The book", "3")]
+    assert read_prompts(tmp_path / "a.txt") == [Prompt("The movie", "1"), Prompt("The book", "3")]
     (tmp_path / "a.jsonl").write_text('{"prompt": "The movie", "id": 7}\n{"prompt": "The book"}\n')
-    assert prompts.read(tmp_path / "a.jsonl") == [Prompt("The movie", "7"), Prompt("The book", "2")]
+    assert read_prompts(tmp_path / "a.jsonl") == [Prompt("The movie", "7"), Prompt("The book", "2")]
     (tmp_path / "b.jsonl").write_text("{oops\n")
     with pytest.raises(ValueError, match=r"line 1 of .* is no JSON"):
-        prompts.read(tmp_path / "b.jsonl")
+        read_prompts(tmp_path / "b.jsonl")
 
 
 def test_canvases_hold_what_is_said_and_masks_elsewhere():

@@ -14,9 +14,12 @@ from torch.nn import functional as F
 
 import tokensteer as ts
 from tokensteer.tasks import nets
+from tokensteer.tasks.common.part_training import Pieces
 from tokensteer.tasks.common.task import Setup, Task
 from tokensteer.tasks.common.timed_loop import Stretch, run
 from tokensteer.tasks.common.training import Training, finished
+from tokensteer.tasks.common.wordpiece import WordPiece
+from tokensteer.tasks.nets import bert_weights
 from tokensteer.tasks.nets.store import build
 from tokensteer.tasks.text.__main__ import main
 from tokensteer.tasks.text.corpus import windows, write
@@ -24,8 +27,7 @@ from tokensteer.tasks.text.prior import classifiers, denoiser, parts, published,
 from tokensteer.tasks.text.prior.recipe import task as texts_task
 from tokensteer.tasks.text.prior.recipe import toxicity_task
 from tokensteer.tasks.text.prior.train import train, train_part
-from tokensteer.tasks.text.prior.work import NETWORKS, Pieces, PriorRecipe
-from tokensteer.tasks.text.wordpiece import WordPiece
+from tokensteer.tasks.text.prior.work import NETWORKS, PriorRecipe
 from tokensteer.train import Plan
 
 SIZE, LENGTH = 120, 24
@@ -96,7 +98,7 @@ def test_a_classifier_of_bert_is_that_of_transformers():
     origin = [k for k in range(len(small_texts.PIECES)) if k % 3]
     ours = published.toxicity(weights, origin, LENGTH)
     ids = torch.randint(len(origin), (5, LENGTH), generator=seeded())
-    cls, sep = (torch.full((5, 1), k) for k in (published.CLS, published.SEP))
+    cls, sep = (torch.full((5, 1), k) for k in (bert_weights.CLS, bert_weights.SEP))
     with torch.no_grad():
         full = theirs(torch.cat([cls, torch.tensor(origin)[ids], sep], 1)).logits.log_softmax(-1)
     torch.testing.assert_close(ours(ids), full, atol=1e-5, rtol=1e-5)
@@ -109,7 +111,7 @@ def test_a_denoiser_starts_as_the_encoder():
     weights, origin = small_texts.bert_weights(), list(range(SIZE))
     deep, shallow = (nets.Encoder(replace(DENOISER, more=more)) for more in (2, 0))
     for net in (deep, shallow):
-        published.start_from(net, weights, origin)
+        bert_weights.start_from(net, weights, origin)
     shallow.last.load_state_dict(deep.last.state_dict())
     ids = torch.randint(SIZE, (3, LENGTH), generator=seeded())
     torch.testing.assert_close(deep.hidden(ids), shallow.hidden(ids))
@@ -118,7 +120,7 @@ def test_a_denoiser_starts_as_the_encoder():
     with pytest.raises(ValueError, match="built for length"):
         deep(ids[:, 1:])
     with pytest.raises(ValueError, match="has shape"):
-        published.start_from(nets.Encoder(replace(DENOISER, width=32)), weights, origin)
+        bert_weights.start_from(nets.Encoder(replace(DENOISER, width=32)), weights, origin)
 
 
 @pytest.mark.parametrize("config", [DENOISER, READER, replace(READER, framed=True, first=True)])
@@ -201,7 +203,7 @@ def denoising(made) -> denoiser.DenoiserTraining:
     _, out, corpus = made
     torch.manual_seed(0)
     net = nets.Encoder(DENOISER)
-    published.start_from(net, published.read(out / published.MINILM), corpus.vocabulary.origin)
+    bert_weights.start_from(net, published.read(out / published.MINILM), corpus.vocabulary.origin)
     draw = windows.sampler(corpus, 0.25, "cpu")
     return denoiser.DenoiserTraining(net, draw, corpus.taught["test"].ids, corpus.vocabulary.mask_id, PLAN)
 
@@ -342,7 +344,7 @@ def check_runs(task: Task) -> None:
 def test_parts_by_name(made, tmp_path, monkeypatch, capsys):
     folder, out, _ = made
     monkeypatch.setenv("TOKENSTEER_DATA", str(folder))
-    with pytest.raises(ValueError, match="there is no part nonsense: give one of published"):
+    with pytest.raises(ValueError, match="there is no part nonsense: give published"):
         train_part("nonsense", Training(tmp_path))
     with pytest.raises(SystemExit):
         main(["--part", "denoiser", "--out", str(tmp_path)])

@@ -22,12 +22,12 @@ from tokensteer.tasks.common import proposals as learned
 from tokensteer.tasks.common import training as common
 from tokensteer.tasks.common.task import SHIPPED, Setup, Task, read_card
 from tokensteer.tasks.common.training import Training, finished
+from tokensteer.tasks.common.wordpiece import WordPiece
 from tokensteer.tasks.dna import reference as dna_reference
 from tokensteer.tasks.images import digits
 from tokensteer.tasks.images import train as pixels_train
 from tokensteer.tasks.mog import trained as mog_trained
 from tokensteer.tasks.text import data as text_data
-from tokensteer.tasks.text.wordpiece import WordPiece
 from tokensteer.train import Plan, fit, load_adapter, lora, masked_loss, save_adapter
 
 torch.set_num_threads(1)

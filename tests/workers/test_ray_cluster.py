@@ -67,7 +67,6 @@ def test_the_second_node_is_killed_halfway(nodes: Cluster, alone: dict[str, Any]
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < limit, "it takes too long"
         time.sleep(0.01)
-    assert at_work(nodes.nodes[0].process.pid) or at_work(second.process.pid)
     second.kill()
     ended(process)
     assert content(tmp_path / "x") == alone

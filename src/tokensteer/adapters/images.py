@@ -20,7 +20,7 @@ from torch import Tensor
 from tokensteer.adapters.grid import GridNetwork
 from tokensteer.core.kernels.kernel import Kernel
 from tokensteer.core.kernels.schedule import uniform_steps
-from tokensteer.core.models.context import Context
+from tokensteer.core.models.context import Context, joined
 from tokensteer.core.models.denoiser import FromLogits, Time, from_logits
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.models.product import Product
@@ -104,7 +104,7 @@ class ImageModel:
         guided sampler, away from the conditions `against`; a reward on top of it tilts that sampler."""
         denoiser, context = self.denoiser, self.context(conditions)
         if powers is not None:
-            denoiser, context = self.guided(powers), _joined(context, self.context(against))
+            denoiser, context = self.guided(powers), joined(context, self.context(against))
         grid = uniform_steps(self.steps if steps is None else steps)
         return Diffusion(denoiser, self.kernel if kernel is None else kernel, grid, self.template(), context=context)
 
@@ -133,14 +133,3 @@ class ImageModel:
     def decode(self, ids: Tensor) -> Tensor:
         """Images (P, 3, H, W) in bytes of ids (..., h·w)."""
         return (self.pixels(ids.reshape(-1, ids.shape[-1])) * 255).round().to(torch.uint8)
-
-
-def _joined(one: Context, other: Context) -> Context:
-    """The rows of two contexts side by side. A single row of either goes with all of the other."""
-    count = max(len(one[0]), len(other[0]))
-    if any(len(context[0]) not in (1, count) for context in (one, other)):
-        raise ValueError(
-            f"there are {len(one[0])} conditions and {len(other[0])} to guide away from: give one of either, or "
-            "equally many"
-        )
-    return tuple(part.expand(count, *part.shape[1:]) for part in (*one, *other))

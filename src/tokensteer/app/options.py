@@ -135,7 +135,7 @@ Here = Annotated[Where, arg(name="")]
 @dataclass(frozen=True)
 class Run:
     task: Task
-    method: Annotated[str | None, left("smc-grad, smc-cfg for cifar, auto with --budget", "STR")] = None
+    method: Annotated[str | None, left("smc-grad; cifar smc-cfg; emoji smc-base; auto with --budget", "STR")] = None
     """One of those above. auto chooses by pilots, within --budget."""
     budget: Annotated[str | None, left("30s for auto", "TIME")] = None
     """What auto may spend, pilots included: a time such as 30s or 5min, or a number of network rows."""

@@ -5,7 +5,8 @@
     log_product   sum_i a_i · log r_i      the same in logs, where a product of many small numbers would underflow
 
 A combination takes one-hots if all its parts do. If all of them take embedded tokens, so does it: its embedding is
-their concatenation, (V, d_1 + d_2 + ...), and each part reads its own columns.
+their concatenation, (V, d_1 + d_2 + ...), and each part reads its own columns. If the tilt has a context, all parts
+are called with it.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Combined:
     def differentiable(self) -> bool:
         return all(isinstance(part, DeclaresGradient) and part.differentiable for part in self.parts)
 
-    def __call__(self, x0: Tensor) -> Tensor:
-        return self.rule([_copied(part(x0)) for part in self.parts], self.weights)
+    def __call__(self, x0: Tensor, *context: Tensor) -> Tensor:
+        return self.rule([_copied(part(x0, *context)) for part in self.parts], self.weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,12 +59,13 @@ class CombinedEmbedded:
     embedding: Tensor
     differentiable: bool = True
 
-    def __call__(self, x0: Tensor) -> Tensor:
-        return self.combined(x0)
+    def __call__(self, x0: Tensor, *context: Tensor) -> Tensor:
+        return self.combined(x0, *context)
 
-    def of_embeddings(self, embedded: Tensor) -> Tensor:
+    def of_embeddings(self, embedded: Tensor, *context: Tensor) -> Tensor:
         columns = torch.split(embedded, [part.embedding.shape[1] for part in self.parts], -1)
-        rewards = [_copied(part.of_embeddings(own)) for part, own in zip(self.parts, columns, strict=True)]
+        pairs = zip(self.parts, columns, strict=True)
+        rewards = [_copied(part.of_embeddings(own, *context)) for part, own in pairs]
         return self.combined.rule(rewards, self.combined.weights)
 
 

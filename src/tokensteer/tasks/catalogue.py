@@ -22,6 +22,12 @@ from tokensteer.tasks.dna import consensus, tfbind
 from tokensteer.tasks.dna import data as dna_data
 from tokensteer.tasks.dna import model as dna_model
 from tokensteer.tasks.dna import task as dna
+from tokensteer.tasks.emoji import data as emoji_data
+from tokensteer.tasks.emoji import model as emoji_model
+from tokensteer.tasks.emoji import render as emoji_render
+from tokensteer.tasks.emoji import rewards as emoji_rewards
+from tokensteer.tasks.emoji import task as emoji
+from tokensteer.tasks.emoji import train as emoji_train
 from tokensteer.tasks.images import digits, mnist
 from tokensteer.tasks.images import train as images
 from tokensteer.tasks.mog import trained as mog_trained
@@ -113,5 +119,16 @@ TASKS: dict[str, Entry] = {
         rewards=cifar_rewards.KLS,
         data=f"{cifar_data.FOLDER}/train_images.npy",
         train=cifar_train.train,
+    ),
+    emoji_model.NAME: Entry(
+        emoji.task,
+        "the cosine of the decoded image and the prompt under a network trained for it",
+        Sheet(emoji_render.SIDE),
+        method="smc-base",
+        steps=emoji_model.STEPS,
+        kl=emoji_rewards.KLS[emoji_rewards.ALIGNMENT],
+        rewards=emoji_rewards.KLS,
+        data=emoji_data.FILE,
+        train=emoji_train.train,
     ),
 }

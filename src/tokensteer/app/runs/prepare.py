@@ -119,8 +119,8 @@ def _prepared(job: Job, task: Task) -> PreparedJob:
 
 def make_task(setup: Setup, name: str) -> Task:
     task = choose(name, TASKS, "task").make(setup)
-    if task.prompted is None and setup.prompts is not None:
-        raise ValueError(f"{name} reads no prompts: leave out --prompts {setup.prompts}")
+    if task.prompted is None and (setup.prompts is not None or setup.prompt):
+        raise ValueError(f"{name} reads no prompts: leave out --prompt{'' if setup.prompt else f's {setup.prompts}'}")
     if task.rule is None and setup.rules:
         raise ValueError(f"{name} has no texts: leave out --{' and --'.join(setup.rules)}, or use text")
     if task.guided is None and setup.guidance is not None:

@@ -15,6 +15,7 @@ TASKS = {
     "tfbind": "words of eight DNA letters, with a measured reward; the exact target is known",
     "tfbind-fitted": "the same with a model fitted to the words that some factor binds",
     "cifar": "colour images of 32 x 32 pixels of ten classes, with guidance as an exact target",
+    "emoji": "drawings of 64 x 64 pixels from a caption, in six styles; takes prompts",
 }
 METHODS = {name: text.partition(".")[0] for name, text in DESCRIBED.items()}
 """Methods with the first sentence about each."""
@@ -31,6 +32,9 @@ REWARDS = {
     "tfbind-fitted": "the same",
     "cifar": "log p(--goal | image) of a classifier; without --goal, of the most likely class",
     "cifar --reward compressibility": "minus the kilobytes of the decoded image, deflated as in a PNG",
+    "emoji": "the cosine of image and prompt under a network; --reward alignment is the same",
+    "emoji --reward compressibility": "minus the kilobytes of the decoded image, deflated as in a PNG",
+    "emoji --reward mostly-blue": "how much is blue; or red, orange, yellow, green, purple, pink",
 }
 """Rewards by the words of the command line that choose them."""
 RECIPES = {

@@ -38,8 +38,34 @@ def population_of(x: Tensor, populations: int) -> Tensor:
     return torch.arange(populations, device=x.device).repeat_interleave(len(x) // populations)
 
 
+def joined(one: Context, other: Context) -> Context:
+    """The tensors of two contexts one behind the other. A single row of either goes with all rows of the other."""
+    counts = {len(part) for part in (*one, *other)} or {1}
+    if len(counts - {1}) > 1:
+        raise ValueError(
+            f"there are contexts of {' and '.join(map(str, sorted(counts)))} rows: give one of either, or equally many"
+        )
+    return tuple(part.expand(max(counts), *part.shape[1:]) for part in (*one, *other))
+
+
 def as_context(given: Tensor | Sequence[Tensor] | None, templates: Tensor) -> Context:
     """The tensors of a context, checked against the templates (B, L)."""
+    parts = as_tensors(given)
+    for part in parts:
+        if part.device != templates.device:
+            raise ValueError(
+                f"context is on {part.device} and the template on {templates.device}: move it with .to(device)"
+            )
+    if parts and len({len(templates), len(parts[0])} - {1}) > 1:
+        raise ValueError(
+            f"there are {len(templates)} templates and contexts of {len(parts[0])} rows: give one of each, or as many "
+            "of both"
+        )
+    return parts
+
+
+def as_tensors(given: Tensor | Sequence[Tensor] | None) -> Context:
+    """The tensors of a context, with equally many rows."""
     if given is None:
         return ()
     parts = (given,) if isinstance(given, Tensor) else tuple(given)
@@ -49,18 +75,9 @@ def as_context(given: Tensor | Sequence[Tensor] | None, templates: Tensor) -> Co
                 "context must be a tensor with one row for each population, or several: labels are (1,) or (B,), and "
                 f"the states of a text (1, S, d) or (B, S, d); got {_describe(part)}"
             )
-        if part.device != templates.device:
-            raise ValueError(
-                f"context is on {part.device} and the template on {templates.device}: move it with .to(device)"
-            )
     lengths = {len(part) for part in parts}
     if len(lengths) > 1:
         raise ValueError(f"the tensors of a context have {sorted(lengths)} rows: give each one row for each population")
-    if parts and len({len(templates), len(parts[0])} - {1}) > 1:
-        raise ValueError(
-            f"there are {len(templates)} templates and contexts of {len(parts[0])} rows: give one of each, or as many "
-            "of both"
-        )
     return parts
 
 

@@ -54,15 +54,16 @@ class FromLogits:
     mask_id: int
     ignores_time: bool = field(default=False, kw_only=True)
 
-    def _logits(self, x: Tensor, t: Time, *context: Tensor) -> Tensor:
+    def logits(self, x: Tensor, t: Time, *context: Tensor) -> Tensor:
+        """What the network returns, (P, L, V)."""
         logits = self.network(x, *context) if self.ignores_time else self.network(x, t, *context)
         return logits if logits.is_floating_point() else logits.to(torch.float32)
 
     def __call__(self, x: Tensor, t: Time, *context: Tensor) -> Tensor:
-        return masked_log_softmax(self._logits(x, t, *context).clone(), self.mask_id)
+        return masked_log_softmax(self.logits(x, t, *context).clone(), self.mask_id)
 
     def laws(self, x: Tensor, t: Time, *context: Tensor) -> Logits:
-        return self.kept(self._logits(x, t, *context))
+        return self.kept(self.logits(x, t, *context))
 
     def kept(self, answer: Tensor) -> Logits:
         """The distributions of logits (P, L, V)."""

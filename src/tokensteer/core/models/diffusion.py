@@ -298,10 +298,11 @@ def predict_all(
     return updated(x, news, stores, before)
 
 
-def located(models: Sequence[Diffusion], t: Time | Query, x: Tensor) -> Query:
-    """A query that knows the population of each of the particles x in order, if contexts differ between populations."""
+def located(models: Sequence[Diffusion], t: Time | Query, x: Tensor, contexts: int = 1) -> Query:
+    """A query that knows the population of each of the particles x in order, if contexts differ between populations:
+    those of the models, or those of a reward, of which there are `contexts`."""
     query = as_query(t)
-    if query.of is not None or all(len(part) == 1 for model in models for part in model.conditions):
+    if query.of is not None or (contexts == 1 and all(len(part) == 1 for m in models for part in m.conditions)):
         return query
     return Query(query.t, population_of(x, max(model.populations for model in models)))
 

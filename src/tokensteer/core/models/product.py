@@ -188,5 +188,6 @@ class Product(Model):
 
 
 def guided(conditional: Diffusion, unconditional: Diffusion, scale: float) -> Product:
-    """Classifier-free guidance as a target, p(x | c)^scale · p(x)^(1 - scale) (Lee et al., 2025); 1 for p(x | c)."""
+    """Classifier-free guidance as a target, p(x | c)^scale · p(x)^(1 - scale) (Lee et al., 2025); 1 for p(x | c). The
+    sampler of that name, which has no such target, is `guided_reference`."""
     return Product((conditional, unconditional), (scale, 1.0 - scale))

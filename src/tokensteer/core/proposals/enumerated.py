@@ -40,7 +40,7 @@ class Enumerated(Proposal):
         # Particles of equal x may still differ in their fixed sites, ramp and context, and the kernel's memory.
         aim = torch.zeros_like(x[:, 0]) if twist is None else twist.aim(step.s, evaluation)
         reach = same_rows((p.dense().log_p > NEVER).flatten(1).long())
-        of = located(model.networks, step.s, x).of
+        of = located(model.networks, step.s, x, 1 if twist is None else twist.populations).of
         population = torch.zeros_like(x[:, 0]) if of is None else of
         first, row = distinct(torch.cat([x, torch.stack([reach, same_rows(aim.unsqueeze(-1)), population], -1)], -1))
         if evaluation.memory is not None:
@@ -95,14 +95,15 @@ def reward_ahead(
     r, log_lookahead = torch.zeros(2, len(x), dtype=torch.float64, device=x.device)
     clean = (x != model.kernel.mask_id).all(-1) if t == 0 else torch.zeros_like(x[:, 0], dtype=torch.bool)
     if twist is not None and clean.any():
-        r[clean] = twist.exact(x[clean])
+        r[clean] = twist.exact(x[clean], None if of is None else of[clean])
     if not clean.all():
         noisy = x[~clean]
         prediction = model.predict(noisy, Query(t, of).take(~clean))
         if model.looks_ahead and t > 0:
             log_lookahead[~clean] = model.log_lookahead(prediction)
         if twist is not None:
-            state = NoisyState(noisy, model.clean(prediction), t, model.kernel.mask_id)
+            told = None if of is None else of[~clean]
+            state = NoisyState(noisy, model.clean(prediction), t, model.kernel.mask_id, of=told)
             r[~clean] = twist.estimate(state, None)
             if twist.log_lookahead is not None:
                 log_lookahead[~clean] += twist.lookahead(state)

@@ -45,6 +45,7 @@ def _probe_step(steering: Steering, x: Tensor, step: Step, generator: Generator)
 
 
 def _probe_reward(twist: Tilt, x: Tensor, mask_id: int) -> None:
-    """Two rows, which tell a reward that sums over the batch from one that does not."""
+    """Two rows, which tell a reward that sums over the batch from one that does not; of two contexts, if there are."""
     clean = x.masked_fill(x == mask_id, 1 if mask_id == 0 else 0).repeat(2, 1)
-    unwritten("the reward", twist.exact, copied(clean))
+    of = torch.arange(2, device=x.device) % twist.populations
+    unwritten("the reward", lambda x: twist.exact(x, of), copied(clean))

@@ -96,7 +96,9 @@ def repair(
         samples.append(path[-1])
     chain = torch.stack(samples)
     tilt = steering.twist
-    reward = None if tilt is None else tilt.exact(chain.flatten(0, 1)).view(chain.shape[:2])
+    of = None if tilt is None else tilt.located(x)
+    of = None if of is None else of.repeat(len(chain))
+    reward = None if tilt is None else tilt.exact(chain.flatten(0, 1), of).view(chain.shape[:2])
     result = with_rows(summarise(records, generator, steering.resources.templates), before, steering.resources.spent())
     return Repaired(chain, result, reward, torch.stack(accepted))
 

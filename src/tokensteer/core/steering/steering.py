@@ -44,6 +44,12 @@ class Steering:
                 f"the proposal must be an object with needs_gradient and meters, got {type(self.proposal).__name__}: "
                 "see Proposal, or start from FromModel()"
             )
+        if self.twist is not None and self.twist.populations not in (1, self.model.populations):
+            raise ValueError(
+                f"the reward has contexts of {self.twist.populations} rows and the model is of "
+                f"{self.model.populations} population(s): give the reward one row, or the model as many contexts or "
+                "templates"
+            )
         object.__setattr__(self, "_cache", EstimateCache.of(self.model, self.twist, self.proposal))
         probe(self)
 
@@ -80,7 +86,8 @@ class Steering:
         memory = self._cache.memory(x, generator, parent)
         time = clock(self.model, memory, t)
         prediction, gradient, fresh = self._cache.predict(x, t, time, generator, parent)
-        state = NoisyState(x, self.model.clean(prediction), t, self.model.kernel.mask_id)
+        of = None if self.twist is None else self.twist.located(x)
+        state = NoisyState(x, self.model.clean(prediction), t, self.model.kernel.mask_id, of=of)
         reward = self._cache.reward(state, fresh, generator, parent, weighed)
         log_lookahead = self._cache.lookahead(state, prediction, parent, weighed)
         proposed = self._cache.proposed(x, time, parent)

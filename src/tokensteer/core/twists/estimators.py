@@ -33,7 +33,8 @@ Average = Callable[[Tensor, Tensor, float], Tensor]
 class NoisyState(NamedTuple):
     """The input of an estimator: x_t as ids (P, L), or as one-hots (P, L, V) for gradients, and the prediction there.
 
-    `noise` (P, L, M), if drawn beforehand, holds a uniform on (0, 1] for each draw of each hidden site.
+    `noise` (P, L, M), if drawn beforehand, holds a uniform on (0, 1] for each draw of each hidden site. `of` (P,) is
+    the population of each row, where the context of the reward differs between populations.
     """
 
     x: Tensor
@@ -41,6 +42,7 @@ class NoisyState(NamedTuple):
     t: float
     mask_id: int
     noise: Tensor | None = None
+    of: Tensor | None = None
 
     @property
     def relaxed(self) -> bool:
@@ -69,8 +71,8 @@ class NoisyState(NamedTuple):
         return log_x0.exp() if self.mask_id == NO_MASK else carry_over(self.one_hots, log_x0, self.mask_id)
 
     def take(self, rows: Tensor) -> NoisyState:
-        noise = None if self.noise is None else self.noise[rows]
-        return self._replace(x=self.x[rows], log_x0=self.tokens.take(rows), noise=noise)
+        noise, of = (None if part is None else part[rows] for part in (self.noise, self.of))
+        return self._replace(x=self.x[rows], log_x0=self.tokens.take(rows), noise=noise, of=of)
 
 
 def hidden_sites(ids: Tensor, mask_id: int) -> Tensor:
@@ -120,7 +122,8 @@ def _average_draws(tilt: Tilt, state: NoisyState, clean: Tensor, score: Tensor |
     """The average reward (P,) of draws (M, P, ...) of equal weight, whose logs have the gradient of `score` (M, P)."""
     log_v = torch.zeros(clean.shape[:2], dtype=state.log_x0.dtype, device=clean.device)
     log_v = log_v if score is None else log_v + (score - score.detach())
-    return tilt.averaged(tilt.exact(clean.flatten(0, 1)).view_as(log_v), log_v)
+    of = None if state.of is None else state.of.repeat(len(clean))
+    return tilt.averaged(tilt.exact(clean.flatten(0, 1), of).view_as(log_v), log_v)
 
 
 def _score(state: NoisyState, x0: Tensor) -> Tensor:
@@ -234,11 +237,12 @@ class SoftInput:
 
     def __call__(self, tilt: Tilt, state: NoisyState, generator: Generator | None) -> Tensor:
         if state.relaxed or not len(state.x):
-            return tilt.exact(state.clean_probs())
+            return tilt.exact(state.clean_probs(), state.of)
         # (L, V) tables of whole rows are large: as many at once as memory for dense tables allows.
         at_once = max(1, rows_at_once(state.tokens.vocab_size) // state.x.shape[1])
         parts = torch.split(torch.arange(len(state.x), device=state.x.device), at_once)
-        return torch.cat([tilt.exact(state.take(rows).clean_probs()) for rows in parts])
+        taken = (state.take(rows) for rows in parts)
+        return torch.cat([tilt.exact(some.clean_probs(), some.of) for some in taken])
 
 
 @dataclass(frozen=True)
@@ -255,7 +259,8 @@ class Exact:
     def __call__(self, tilt: Tilt, state: NoisyState, generator: Generator | None) -> Tensor:
         if state.relaxed:  # each row needs its own gradient
             return self._estimate(tilt, state)
-        first, row = distinct(state.tokens.index[:, :1])  # rows that share a prediction are equal
+        places = state.tokens.index[:, :1]  # rows of a population that share a prediction are equal
+        first, row = distinct(places if state.of is None else torch.cat([places, state.of.unsqueeze(-1)], -1))
         return self._estimate(tilt, state.take(first))[row]
 
     def _estimate(self, tilt: Tilt, state: NoisyState) -> Tensor:
@@ -267,7 +272,7 @@ class Exact:
         taken = torch.zeros(size, dtype=torch.bool, device=row.device).index_put(place, rank >= 0)
         first = x0[torch.searchsorted(row, torch.arange(len(state.x), device=row.device)).clamp(max=len(x0) - 1)]
         score = _score(state, first.repeat(size[0], 1, 1).index_put(place, x0))
-        r = tilt.exact(x0)
+        r = tilt.exact(x0, None if state.of is None else state.of[row])
         rewards = r.new_full(size, NEVER).index_put(place, r)
         return tilt.averaged(rewards, torch.where(taken, score, NEVER))
 

@@ -47,7 +47,7 @@ def predict_with_gradient(
     """
     new, length = changed(x, before, gradient_before), x.shape[1]
     # Equal states share their gradient only if it is not random: independent noise averages out, shared noise does not.
-    query = located(model.networks, time, x)
+    query = located(model.networks, time, x, twist.populations)
     news = all_distinct(new) if twist.estimator.random else distinct_rows(x, new, query, model.networks)
     if gradient_before is not None and not len(new):
         nothing = torch.zeros(0, dtype=torch.float64, device=x.device)
@@ -84,11 +84,13 @@ def _differentiate(
     """The prediction, the estimate of the reward and its gradient in x_t."""
     if isinstance(model, Diffusion) and takes_embeddings(model, twist):
         movable = (x == model.kernel.mask_id) | any(model.kernel.remasks(step) for step in model.steps)
-        return straight_through(model, twist, x, t, movable, generator, noise, model.given(query, len(x)))
+        context = model.given(query, len(x))
+        return straight_through(model, twist, x, t, movable, generator, noise, context, query.of)
     with torch.inference_mode(False), torch.enable_grad():
         one_hots = one_hot(x, model.vocab_size).to(model.dtype).requires_grad_()
         log_x0 = _relaxed(model, one_hots, query)
-        estimate = twist.estimate(NoisyState(one_hots, log_x0, t, model.kernel.mask_id, noise), generator)
+        state = NoisyState(one_hots, log_x0, t, model.kernel.mask_id, noise, query.of)
+        estimate = twist.estimate(state, generator)
         gradient = LogProbs(_gradient(estimate, one_hots).flatten(0, 1).contiguous())
         return LogProbs(log_x0.detach().flatten(0, 1).contiguous()), estimate.detach(), gradient
 

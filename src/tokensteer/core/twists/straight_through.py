@@ -17,7 +17,7 @@ from tokensteer.core.categorical.forms import CategoricalStore
 from tokensteer.core.categorical.gradient_tilt import LowRankGradient, softmax_slope
 from tokensteer.core.categorical.sites import SiteDistributions
 from tokensteer.core.kernels.kernel import NO_MASK
-from tokensteer.core.models.context import Context
+from tokensteer.core.models.context import Context, context_rows
 from tokensteer.core.models.denoiser import Embedded, FromHidden, FromLogits
 from tokensteer.core.models.diffusion import Diffusion, Model
 from tokensteer.core.numerics.capture import capturing
@@ -52,9 +52,10 @@ def straight_through(
     generator: Generator | None,
     noise: Tensor | None = None,
     context: Context = (),
+    of: Tensor | None = None,
 ) -> tuple[CategoricalStore, Tensor, LowRankGradient]:
     """The prediction at x (P, L), the estimate (P,), its gradient at sites `where` (P, L); `noise` as in NoisyState,
-    `context` of each row."""
+    `context` and population `of` each row."""
     parts = _parts(model, tilt)
     assert parts is not None, "see takes_embeddings"
     denoiser, network, reward, estimator = parts
@@ -69,7 +70,10 @@ def straight_through(
     # A guess of the activations that the reward keeps for its backward pass, about eight layers.
     per_row = 128 * x0[:, 0].numel() * rewarded.shape[-1] * rewarded.itemsize
     chunks = tilt.chunks.stretches(
-        lambda rows: _slope_of_drawn(tilt, reward, x0[:, rows], store.dtype), len(x), per_row, x.device
+        lambda rows: _slope_of_drawn(tilt, reward, x0[:, rows], store.dtype, None if of is None else of[rows]),
+        len(x),
+        per_row,
+        x.device,
     )
     estimate, drawn = (torch.cat(of_parts) for of_parts in zip(*chunks, strict=True))
     through, expected = _through_logits(denoiser, answer.detach().flatten(0, 1), drawn, rewarded, sites(), x.flatten())
@@ -78,12 +82,15 @@ def straight_through(
     return store, tilt.floored(estimate), slopes
 
 
-def _slope_of_drawn(tilt: Tilt, reward: Embedded, x0: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _slope_of_drawn(
+    tilt: Tilt, reward: Embedded, x0: Tensor, dtype: torch.dtype, of: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """The estimate (P,) from clean sequences x0 (M, P, L), and its gradient in their embeddings, summed, (P·L, d)."""
+    context = context_rows(tilt.conditions, None if of is None else of.repeat(len(x0)), x0[..., 0].numel())
     with torch.inference_mode(False), torch.enable_grad():
         drawn = reward.embedding.detach()[x0.flatten(0, 1)].requires_grad_()
         log_v = torch.zeros(x0.shape[:2], dtype=dtype, device=x0.device)
-        r = tilt.checked(reward.of_embeddings(drawn), len(drawn), drawn.device)
+        r = tilt.checked(reward.of_embeddings(drawn, *context), len(drawn), drawn.device)
         estimate = tilt.average(r.view_as(log_v), log_v, tilt.kl)
         (slope,) = torch.autograd.grad(estimate.sum(), drawn)
     return estimate.detach(), slope.reshape(len(x0), -1, slope.shape[-1]).sum(0)

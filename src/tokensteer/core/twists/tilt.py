@@ -8,13 +8,14 @@ psi_t is correct as long as psi_0 = r/kl exactly, so r_hat may be a crude or ran
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
 
+from tokensteer.core.models.context import Context, as_tensors, context_rows, population_of
 from tokensteer.core.models.validation import unwritten
 from tokensteer.core.numerics.batching import Chunks, Meter
 from tokensteer.core.numerics.domains import check_callable, check_number, check_whole
@@ -25,7 +26,7 @@ from tokensteer.core.twists.potentials import Potential, difference
 from tokensteer.core.twists.ramps import Adaptive, Ramp
 from tokensteer.core.twists.ramps import linear as linear_ramp
 
-Reward = Callable[[Tensor], Tensor]
+Reward = Callable[..., Tensor]  # clean sequences, and the rows of the context if the tilt has one
 LogLookahead = Callable[["Tilt", NoisyState], Tensor]
 
 
@@ -57,7 +58,9 @@ class Tilt:
     hard constraint. An estimate of -inf before the end only means that no draw met the constraint: it counts as a
     log-twist of ramp(t) · `floor`, since the sequence may still recover. `ramp` is a function of t, or
     `Adaptive(share)`. `log_lookahead` is a finite term of the log-twist before the end that the ramp does not scale,
-    such as the log-probability that a constraint will be met.
+    such as the log-probability that a constraint will be met. `context` is what the reward depends on beside the
+    sequence, such as the vector of a prompt: tensors with one row for all populations or one for each, as in
+    `Diffusion`. The reward is called with the rows of its sequences as further arguments.
     """
 
     reward: Reward
@@ -70,6 +73,7 @@ class Tilt:
     differentiable: bool = False
     floor: float = -2.0
     log_lookahead: LogLookahead | None = None
+    context: Tensor | Sequence[Tensor] | None = None
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
     chunks: Chunks = field(default_factory=Chunks, init=False, repr=False, compare=False)
 
@@ -87,6 +91,7 @@ class Tilt:
         check_callable("Tilt.average", self.average, "rewards, log-weights and kl: estimators.mean is one")
         if self.log_lookahead is not None:
             check_callable("Tilt.log_lookahead", self.log_lookahead, "a tilt and a NoisyState")
+        object.__setattr__(self, "context", as_tensors(self.context))
         check_number("Tilt.floor", self.floor, hint="a log-twist of -inf would lose what can still recover")
         if not isinstance(self.potential, Potential):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
@@ -106,6 +111,20 @@ class Tilt:
         object.__setattr__(other, "meter", self.meter)
         object.__setattr__(other, "chunks", self.chunks)
         return other
+
+    @property
+    def conditions(self) -> Context:
+        """The tensors of the context."""
+        return cast("Context", self.context)
+
+    @property
+    def populations(self) -> int:
+        """The number of contexts; 1 if the reward is the same for all populations."""
+        return max((len(part) for part in self.conditions), default=1)
+
+    def located(self, x: Tensor) -> Tensor | None:
+        """The population of each of the particles x in order, (P,), if contexts differ between populations."""
+        return population_of(x, self.populations) if self.populations > 1 else None
 
     @property
     def drawn(self) -> bool:
@@ -178,17 +197,28 @@ class Tilt:
 
     # ---- the reward and its estimates
 
-    def exact(self, x0: Tensor) -> Tensor:
-        """The reward of clean sequences (P, ...), in float64, (P,)."""
+    def exact(self, x0: Tensor, of: Tensor | None = None) -> Tensor:
+        """The reward of clean sequences (P, ...), in float64, (P,). Without their populations `of`, (P,), sequences are
+        all particles in order."""
+        of = self.located(x0) if of is None else of
         if torch.is_grad_enabled():  # the caller that differentiates limits the rows
-            found = self._rewards(x0)
+            found = self._rewards(x0, of)
         else:
-            found = torch.cat(self.chunks.run(self._rewards, x0, 64 * x0[0].numel() if len(x0) else 1))
+            row_bytes = 64 * x0[0].numel() if len(x0) else 1
+            found = torch.cat(
+                self.chunks.stretches(
+                    lambda rows: self._rewards(x0[rows], None if of is None else of[rows]),
+                    len(x0),
+                    row_bytes,
+                    x0.device,
+                )
+            )
         self.meter.count(len(x0))  # after the call: a chunk that runs out of memory is tried again
         return found
 
-    def _rewards(self, x0: Tensor) -> Tensor:
-        return self.checked(unwritten("the reward", self.reward, x0), len(x0), x0.device)
+    def _rewards(self, x0: Tensor, of: Tensor | None) -> Tensor:
+        context = context_rows(self.conditions, of, len(x0))
+        return self.checked(unwritten("the reward", lambda x: self.reward(x, *context), x0), len(x0), x0.device)
 
     def checked(self, r: Tensor, rows: int, device: torch.device) -> Tensor:
         """What the reward returned for so many sequences on a device, as a float64 copy: one number for each."""

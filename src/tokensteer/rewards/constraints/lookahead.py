@@ -45,9 +45,9 @@ class Satisfies:
     automaton: Automaton
     soft: Reward | None = None
 
-    def __call__(self, x0: Tensor) -> Tensor:
+    def __call__(self, x0: Tensor, *context: Tensor) -> Tensor:
         accepted = self.automaton.accepts(x0.argmax(-1) if x0.is_floating_point() else x0)
-        reward = torch.zeros_like(accepted, dtype=torch.float64) if self.soft is None else self.soft(x0)
+        reward = torch.zeros_like(accepted, dtype=torch.float64) if self.soft is None else self.soft(x0, *context)
         return torch.where(accepted, reward, NEVER)
 
 

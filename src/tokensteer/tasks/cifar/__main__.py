@@ -21,7 +21,7 @@ from tyro.conf import OmitArgPrefixes
 from tokensteer.tasks.cifar.train import NAME, RECIPE, train_part
 from tokensteer.tasks.common import lpips
 from tokensteer.tasks.common.command import run_command
-from tokensteer.tasks.common.part import Pieces
+from tokensteer.tasks.common.part_training import Pieces
 from tokensteer.tasks.common.training import Training
 
 

@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from tokensteer.tasks.cifar.data import CLASSES, SIDE, Images
-from tokensteer.tasks.cifar.tokeniser import augmented
+from tokensteer.tasks.common.augment import distorted
 from tokensteer.tasks.common.learner import Learner
 from tokensteer.tasks.common.metrics import in_parts
 from tokensteer.tasks.common.timed_loop import Compiled, Trainee
@@ -29,29 +29,12 @@ REWARD_PLAN = Plan(12_000, batch_size=512, rate=2e-3, warmup=0.1, weight_decay=0
 JUDGE_PLAN = Plan(12_000, batch_size=512, rate=4e-3, warmup=0.1, weight_decay=0.05, average=0.998)
 HALVES = {"reward": 0, "judge": 1}
 """Which half of the training images each is trained on: those at even places, or at odd ones."""
-SHIFT = 4  # pixels by which images are moved
-HOLE = 8  # the side of a grey square, as a share of 32 pixels
-LIGHT = 0.2  # by which brightness and contrast vary
 SMOOTHED = 0.05  # of the labels
 
 
 def half(images: Images, part: str) -> Images:
     """The training images of one of the two classifiers."""
     return Images(images.pixels[HALVES[part] :: 2], images.labels[HALVES[part] :: 2])
-
-
-def distorted(images: Tensor, generator: Generator) -> Tensor:
-    """Images (P, 3, H, W) in [0, 1] mirrored, moved, in another light, and with a grey square."""
-    rows, _, height, width = images.shape
-    device = images.device
-    images = augmented(images, generator, min(SHIFT, height // 4))
-    light = 1 + LIGHT * (2 * torch.rand(2, rows, 1, 1, 1, generator=generator, device=device) - 1)
-    images = (images - 0.5) * light[0] + 0.5 * light[1]
-    hole = max(1, HOLE * height // SIDE)
-    top, left = (torch.randint(size, (rows, 1), generator=generator, device=device) for size in (height, width))
-    y, x = (torch.arange(size, device=device) for size in (height, width))
-    inside = ((y - top).abs() <= hole // 2)[:, None, :, None] & ((x - left).abs() <= hole // 2)[:, None, None, :]
-    return torch.where(inside, 0.5, images)
 
 
 class ClassifierTraining(Trainee):

@@ -7,27 +7,22 @@ images. The target of guidance is p(x | c)^a · p(x)^(1 - a).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tokensteer.core.kernels.kernel import Kernel
-from tokensteer.core.kernels.masked import Ancestral, Cap
 from tokensteer.core.kernels.maskgit import MaskGIT
-from tokensteer.core.kernels.schedule import cosine_steps, uniform_steps
-from tokensteer.core.models.denoiser import Denoiser, from_logits
+from tokensteer.core.kernels.schedule import uniform_steps
 from tokensteer.core.models.diffusion import Diffusion
+from tokensteer.core.models.guided_reference import guided_reference
 from tokensteer.core.models.product import Convention, Product, denoiser_powers
-from tokensteer.core.models.template import template
 from tokensteer.core.numerics.domains import check_number
-from tokensteer.core.particles.path import Step
 from tokensteer.tasks.cifar.data import CLASSES
-from tokensteer.tasks.common.metrics import Classifier, in_parts
-from tokensteer.tasks.common.task import SHIPPED, Setup, weights_file
-from tokensteer.tasks.nets import FSQ, GridTransformer, load
-from tokensteer.train.optim import half_precision
+from tokensteer.tasks.common.metrics import Classifier
+from tokensteer.tasks.common.task import Setup
+from tokensteer.tasks.common.tokenised_images import TokenisedImages, as_tokenised, load_roles
 
 NAME = "cifar"
 STEPS = 16
@@ -40,62 +35,28 @@ ROLES = ("tokeniser", "denoiser", "reward", "judge")
 
 
 @dataclass(frozen=True, eq=False)
-class Networks:
+class Networks(TokenisedImages):
     """The four networks. A `temperature` divides the logits of the denoiser, which changes the model itself."""
 
-    tokeniser: FSQ
-    denoiser: GridTransformer
     reward: Classifier
     judge: Classifier
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number("temperature", self.temperature, "(0, inf)", "1 is the model as it was trained")
-        codes, sites = self.tokeniser.config.num_codes, self.tokeniser.config.length
-        config = self.denoiser.config
-        if (config.vocab_size, config.length, config.num_classes) != (codes + 1, sites, len(CLASSES)):
-            raise ValueError(
-                f"the tokeniser has {sites} sites of {codes} codes, and the denoiser {config.length} sites of "
-                f"{config.vocab_size - 1} codes and {config.num_classes} classes: train the denoiser of this tokeniser"
-            )
+        if self.denoiser.config.num_classes != len(CLASSES):
+            raise ValueError(f"the denoiser has {self.denoiser.config.num_classes} classes: train the denoiser again")
 
-    @property
-    def mask(self) -> int:
-        return self.tokeniser.config.num_codes
-
-    @property
-    def device(self) -> torch.device:
-        return self.denoiser.places.device
-
-    def logits(self, x: Tensor, labels: Tensor) -> Tensor:
-        """(P, L, V) of ids or one-hots; on a GPU in half precision."""
-        with half_precision(self.device):
-            found = self.denoiser(x, labels)
+    def logits(self, x: Tensor, condition: Tensor) -> Tensor:
+        found = super().logits(x, condition)
         return found if self.temperature == 1 else found / self.temperature
-
-    def images(self, x: Tensor) -> Tensor:
-        """Images (P, 3, H, W) in [0, 1] of ids (P, L), or of one-hots (P, L, V), in which they are differentiable. Half
-        precision would not do: its steps near 1 are a whole grey level."""
-        return self.tokeniser.decode(x)
-
-    def pixels(self, x: Tensor, rows: int = 500) -> Tensor:
-        """The images of ids as bytes."""
-        return in_parts(lambda part: (255 * self.images(part)).round().to(torch.uint8), x, rows)
 
 
 def load_networks(setup: Setup) -> Networks:
     """The networks of a folder. Raises FileNotFoundError with the mend if one is not there."""
-    missing = [role for role in ROLES if not weights_file(setup.weights, NAME, role).is_file()]
-    if missing:
-        where = "do not come with the package" if setup.weights == SHIPPED else f"are not in {setup.weights}"
-        raise FileNotFoundError(
-            f"the weights of {NAME} {where} ({', '.join(missing)}): train them by tokensteer train {NAME} --device "
-            "cuda --minutes 40 --out FOLDER, and give --weights FOLDER"
-        )
-    tokeniser, denoiser, reward, judge = (load(weights_file(setup.weights, NAME, r), setup.device) for r in ROLES)
-    if not isinstance(tokeniser, FSQ) or not isinstance(denoiser, GridTransformer):
-        raise ValueError(f"the weights of {NAME} in {setup.weights} are of other networks: train them again")
-    return Networks(tokeniser, denoiser, reward, judge)
+    tokeniser, denoiser, reward, judge = load_roles(setup, NAME, ROLES, 40)
+    return Networks(*as_tokenised(NAME, setup.weights, tokeniser, denoiser), reward, judge)
 
 
 def labels_of(goal: int | None) -> list[int]:
@@ -108,29 +69,11 @@ def labels_of(goal: int | None) -> list[int]:
     return [goal]
 
 
-def as_denoiser(net: nn.Module, mask: int) -> Denoiser:
-    return from_logits(net, mask, ignores_time=True)
-
-
 def model(
     networks: Networks, labels: Sequence[int], num_steps: int = STEPS, remask: float = 0.0, cosine: bool = True
 ) -> Diffusion:
-    """p(x | c) for populations of these classes. By MaskGIT's cosine, few sites open at first and many at the end."""
-    steps = cosine_steps(num_steps) if cosine else uniform_steps(num_steps)
-    kernel = Ancestral(networks.mask, sigma=Cap(remask)) if remask else Ancestral(networks.mask)
-    return diffusion(networks, networks.logits, kernel, steps, labels)
-
-
-def diffusion(
-    networks: Networks,
-    logits: Callable[[Tensor, Tensor], Tensor],
-    kernel: Kernel,
-    steps: Sequence[Step],
-    labels: Sequence[int],
-) -> Diffusion:
-    canvas = template(networks.tokeniser.config.length, networks.mask).to(networks.device)
-    denoiser = from_logits(logits, networks.mask, ignores_time=True)
-    return Diffusion(denoiser, kernel, steps, canvas, context=torch.tensor(list(labels), device=networks.device))
+    """p(x | c) for populations of these classes."""
+    return networks.model(torch.tensor(list(labels)), num_steps, remask, cosine)
 
 
 def without_class(conditional: Diffusion) -> Diffusion:
@@ -154,12 +97,6 @@ def confident(networks: Networks, labels: Sequence[int], num_steps: int, guidanc
     """MaskGIT: the tokens of highest probability under the guided logits are kept, the others are masked again.
 
     Guidance is part of the model here, as its authors have it. It has no weights: for one particle."""
-
-    def guided(x: Tensor, labels: Tensor) -> Tensor:
-        given = networks.logits(x, labels)
-        if guidance == 1:
-            return given
-        return torch.lerp(networks.logits(x, torch.full_like(labels, len(CLASSES))), given, guidance)
-
     kernel = MaskGIT(networks.mask, temperature=NOISE)
-    return diffusion(networks, guided, kernel, uniform_steps(num_steps), labels)
+    conditional = networks.diffusion(torch.tensor(list(labels)), kernel, uniform_steps(num_steps))
+    return guided_reference(conditional, without_class(conditional), guidance)

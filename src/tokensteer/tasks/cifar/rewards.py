@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -12,6 +10,7 @@ from torch import Tensor
 from tokensteer.core.twists.estimators import Sampled
 from tokensteer.core.twists.ramps import linear as linear_ramp
 from tokensteer.core.twists.tilt import Reward, Tilt
+from tokensteer.rewards.image import compressibility, of_images
 from tokensteer.tasks.cifar.model import NAME, Networks
 from tokensteer.train.optim import half_precision
 
@@ -31,7 +30,8 @@ def reward_of(name: str | None) -> str:
 def tilt(networks: Networks, labels: Sequence[int], reward: str = CLASS, kl: float | None = None) -> Tilt:
     """exp(reward/kl). Gradients pass the decoder: one-hots have the expected codes of a site, which the decoder and
     the classifier turn into a number. Files have no gradient."""
-    made = certainty(networks, labels) if reward == CLASS else compressibility(networks)
+    of_file = of_images(networks.images, compressibility, differentiable=False)
+    made = certainty(networks, labels) if reward == CLASS else of_file
     chosen = KLS[reward] if kl is None else kl
     return Tilt(made, chosen, linear_ramp, DRAWS, estimator=Sampled(seed=0), differentiable=reward == CLASS)
 
@@ -45,18 +45,5 @@ def certainty(networks: Networks, labels: Sequence[int]) -> Reward:
         with half_precision(networks.device):
             log_p = networks.reward(networks.images(x))
         return log_p.float()[:, wanted].amax(-1)
-
-    return reward
-
-
-def compressibility(networks: Networks) -> Reward:
-    """Minus the kilobytes of the image as the pixels of a PNG: differences from the pixel to the left, deflated."""
-
-    def reward(x: Tensor) -> Tensor:
-        pixels = networks.pixels(x)
-        before = torch.nn.functional.pad(pixels, (1, 0))[..., :-1]
-        lines = cast("Any", (pixels - before).permute(0, 2, 3, 1).contiguous().cpu()).numpy()
-        sizes = [len(zlib.compress(image.tobytes(), 9)) for image in lines]
-        return -torch.tensor(sizes, dtype=torch.float32, device=x.device) / 1000
 
     return reward

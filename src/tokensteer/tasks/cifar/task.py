@@ -10,7 +10,6 @@ tilt p(x | c).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ from tokensteer.tasks.cifar.data import CLASSES
 from tokensteer.tasks.cifar.model import GUIDANCE, NAME, STEPS, Networks, labels_of, load_networks, model, product
 from tokensteer.tasks.cifar.rewards import certainty, reward_of, tilt
 from tokensteer.tasks.common.metrics import Measured, ess_share, in_parts, measured, weighted
-from tokensteer.tasks.common.sheets import write_sheet
 from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task
 
 PICTURED = 200
@@ -29,8 +27,8 @@ PICTURED = 200
 def task(setup: Setup | None = None) -> Task:
     """Images of the class `setup.goal`, or of all classes, as many populations each."""
     setup = Setup(STEPS) if setup is None else setup
-    if setup.prompts is not None:
-        raise ValueError(f"{NAME} reads no prompts but classes: leave out --prompts, and give --goal for one class")
+    if setup.prompts is not None or setup.prompt:
+        raise ValueError(f"{NAME} reads no prompts but classes: leave them out, and give --goal for one class")
     labels = labels_of(setup.goal)
     reward_of(setup.reward)
     return of_classes(setup, load_networks(setup), labels)
@@ -60,7 +58,7 @@ def of_classes(setup: Setup, networks: Networks, labels: Sequence[int], failed: 
         prior,
         steered,
         metrics,
-        lambda ids, file: picture(networks, ids, file, len(labels)),
+        lambda ids, file: networks.picture(ids, file, len(labels)),
         marks,
         pictured=PICTURED,
         prompted=Prompted([Prompt(CLASSES[label], CLASSES[label]) for label in labels], failed, only),
@@ -94,9 +92,3 @@ def _apart(pixels: Tensor) -> Tensor:
     """The mean difference of each image (P, 3, H, W) from the next, as a share of white, (P,)."""
     numbers = pixels.float() / 255
     return (numbers - numbers.roll(1, 0)).abs().mean((1, 2, 3))
-
-
-def picture(networks: Networks, ids: Tensor, file: Path, classes: int = 1, columns: int = 16) -> None:
-    """Images of ids (P, L) as a sheet, in colour. With several classes each has a line, if there are equally many."""
-    even = classes > 1 and len(ids) % classes == 0 and len(ids) // classes <= 2 * columns
-    write_sheet(file, networks.pixels(ids), len(ids) // classes if even else min(columns, len(ids)))

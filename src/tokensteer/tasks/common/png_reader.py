@@ -24,8 +24,13 @@ _where: Any = np.where
 def read_png(file: Path) -> Any:
     """The pixels of a PNG, a uint8 array (height, width, channels). Raises ValueError naming the file if it is damaged,
     interlaced, has a palette or has not 8 bits per channel."""
+    return decode_png(file.read_bytes(), str(file))
+
+
+def decode_png(content: bytes, file: str) -> Any:
+    """`read_png` of the content of a file; errors call it `file`."""
     try:
-        (width, height, depth, kind, _, _, interlaced), packed = _chunks(file.read_bytes())
+        (width, height, depth, kind, _, _, interlaced), packed = _chunks(content)
         if depth != 8 or kind not in CHANNELS or interlaced:
             raise ValueError("only 8 bits of grey or RGB, with or without alpha and not interlaced, can be read")
         lines = np.frombuffer(zlib.decompress(packed), np.uint8)

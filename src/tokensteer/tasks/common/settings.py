@@ -23,7 +23,7 @@ def left(to: str, shown: str) -> object:
 class Settings:
     """The task or the method decides what is None."""
 
-    steps: Annotated[int | None, left("100, 64 for text, 16 for cifar", "INT")] = None
+    steps: Annotated[int | None, left("100, 64 for text, 16 for cifar, 24 for emoji", "INT")] = None
     """Denoising steps from all noise to clean."""
     goal: Annotated[int | None, left("the task's", "INT")] = None
     """What to steer towards: the digit, for digits and mnist; 1 for praise and 0 for blame, for text; for dna the cell
@@ -32,7 +32,10 @@ class Settings:
     kl: Annotated[float | None, left("the task's", "FLOAT")] = None
     """The reward is divided by it: small steers hard."""
     prompts: Annotated[Path | None, left("the task's", "FILE")] = None
-    """For text: prompts to begin with or to fill in, a line each, or .jsonl with "prompt" and "id"."""
+    """For text: prompts to begin with or to fill in; for emoji: captions of what to draw. A line each, or .jsonl with
+    "prompt" and "id"."""
+    prompt: Annotated[tuple[str, ...] | None, left("the task's", "PROMPT ...")] = None
+    """The same in words: --prompt "a blue heart, flat style"."""
     draws: Annotated[int | None, left("the task's", "INT")] = None
     """Clean samples that the reward of a half-finished one is estimated from."""
     noise: Annotated[str | None, left("the task's", "STR")] = None
@@ -43,17 +46,18 @@ class Settings:
     """When to resample: ess:0.5, ess:0.5:10 (looking ten times in a run), every:20, always, never, observe (never, but
     look at the weights)."""
     reward: Annotated[str | None, left("the task's", "NAME")] = None
-    """For dna: log-p (the default) or logit. For cifar: class (the default) or compressibility; if given, smc-cfg has
-    it beside its product. For text: a function of your own as MODULE:FUNCTION, from a list of texts to a number for
+    """For dna: log-p (the default) or logit. For cifar: class (the default) or compressibility; for emoji:
+    alignment (the default), compressibility or a colour as mostly-blue; if given, smc-cfg has it beside its product.
+    For text: a function of your own as MODULE:FUNCTION, from a list of texts to a number for
     each; MODULE may be a file."""
     remask: float = 0.0
     """The cap of ReMDM, a probability that open sites are masked again; 0 for none."""
     resample: Annotated[str | None, left("the method's", "STR")] = None
     """How to resample: systematic, stratified, residual, multinomial or ssp, all exact. Systematic varies least; with
     multinomial every child draws its parent on its own."""
-    guidance: Annotated[float | None, left("1.5", "FLOAT")] = None
-    """For cfg and smc-cfg on dna and cifar: the scale s of p(x | goal)^s · p(x)^(1 - s). 1 is the model given the goal,
-    more steers harder."""
+    guidance: Annotated[float | None, left("1.5, 3 for emoji", "FLOAT")] = None
+    """For cfg and smc-cfg on dna, cifar and emoji: the scale s of p(x | goal)^s · p(x)^(1 - s). 1 is the model given
+    the goal, more steers harder. For emoji also that of the guided sampler, which the other methods steer."""
 
     contains: Annotated[tuple[str, ...] | None, left("none", "WORD ...")] = None
     """For text: words that every sample must have, in any order. This and the rules below are hard constraints beside

@@ -96,7 +96,11 @@ def tilt(reward: Classifier, digit: int, ramp: Ramp = RAMP, kl: float = 1.0, dra
     """The target p(x) · p(digit | x)^(1/kl)."""
     if not 0 <= digit < CLASSES:
         raise ValueError(f"the goal must be a digit from 0 to 9, got {digit}")
-    return Tilt(lambda x: reward(x)[:, digit], kl, ramp, draws, differentiable=True)
+
+    def certainty(x: Tensor) -> Tensor:
+        return reward(x)[:, digit]
+
+    return Tilt(certainty, kl, ramp, draws, differentiable=True)
 
 
 def task(recipe: Recipe, setup: Setup | None = None) -> Task:

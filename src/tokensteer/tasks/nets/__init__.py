@@ -22,6 +22,8 @@ from tokensteer.tasks.nets.image_classifiers import ConvMixer as ConvMixer
 from tokensteer.tasks.nets.image_classifiers import MixerConfig as MixerConfig
 from tokensteer.tasks.nets.image_classifiers import ResNet as ResNet
 from tokensteer.tasks.nets.image_classifiers import ResNetConfig as ResNetConfig
+from tokensteer.tasks.nets.image_text import ImageText as ImageText
+from tokensteer.tasks.nets.image_text import ImageTextConfig as ImageTextConfig
 from tokensteer.tasks.nets.readers import AttentiveConfig as AttentiveConfig
 from tokensteer.tasks.nets.readers import AttentiveReader as AttentiveReader
 from tokensteer.tasks.nets.readers import NgramConfig as NgramConfig
@@ -29,6 +31,8 @@ from tokensteer.tasks.nets.readers import NgramReader as NgramReader
 from tokensteer.tasks.nets.readers import Reader as Reader
 from tokensteer.tasks.nets.store import load as load
 from tokensteer.tasks.nets.store import save as save
+from tokensteer.tasks.nets.text_encoder import TextEncoder as TextEncoder
+from tokensteer.tasks.nets.text_encoder import TextEncoderConfig as TextEncoderConfig
 from tokensteer.tasks.nets.transformer import Transformer as Transformer
 from tokensteer.tasks.nets.transformer import TransformerConfig as TransformerConfig
 from tokensteer.tasks.nets.transformer import Trunk as Trunk

@@ -64,7 +64,8 @@ class EncoderReaderConfig:
 
 
 class Layer(nn.Module):
-    """Attention and an MLP; a norm follows each sum with the input."""
+    """Attention and an MLP; a norm follows each sum with the input. With `seen`, a mask for (P, heads, L, L),
+    queries attend to the keys where it is True."""
 
     def __init__(self, width: int, heads: int, inner: int) -> None:
         super().__init__()
@@ -73,10 +74,10 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
         self.after_mix, self.after_mlp = nn.LayerNorm(width, EPSILON), nn.LayerNorm(width, EPSILON)
 
-    def forward(self, h: Tensor) -> Tensor:
+    def forward(self, h: Tensor, seen: Tensor | None = None) -> Tensor:
         rows, length, width = h.shape
         q, k, v = self.qkv(h).view(rows, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(rows, length, width)
+        mixed = F.scaled_dot_product_attention(q, k, v, seen).transpose(1, 2).reshape(rows, length, width)
         h = self.after_mix(h + self.out(mixed))
         return self.after_mlp(h + self.down(F.gelu(self.up(h))))
 

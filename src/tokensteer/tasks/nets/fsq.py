@@ -25,8 +25,9 @@ MOST_CODES = 2**16
 
 @dataclass(frozen=True)
 class FSQConfig:
-    """Colour images of `side` x `side` pixels, and one code for each 2 x 2 of them. Encoder and decoder have so many
-    channels and residual blocks at full and at half resolution."""
+    """Colour images of `side` x `side` pixels. Encoder and decoder have so many channels and residual blocks at full
+    resolution, at half of it, and so on: with two numbers each there is a code for each 2 x 2 pixels, with three for
+    each 4 x 4."""
 
     side: int = 32
     levels: tuple[int, ...] = (8, 5, 5, 5)
@@ -38,13 +39,15 @@ class FSQConfig:
 
     def __post_init__(self) -> None:
         check_config(self)
-        if self.side % 2:
-            raise ValueError(f"FSQConfig: images of {self.side} pixels cannot be halved: give an even side")
+        if self.side % self.patch:
+            raise ValueError(
+                f"FSQConfig: images of {self.side} pixels have no patches of {self.patch}: give a multiple as side"
+            )
         if any(levels < 2 for levels in self.levels) or math.prod(self.levels) > MOST_CODES:
             raise ValueError(f"FSQConfig: levels {self.levels} must be 2 or more, with a product up to {MOST_CODES}")
         for name in ("encoder_channels", "encoder_blocks", "decoder_channels", "decoder_blocks"):
-            if len(getattr(self, name)) != 2:
-                raise ValueError(f"FSQConfig: {name} has two numbers, for full and half resolution")
+            if len(getattr(self, name)) != len(self.encoder_channels):
+                raise ValueError(f"FSQConfig: {name} has {len(self.encoder_channels)} numbers, one for each resolution")
         if any(c % self.groups for c in (*self.encoder_channels, *self.decoder_channels)):
             raise ValueError(f"FSQConfig: channels must be multiples of {self.groups} groups")
 
@@ -54,9 +57,19 @@ class FSQConfig:
         return math.prod(self.levels)
 
     @property
+    def patch(self) -> int:
+        """The side of the pixels of one code."""
+        return 2 ** (len(self.encoder_channels) - 1)
+
+    @property
+    def grid(self) -> int:
+        """The number of codes in a row."""
+        return self.side // self.patch
+
+    @property
     def length(self) -> int:
         """The number of sites, row by row."""
-        return (self.side // 2) ** 2
+        return self.grid**2
 
 
 class Rounding(nn.Module):
@@ -114,6 +127,10 @@ class Level(nn.Sequential):
         super().__init__(*(Residual(channels, channels, groups, condition=0) for _ in range(blocks)))
 
 
+def _read_out(channels: int, numbers: int, groups: int) -> list[nn.Module]:
+    return [nn.GroupNorm(groups, channels), nn.SiLU(), nn.Conv2d(channels, numbers, 3, padding=1)]
+
+
 class FSQ(nn.Module):
     """Images (P, 3, side, side) in [0, 1] as ids (P, L), and back."""
 
@@ -121,38 +138,30 @@ class FSQ(nn.Module):
         super().__init__()
         self.config = config
         numbers, groups = len(config.levels), config.groups
-        (fine, coarse), (fine_blocks, coarse_blocks) = config.encoder_channels, config.encoder_blocks
-        self.encoder = nn.Sequential(
-            nn.Conv2d(3, fine, 3, padding=1),
-            Level(fine, fine_blocks, groups),
-            nn.Conv2d(fine, coarse, 4, stride=2, padding=1),
-            Level(coarse, coarse_blocks, groups),
-            nn.GroupNorm(groups, coarse),
-            nn.SiLU(),
-            nn.Conv2d(coarse, numbers, 3, padding=1),
-        )
+        layers: list[nn.Module] = []
+        before = 3
+        for channels, blocks in zip(config.encoder_channels, config.encoder_blocks, strict=True):
+            kernel, stride = (4, 2) if layers else (3, 1)
+            layers += [nn.Conv2d(before, channels, kernel, stride, padding=1), Level(channels, blocks, groups)]
+            before = channels
+        self.encoder = nn.Sequential(*layers, *_read_out(before, numbers, groups))
         self.rounding = Rounding(config.levels)
-        (fine, coarse), (fine_blocks, coarse_blocks) = config.decoder_channels, config.decoder_blocks
-        self.decoder = nn.Sequential(
-            nn.Conv2d(numbers, coarse, 3, padding=1),
-            Level(coarse, coarse_blocks, groups),
-            nn.Upsample(scale_factor=2.0),
-            nn.Conv2d(coarse, fine, 3, padding=1),
-            Level(fine, fine_blocks, groups),
-            nn.GroupNorm(groups, fine),
-            nn.SiLU(),
-            nn.Conv2d(fine, 3, 3, padding=1),
-        )
+        layers, before = [], numbers
+        for channels, blocks in reversed(list(zip(config.decoder_channels, config.decoder_blocks, strict=True))):
+            layers += [nn.Upsample(scale_factor=2.0)] if layers else []
+            layers += [nn.Conv2d(before, channels, 3, padding=1), Level(channels, blocks, groups)]
+            before = channels
+        self.decoder = nn.Sequential(*layers, *_read_out(before, 3, groups))
 
     def numbers(self, images: Tensor) -> Tensor:
-        """The numbers of each site before rounding, (P, side/2, side/2, K)."""
+        """The numbers of each site before rounding, (P, grid, grid, K)."""
         if images.shape[1:] != (3, self.config.side, self.config.side):
             side = self.config.side
             raise ValueError(f"this tokeniser was built for images (P, 3, {side}, {side}), got {tuple(images.shape)}")
         return self.encoder(2 * images - 1).permute(0, 2, 3, 1)
 
     def images(self, codes: Tensor) -> Tensor:
-        """Images of codes (P, side/2, side/2, K), which may exceed [0, 1]."""
+        """Images of codes (P, grid, grid, K), which may exceed [0, 1]."""
         return (self.decoder(codes.permute(0, 3, 1, 2)) + 1) / 2
 
     def forward(self, images: Tensor) -> Tensor:
@@ -170,5 +179,5 @@ class FSQ(nn.Module):
         """
         if x.shape[1] != self.config.length:
             raise ValueError(f"this tokeniser was built for {self.config.length} sites, got {x.shape[1]}")
-        half = self.config.side // 2
-        return self.images(self.rounding.codes(x).view(len(x), half, half, -1)).clamp(0, 1)
+        grid = self.config.grid
+        return self.images(self.rounding.codes(x).view(len(x), grid, grid, -1)).clamp(0, 1)

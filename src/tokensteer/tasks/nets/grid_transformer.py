@@ -1,7 +1,9 @@
-"""A bidirectional transformer for grids of tokens, conditioned on a class by modulation of every block.
+"""A bidirectional transformer for grids of tokens, conditioned on a class or on the states of a text, or on nothing.
 
-The class scales and shifts what each block reads and scales what it adds to its input. Few classes need no network for
-this: each block has a table with a row for each class and one for no class, all zero before training.
+A class modulates every block: it scales and shifts what the block reads and scales what it adds to its input. Few
+classes need no network for this: each block has a table with a row for each class and one for no class, all zero before
+training. The states of a text are further tokens of the sequence, which all blocks mix with those of the grid. A
+learned vector stands where there is no state, and no text is a text without states.
 
 Positions enter twice. A learned embedding of every site tells sites of an all-mask canvas apart; rotations of queries
 and keys by row and column make attention depend on distances too, which need not be learned for each pair of sites.
@@ -23,7 +25,8 @@ from tokensteer.tasks.nets.parts import NO_LABEL, check_config, embed
 
 @dataclass(frozen=True)
 class GridTransformerConfig:
-    """A grid of `height` x `width` sites, row by row. `vocab_size` counts the mask; `dropout` is of training alone."""
+    """A grid of `height` x `width` sites, row by row. `vocab_size` counts the mask; `dropout` is of training alone. The
+    condition is one of `num_classes`, or the states of a text, (context_length, context_width)."""
 
     vocab_size: int
     height: int
@@ -34,9 +37,16 @@ class GridTransformerConfig:
     num_classes: int = 0
     dropout: float = 0.0
     skips: bool = False
+    context_length: int = 0
+    context_width: int = 0
 
     def __post_init__(self) -> None:
-        check_config(self, may_be_zero=("depth", "num_classes"))
+        check_config(self, may_be_zero=("depth", "num_classes", "context_length", "context_width"))
+        if bool(self.context_length) != bool(self.context_width) or (self.context_length and self.num_classes):
+            raise ValueError(
+                "GridTransformerConfig: a text has a context_length and a context_width, and a network reads classes "
+                "or texts: give both lengths, or num_classes"
+            )
         if self.hidden % (4 * self.heads):
             raise ValueError(
                 f"GridTransformerConfig: hidden {self.hidden} is no multiple of 4 times {self.heads} heads"
@@ -123,6 +133,29 @@ class GridBlock(nn.Module):
         return F.dropout(h, self.dropout, self.training) if self.dropout else h
 
 
+class TextStates(nn.Module):
+    """The states of texts (P, S, W) as tokens (P, length, H). Rows of zeros, and those that are missing, are no state
+    and all alike."""
+
+    def __init__(self, config: GridTransformerConfig) -> None:
+        super().__init__()
+        self.length, self.width = config.context_length, config.context_width
+        self.norm, self.project = nn.LayerNorm(self.width), nn.Linear(self.width, config.hidden)
+        self.absent = nn.Parameter(0.02 * torch.randn(config.hidden))
+
+    def forward(self, states: Tensor | None, rows: int) -> Tensor:
+        if states is None:
+            return self.absent.expand(rows, self.length, -1)
+        if states.dim() != 3 or states.shape[1] > self.length or states.shape[2] != self.width:
+            raise ValueError(
+                f"this network reads the states of a text, (P, {self.length}, {self.width}) or fewer of them, got "
+                f"{tuple(states.shape)}"
+            )
+        states = F.pad(states.to(self.absent.dtype), (0, 0, 0, self.length - states.shape[1])).expand(rows, -1, -1)
+        present = (states != 0).any(-1, keepdim=True)
+        return torch.where(present, self.project(self.norm(states)), self.absent)
+
+
 class Skip(nn.Module):
     """Joins the states of an earlier block to those of a later one, which are all it gives before training."""
 
@@ -137,8 +170,9 @@ class Skip(nn.Module):
 
 
 class GridTransformer(nn.Module):
-    """Logits (P, L, V) of ids (P, L) or one-hots (P, L, V): head(hidden(x, label)). The head's matrix is the embedding
-    table. Labels (P,) count from 0; `num_classes`, -1 or None in place of all is no class."""
+    """Logits (P, L, V) of ids (P, L) or one-hots (P, L, V): head(hidden(x, condition)). The head's matrix is the
+    embedding table. The condition is labels (P,), which count from 0, with `num_classes` or -1 for no class; or states
+    (P, S, W), with zeros for no text; None in place of all is no condition."""
 
     turns: Tensor
 
@@ -156,19 +190,23 @@ class GridTransformer(nn.Module):
         nn.init.normal_(self.tokens.weight, std=0.02)  # logits start near 0
         nn.init.zeros_(self.head.bias)
         self.head.weight = self.tokens.weight
+        self.context = TextStates(config) if config.context_length else None
         turns = rotations(config.height, config.width, config.hidden // config.heads)
-        self.register_buffer("turns", turns, persistent=False)
+        still = torch.tensor([1.0, 0.0])[:, None, None].expand(2, config.context_length, turns.shape[-1])
+        self.register_buffer("turns", torch.cat([turns, still], 1), persistent=False)
 
-    def hidden(self, x: Tensor, label: Tensor | None = None) -> Tensor:
+    def hidden(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
         """(P, L, H)."""
-        return self.within(embed(x, self.tokens), label)
+        return self.within(embed(x, self.tokens), condition)
 
-    def within(self, embedded: Tensor, label: Tensor | None = None) -> Tensor:
+    def within(self, embedded: Tensor, condition: Tensor | None = None) -> Tensor:
         """Hidden states of embedded tokens (P, L, H)."""
         if embedded.shape[1] != self.config.length:
             raise ValueError(f"this transformer was built for {self.config.length} sites, got {embedded.shape[1]}")
-        row_label = self._labels(label, embedded)
         h = embedded + self.places
+        if self.context is not None:
+            h = torch.cat([h, self.context(condition, len(h))], 1)
+        row_label = self._labels(None if self.context is not None else condition, embedded)
         earlier: list[Tensor] = []
         first = len(self.blocks) - len(self.skips)
         for k, block in enumerate(self.blocks):
@@ -176,11 +214,11 @@ class GridTransformer(nn.Module):
             h = block(h, row_label, self.turns)
             if k < len(self.skips):
                 earlier.append(h)
-        h, by_class = self.norm(h), self.modulation(row_label)
+        h, by_class = self.norm(h[:, : self.config.length]), self.modulation(row_label)
         return h if by_class is None else modulated(h, *by_class)
 
-    def forward(self, x: Tensor, label: Tensor | None = None) -> Tensor:
-        return self.head(self.hidden(x, label))
+    def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
+        return self.head(self.hidden(x, condition))
 
     def _labels(self, label: Tensor | None, rows: Tensor) -> Tensor:
         none = self.config.num_classes

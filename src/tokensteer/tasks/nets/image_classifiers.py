@@ -81,8 +81,12 @@ class ResNet(nn.Module):
         self.layers = nn.Sequential(*layers)
         self.head = nn.Linear(before, config.num_classes)
 
+    def numbers(self, images: Tensor) -> Tensor:
+        """The outputs of the head, (P, K)."""
+        return self.head(self.layers(_centred(images, self.config.side)).mean((2, 3))).float()
+
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.layers(_centred(images, self.config.side)).mean((2, 3))).float().log_softmax(-1)
+        return self.numbers(images).log_softmax(-1)
 
 
 class MixerBlock(nn.Module):
@@ -108,8 +112,12 @@ class ConvMixer(nn.Module):
         self.layers = nn.Sequential(patches, nn.GELU(), nn.BatchNorm2d(config.hidden), *blocks)
         self.head = nn.Linear(config.hidden, config.num_classes)
 
+    def numbers(self, images: Tensor) -> Tensor:
+        """The outputs of the head, (P, K)."""
+        return self.head(self.layers(_centred(images, self.config.side)).mean((2, 3))).float()
+
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.layers(_centred(images, self.config.side)).mean((2, 3))).float().log_softmax(-1)
+        return self.numbers(images).log_softmax(-1)
 
 
 def _centred(images: Tensor, side: int) -> Tensor:

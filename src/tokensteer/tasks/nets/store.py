@@ -21,7 +21,9 @@ from tokensteer.tasks.nets.encoder import Encoder, EncoderConfig, EncoderReader,
 from tokensteer.tasks.nets.fsq import FSQ, FSQConfig
 from tokensteer.tasks.nets.grid_transformer import GridTransformer, GridTransformerConfig
 from tokensteer.tasks.nets.image_classifiers import ConvMixer, MixerConfig, ResNet, ResNetConfig
+from tokensteer.tasks.nets.image_text import ImageText, ImageTextConfig
 from tokensteer.tasks.nets.readers import AttentiveConfig, AttentiveReader, NgramConfig, NgramReader
+from tokensteer.tasks.nets.text_encoder import TextEncoder, TextEncoderConfig
 from tokensteer.tasks.nets.transformer import Transformer, TransformerConfig
 from tokensteer.tasks.nets.unet import UNet, UNetConfig
 from tokensteer.tasks.nets.value import Body, ValueConfig, ValueNet
@@ -31,8 +33,8 @@ VERSION = 2
 """The newest version of the format that is read."""
 
 Classifiers = ConvConfig | PatchConfig | AttentiveConfig | NgramConfig | dilated.MotifConfig | dilated.WordsConfig
-Images = FSQConfig | GridTransformerConfig | ResNetConfig | MixerConfig
-Encoders = EncoderConfig | EncoderReaderConfig
+Images = FSQConfig | GridTransformerConfig | ResNetConfig | MixerConfig | ImageTextConfig
+Encoders = EncoderConfig | EncoderReaderConfig | TextEncoderConfig
 Config = Body | Classifiers | ValueConfig | Images | Encoders
 
 _NETWORKS: dict[type[Config], Callable[[Any], nn.Module]] = {
@@ -50,8 +52,10 @@ _NETWORKS: dict[type[Config], Callable[[Any], nn.Module]] = {
     GridTransformerConfig: GridTransformer,
     ResNetConfig: ResNet,
     MixerConfig: ConvMixer,
+    ImageTextConfig: ImageText,
     EncoderConfig: Encoder,
     EncoderReaderConfig: EncoderReader,
+    TextEncoderConfig: TextEncoder,
 }
 
 

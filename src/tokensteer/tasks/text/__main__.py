@@ -20,7 +20,7 @@ from pathlib import Path
 from tyro.conf import OmitArgPrefixes
 
 from tokensteer.tasks.common.command import run_command
-from tokensteer.tasks.common.part import Pieces
+from tokensteer.tasks.common.part_training import Pieces
 from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.text.prior.train import train, train_part
 from tokensteer.tasks.text.prior.work import NAME, RECIPE

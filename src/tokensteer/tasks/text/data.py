@@ -30,7 +30,7 @@ from tokensteer.tasks.common.arrays import Examples
 from tokensteer.tasks.common.command import run_command
 from tokensteer.tasks.common.task import data_file, data_folder
 from tokensteer.tasks.common.training import say
-from tokensteer.tasks.text.wordpiece import INNER, MASK, WordPiece, lines, words
+from tokensteer.tasks.common.wordpiece import INNER, MASK, WordPiece, lines, words
 
 FILE = "reviews-ids.npz"
 LENGTH = 64

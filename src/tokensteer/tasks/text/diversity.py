@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from tokensteer.tasks.text.wordpiece import words
+from tokensteer.tasks.common.wordpiece import words
 
 LONGEST = 4
 UNSEEN = 0.1  # the count of shared n-grams in place of 0, so that texts without shared 4-grams still differ in BLEU

@@ -26,11 +26,12 @@ from tokensteer.core.particles.result import Result
 from tokensteer.core.twists.ramps import linear as linear_ramp
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.rewards.text import OfText, of_text
-from tokensteer.tasks.common import learned
+from tokensteer.tasks.common import learned, prompts
 from tokensteer.tasks.common.arrays import to_lists
 from tokensteer.tasks.common.metrics import Measured, ess_share, in_parts, measured, weighted
 from tokensteer.tasks.common.proposals import ProposalConfig
 from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task
+from tokensteer.tasks.common.wordpiece import WordPiece
 from tokensteer.tasks.nets import (
     AttentiveConfig,
     Encoder,
@@ -42,12 +43,11 @@ from tokensteer.tasks.nets import (
     TransformerConfig,
     Trunk,
 )
-from tokensteer.tasks.text import prompts
 from tokensteer.tasks.text.data import Reviews
 from tokensteer.tasks.text.diversity import distinct, self_bleu
 from tokensteer.tasks.text.fluency import Fluency
+from tokensteer.tasks.text.prompts import DEFAULT
 from tokensteer.tasks.text.rules import rule_of
-from tokensteer.tasks.text.wordpiece import WordPiece
 from tokensteer.train import Plan
 
 CLASSES = ("blame", "praise")
@@ -158,7 +158,7 @@ def tilt(reward: Opinion | OfText, kl: float | None = None, draws: int = DRAWS) 
 
 
 def task(recipe: Recipe, setup: Setup | None = None) -> Task:
-    """Towards praise, or blame if `setup.goal` is 0, for the prompts of the file `setup.prompts`, or `prompts.DEFAULT`.
+    """Towards praise, or blame if `setup.goal` is 0, for the prompts of the setup, or `DEFAULT`.
     `setup.reward_function` replaces the reward; the judge still marks the goal."""
     setup = Setup(NUM_STEPS) if setup is None else setup
     if setup.reward is not None and setup.reward_function is None:
@@ -172,7 +172,7 @@ def task(recipe: Recipe, setup: Setup | None = None) -> Task:
     fluency = Fluency.found()
     canvases: list[tuple[Prompt, Tensor]] = []
     failed: list[Failure] = []
-    for prompt in prompts.numbered(prompts.DEFAULT) if setup.prompts is None else prompts.read(setup.prompts):
+    for prompt in prompts.given(setup, DEFAULT):
         try:
             canvases.append((prompt, canvas(prompt.text, vocabulary, length)))
         except ValueError as error:

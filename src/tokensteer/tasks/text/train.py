@@ -19,9 +19,9 @@ from tokensteer.tasks.common.metrics import Classifier, Measured, accuracy, in_p
 from tokensteer.tasks.common.proposals import ProposalTraining
 from tokensteer.tasks.common.task import SHIPPED, Setup
 from tokensteer.tasks.common.training import Network, Training, Trial, train_networks
+from tokensteer.tasks.common.wordpiece import WordPiece
 from tokensteer.tasks.text.data import Reviews
 from tokensteer.tasks.text.recipe import NUM_STEPS, Recipe, as_denoiser, augment, canvas, model, reader, task
-from tokensteer.tasks.text.wordpiece import WordPiece
 from tokensteer.train import classifier_loss, headed_loss
 
 SHARES = (0.9, 0.05, 0.05)  # of the time, for denoiser, reward and judge

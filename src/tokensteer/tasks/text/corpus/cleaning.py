@@ -11,7 +11,7 @@ import re
 import zlib
 from collections.abc import Sequence
 
-from tokensteer.tasks.text.wordpiece import words
+from tokensteer.tasks.common.wordpiece import words
 
 SHORTEST = 60  # words
 RUN = 8  # words of a run that two texts should not share

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from tokensteer.tasks.common import arrays as arrays_in
 from tokensteer.tasks.common.training import say
+from tokensteer.tasks.common.wordpiece import WordPiece, lines, words
 from tokensteer.tasks.text.corpus.write import read_corpus
 from tokensteer.tasks.text.data import COMMON, PARTS, deal, read_reviews, restricted, sentences
-from tokensteer.tasks.text.wordpiece import WordPiece, lines, words
 
 FILE = "prior-ids.npz"
 LENGTH = 100

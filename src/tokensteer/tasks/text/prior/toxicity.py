@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from tokensteer.tasks.common.arrays import to_lists
+from tokensteer.tasks.common.wordpiece import INNER, WordPiece, words
 from tokensteer.tasks.nets.readers import NgramConfig
 from tokensteer.tasks.text.corpus.assignments import MOODS
 from tokensteer.tasks.text.corpus.lists import entries
 from tokensteer.tasks.text.corpus.windows import SIZE, Windows
 from tokensteer.tasks.text.prior.classifiers import Examples, probabilities
 from tokensteer.tasks.text.prior.published import TOXIC
-from tokensteer.tasks.text.wordpiece import INNER, WordPiece, words
 from tokensteer.train import Plan
 
 JUDGE = NgramConfig(SIZE, 2, features=64, spans=(1, 2, 3), channels=96)

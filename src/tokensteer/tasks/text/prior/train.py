@@ -17,15 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from tokensteer.tasks.common.checkpoints import Checkpoints
-from tokensteer.tasks.common.part import Pieces, finish_cards, go_on
-from tokensteer.tasks.common.task import check_device, weights_file
+from tokensteer.tasks.common.part_training import PartTraining, Pieces, finish_cards, go_on
+from tokensteer.tasks.common.task import weights_file
 from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.text.corpus import windows, write
 from tokensteer.tasks.text.prior import parts, published
-from tokensteer.tasks.text.prior.work import NAME, NETWORKS, PARTS, RECIPE, PriorRecipe, Work, made
+from tokensteer.tasks.text.prior.work import NAME, NETWORKS, PARTS, RECIPE, PriorRecipe, Work, described, made
 
 SHARES = {"corpus": 0.22, "denoiser": 0.64, "labeller": 0.05, "reward": 0.03, "judge": 0.03, "toxicity-judge": 0.03}
 """Of the minutes, if all parts are trained."""
@@ -54,19 +52,13 @@ def train(training: Training, recipe: PriorRecipe = RECIPE) -> dict[str, Any]:
 
 def train_part(part: str, training: Training, pieces: Pieces = ALONE, recipe: PriorRecipe = RECIPE) -> Any:
     """Do one part, for `training.minutes` if it is a training; returns what was measured."""
-    if part not in PARTS:
-        raise ValueError(f"there is no part {part}: give one of {', '.join(PARTS)}")
-    check_device(training.device)
-    if torch.device(training.device).type == "cuda":
-        torch.set_float32_matmul_precision("high")
-    training.begin()
+    PartTraining(NAME, PARTS, part, training, pieces, "").begin()
     if part == "published":
         return published.convert(training.out)
     if part == "corpus":
         return parts.make_corpus(training, recipe)
     if part == "windows":
         return parts.make_windows(training, recipe)
-    training.seed_torch(PARTS.index(part))
     corpus = windows.load(made(windows.FILE, training))
     if len(corpus.vocabulary) != recipe.denoiser.vocab_size or corpus.length != recipe.denoiser.length:
         raise ValueError(
@@ -83,4 +75,4 @@ def train_part(part: str, training: Training, pieces: Pieces = ALONE, recipe: Pr
         "toxicity-judge": parts.make_toxicity_judge,
         "quality": parts.make_quality,
     }
-    return makers[part](Work(part, training, pieces, recipe, corpus))
+    return makers[part](Work(NAME, PARTS, part, training, pieces, described(corpus), recipe, corpus))

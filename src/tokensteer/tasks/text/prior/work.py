@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 
-from tokensteer.tasks.common.part import INT8, Part, Pieces
-from tokensteer.tasks.common.task import data_folder, weights_file
-from tokensteer.tasks.common.timed_loop import Progress, Trainee
+from tokensteer.tasks.common.part_training import PartTraining
+from tokensteer.tasks.common.task import data_folder
 from tokensteer.tasks.common.training import Training
-from tokensteer.tasks.nets import load, save
 from tokensteer.tasks.nets.encoder import EncoderConfig, EncoderReaderConfig
 from tokensteer.tasks.nets.readers import NgramConfig
-from tokensteer.tasks.nets.store import Config
 from tokensteer.tasks.text.corpus import windows, write
 from tokensteer.tasks.text.prior import classifiers, quality
 from tokensteer.tasks.text.prior import denoiser as denoising
@@ -54,22 +48,11 @@ RECIPE = PriorRecipe()
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a part needs."""
+class Work(PartTraining):
+    """The training of a part, and what it needs."""
 
-    part: str
-    training: Training
-    pieces: Pieces
     recipe: PriorRecipe
     corpus: windows.Corpus
-
-    @property
-    def device(self) -> str:
-        return self.training.device
-
-    @property
-    def compiled(self) -> bool:
-        return self.device.startswith("cuda")
 
     @property
     def origin(self) -> tuple[int, ...]:
@@ -85,29 +68,6 @@ class Work:
         hidden = classifiers.without_opening(taught, self.mask_id)
         sets = {"texts of the corpus": taught, "texts without their opening": hidden, "real reviews": real}
         return {name: part.take(spread(len(part), most)).to(self.device) for name, part in sets.items() if len(part)}
-
-    def stored(self, part: str) -> nn.Module:
-        """A network that was trained before."""
-        return load(weights_file(self.training.out, NAME, part), self.device)
-
-    @property
-    def _own(self) -> Part:
-        return Part(NAME, self.part, PARTS.index(self.part), self.training, self.pieces)
-
-    def run(self, trainee: Trainee, plan: Plan) -> Progress:
-        return self._own.run(trainee, plan)
-
-    def finish(
-        self, net: nn.Module, config: Config, plan: Plan | None, progress: Progress | None, found: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Write the card of a network."""
-        more = {"stored": INT8, "config": asdict(config), **({} if plan is None else {"plan": asdict(plan)})}
-        return self._own.finish(net, progress, described(self.corpus), more, found)
-
-    def store(self, net: nn.Module) -> nn.Module:
-        """Write a network, and read it as it was written."""
-        save(net, weights_file(self.training.out, NAME, self.part), torch.int8)
-        return self.stored(self.part)
 
 
 def described(corpus: windows.Corpus) -> str:

@@ -1,0 +1,108 @@
+"""A tokeniser of images and a denoiser of its tokens as models of sequences.
+
+The tokens of an image are its codes, row by row; the id after the last code is the mask. A condition of the denoiser, a
+class or the states of a caption, is the context of a `Diffusion`, one for each population.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from tokensteer.core.kernels.kernel import Kernel
+from tokensteer.core.kernels.masked import Ancestral, Cap
+from tokensteer.core.kernels.schedule import cosine_steps, uniform_steps
+from tokensteer.core.models.denoiser import from_logits
+from tokensteer.core.models.diffusion import Diffusion
+from tokensteer.core.models.template import template
+from tokensteer.core.particles.path import Step
+from tokensteer.tasks.common.metrics import in_parts
+from tokensteer.tasks.common.sheets import write_sheet
+from tokensteer.tasks.common.task import SHIPPED, Setup, weights_file
+from tokensteer.tasks.nets import FSQ, GridTransformer, load
+from tokensteer.train.optim import half_precision
+
+
+@dataclass(frozen=True, eq=False)
+class TokenisedImages:
+    """The two networks, which belong together."""
+
+    tokeniser: FSQ
+    denoiser: GridTransformer
+
+    def __post_init__(self) -> None:
+        codes, sites = self.tokeniser.config.num_codes, self.tokeniser.config.length
+        config = self.denoiser.config
+        if (config.vocab_size, config.length) != (codes + 1, sites):
+            raise ValueError(
+                f"the tokeniser has {sites} sites of {codes} codes, and the denoiser {config.length} sites of "
+                f"{config.vocab_size - 1} codes: train the denoiser of this tokeniser"
+            )
+
+    @property
+    def mask(self) -> int:
+        return self.tokeniser.config.num_codes
+
+    @property
+    def device(self) -> torch.device:
+        return self.denoiser.places.device
+
+    def logits(self, x: Tensor, condition: Tensor) -> Tensor:
+        """(P, L, V) of ids or one-hots; on a GPU in half precision."""
+        with half_precision(self.device):
+            return self.denoiser(x, condition)
+
+    def images(self, x: Tensor) -> Tensor:
+        """Images (P, 3, H, W) in [0, 1] of ids (P, L), or of one-hots (P, L, V), in which they are differentiable. Half
+        precision would not do: its steps near 1 are a whole grey level."""
+        return self.tokeniser.decode(x)
+
+    def pixels(self, x: Tensor, rows: int = 500) -> Tensor:
+        """The images of ids as bytes."""
+        return in_parts(lambda part: (255 * self.images(part)).round().to(torch.uint8), x, rows)
+
+    def diffusion(
+        self,
+        context: Tensor,
+        kernel: Kernel,
+        steps: Sequence[Step],
+        logits: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> Diffusion:
+        """A sampler of tokens for populations of these conditions."""
+        canvas = template(self.tokeniser.config.length, self.mask).to(self.device)
+        denoiser = from_logits(self.logits if logits is None else logits, self.mask, ignores_time=True)
+        return Diffusion(denoiser, kernel, steps, canvas, context=context.to(self.device))
+
+    def model(self, context: Tensor, num_steps: int, remask: float = 0.0, cosine: bool = True) -> Diffusion:
+        """p(x | condition). By MaskGIT's cosine, few sites open at first and many at the end."""
+        steps = cosine_steps(num_steps) if cosine else uniform_steps(num_steps)
+        kernel = Ancestral(self.mask, sigma=Cap(remask)) if remask else Ancestral(self.mask)
+        return self.diffusion(context, kernel, steps)
+
+    def picture(self, ids: Tensor, file: Path, groups: int = 1, columns: int = 16) -> None:
+        """Images of ids (P, L) as a sheet. Each of several groups of equal size has a line."""
+        even = groups > 1 and len(ids) % groups == 0 and len(ids) // groups <= 2 * columns
+        write_sheet(file, self.pixels(ids), len(ids) // groups if even else min(columns, len(ids)))
+
+
+def load_roles(setup: Setup, task: str, roles: Sequence[str], minutes: int) -> list[nn.Module]:
+    """The networks of a folder by their roles. Raises FileNotFoundError with the mend if one is not there."""
+    missing = [role for role in roles if not weights_file(setup.weights, task, role).is_file()]
+    if missing:
+        where = "do not come with the package" if setup.weights == SHIPPED else f"are not in {setup.weights}"
+        raise FileNotFoundError(
+            f"the weights of {task} {where} ({', '.join(missing)}): train them by tokensteer train {task} --device "
+            f"cuda --minutes {minutes} --out FOLDER, and give --weights FOLDER"
+        )
+    return [load(weights_file(setup.weights, task, role), setup.device) for role in roles]
+
+
+def as_tokenised(task: str, folder: Path, tokeniser: nn.Module, denoiser: nn.Module) -> tuple[FSQ, GridTransformer]:
+    """The networks of a folder, if they are a tokeniser and a denoiser."""
+    if not isinstance(tokeniser, FSQ) or not isinstance(denoiser, GridTransformer):
+        raise ValueError(f"the weights of {task} in {folder} are of other networks: train them again")
+    return tokeniser, denoiser

@@ -1,0 +1,74 @@
+"""`python -m tokensteer.tasks.emoji`: one part of the making of `emoji`, in one run or in several.
+
+    python -m tokensteer.tasks.emoji --part data --out FOLDER
+    python -m tokensteer.tasks.emoji --part states --out FOLDER --device cuda
+    python -m tokensteer.tasks.emoji --part tokeniser --out FOLDER --device cuda --minutes 4
+    python -m tokensteer.tasks.emoji --part denoiser --out FOLDER --device cuda --minutes 8 --horizon 14
+    python -m tokensteer.tasks.emoji --part denoiser --out FOLDER --device cuda --minutes 6 --horizon 14 \
+        --resume FOLDER/checkpoints
+    python -m tokensteer.tasks.emoji --part reward --out FOLDER --device cuda --minutes 2
+    python -m tokensteer.tasks.emoji --part judge --out FOLDER --device cuda --minutes 2
+    python -m tokensteer.tasks.emoji --part quality --out FOLDER --device cuda
+    python -m tokensteer.tasks.emoji --part kid --out FOLDER
+
+The first needs the packages of drawings, resvg and MiniLM; the others need what it wrote and LPIPS
+(`python -m tokensteer.tasks.cifar --part lpips` writes it as one file), and the last the file of Inception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tyro.conf import OmitArgPrefixes
+
+from tokensteer.tasks.common.command import run_command
+from tokensteer.tasks.common.part_training import Pieces
+from tokensteer.tasks.common.training import Training
+from tokensteer.tasks.emoji.train import NAME, RECIPE, train_part
+
+
+@dataclass(frozen=True)
+class Command:
+    """One part of the making of `emoji`."""
+
+    part: str  # data, states, tokeniser, denoiser, reward, judge, quality or kid
+    out: Path  # folder for weights, cards and checkpoints
+    device: str = "cpu"  # cpu or cuda
+    seed: int = 0  # of weights and batches
+    minutes: float | None = None  # time of this run, measuring not counted
+    scale: float = 1.0  # without --minutes: this many times the usual steps
+    horizon: float | None = None  # minutes of all runs together, if others follow; the rate falls until then
+    resume: Path | None = None  # folder with the checkpoint to continue from
+    weights: Path | None = None  # folder of the parts before, if it is not --out
+    dropout: float | None = None  # of the denoiser, if not the usual
+    rate: float | None = None  # the highest learning rate, if not the usual
+    batch_size: int | None = None  # if not the usual
+    samples: int | None = None  # of quality, if not the usual
+    exact: bool = False  # checkpoints in float32, three times as large
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    run_command(NAME, run, arguments)
+
+
+def run(command: OmitArgPrefixes[Command]) -> None:
+    training = Training(command.out, command.device, command.seed, command.minutes, command.scale)
+    changes = {"rate": command.rate, "batch_size": command.batch_size}
+    given = {name: value for name, value in changes.items() if value is not None}
+    dropout = RECIPE.denoiser.dropout if command.dropout is None else command.dropout
+    recipe = replace(
+        RECIPE,
+        denoiser=replace(RECIPE.denoiser, dropout=dropout),
+        tokeniser_plan=replace(RECIPE.tokeniser_plan, **given),
+        denoiser_plan=replace(RECIPE.denoiser_plan, **given),
+        tower_plan=replace(RECIPE.tower_plan, **given),
+        samples=RECIPE.samples if command.samples is None else command.samples,
+    )
+    pieces = Pieces(command.resume, command.horizon, command.weights, command.exact)
+    train_part(command.part, training, pieces, recipe)
+
+
+if __name__ == "__main__":
+    main()

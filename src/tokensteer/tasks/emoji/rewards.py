@@ -1,0 +1,61 @@
+"""Rewards of drawings: agreement with the caption of their population, a colour, and the size of the file."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tokensteer.core.twists.estimators import Sampled
+from tokensteer.core.twists.ramps import linear as linear_ramp
+from tokensteer.core.twists.tilt import Reward, Tilt
+from tokensteer.rewards.image import HUES, compressibility, mostly, of_images
+from tokensteer.tasks.emoji.model import NAME, Networks
+from tokensteer.tasks.nets import ImageText
+from tokensteer.tasks.nets.text_encoder import sentence_vectors
+from tokensteer.train.optim import half_precision
+
+ALIGNMENT, COMPRESSIBILITY, MOSTLY = "alignment", "compressibility", "mostly-"
+KLS = {ALIGNMENT: 0.02, COMPRESSIBILITY: 0.05} | {f"{MOSTLY}{colour}": 0.03 for colour in HUES}
+"""The rewards, each with its default kl."""
+DRAWS = 1
+
+
+def reward_of(name: str | None) -> str:
+    """The reward of that name, `alignment` unless given."""
+    if name is not None and name not in KLS:
+        raise ValueError(f"{NAME} has the rewards {', '.join(KLS)}: give one of them as --reward, got {name}")
+    return ALIGNMENT if name is None else name
+
+
+def tilt(networks: Networks, states: Tensor, reward: str = ALIGNMENT, kl: float | None = None) -> Tilt:
+    """exp(reward/kl). `states` (B, tokens, width) are those of the captions of the populations; alignment depends on
+    them. Gradients pass the decoder; files have none."""
+    chosen = KLS[reward] if kl is None else kl
+    if reward == ALIGNMENT:
+        made, context = agreement(networks, networks.reward), sentence_vectors(states)
+    elif reward == COMPRESSIBILITY:
+        made, context = of_images(networks.images, compressibility, differentiable=False), None
+    else:
+        made, context = of_images(networks.images, mostly(reward.removeprefix(MOSTLY))), None
+    smooth = reward != COMPRESSIBILITY
+    estimator = Sampled(seed=0)
+    return Tilt(made, chosen, linear_ramp, DRAWS, estimator=estimator, differentiable=smooth, context=context)
+
+
+def agreement(networks: Networks, tower: ImageText) -> Reward:
+    """The cosine of the image of x and the sentence vector of its population's caption, (P, width)."""
+
+    def score(images: Tensor, vectors: Tensor) -> Tensor:
+        with half_precision(networks.device):
+            found = tower(images, vectors)
+        return found.float()
+
+    return of_images(networks.images, score)
+
+
+@torch.no_grad()
+def agreements(networks: Networks, tower: ImageText, ids: Tensor, vectors: Tensor, rows: int = 500) -> Tensor:
+    """`agreement` of many ids (P, L) and vectors (P, width), a few at a time."""
+    reward = agreement(networks, tower)
+    parts = zip(torch.split(ids, rows), torch.split(vectors, rows), strict=True)
+    return torch.cat([reward(some, told) for some, told in parts])

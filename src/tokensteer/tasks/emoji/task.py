@@ -1,0 +1,107 @@
+"""Drawings of 64 x 64 pixels from captions: the task `emoji`.
+
+    tokensteer train emoji --out FOLDER --device cuda --minutes 25
+    tokensteer run emoji --weights FOLDER --prompt "a blue heart, flat style" --particles 4
+
+Methods of rewards tilt the guided sampler, p_g(x | caption) · exp(r/kl), with `--guidance`. The target of cfg and
+smc-cfg is the product p(x | caption)^a · p(x)^(1 - a), times exp(r/kl) if a reward is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from tokensteer.core.particles.result import Result
+from tokensteer.rewards.image import share_of
+from tokensteer.tasks.common import prompts
+from tokensteer.tasks.common.metrics import Measured, ess_share, in_parts, measured, weighted
+from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task
+from tokensteer.tasks.emoji.model import GUIDANCE, NAME, STEPS, Networks, load_networks, product, reference
+from tokensteer.tasks.emoji.rewards import MOSTLY, agreements, reward_of, tilt
+from tokensteer.tasks.nets.text_encoder import sentence_vectors
+
+DEFAULT = (
+    "a blue heart, flat style",
+    "a cat with heart eyes, noto style",
+    "a red bicycle, twemoji style",
+    "a pizza, 3d style",
+    "a sad face with a hat, emojione style",
+    "a green dragon, blob style",
+)
+"""Prompts unless others are given; some of them are of no drawing."""
+PICTURED = 200
+
+
+def task(setup: Setup | None = None) -> Task:
+    """Drawings of the prompts of the setup, each with as many populations."""
+    setup = Setup(STEPS) if setup is None else setup
+    if setup.goal is not None:
+        raise ValueError(f"{NAME} draws what prompts say and has no goals: leave out --goal, and give --prompt")
+    reward_of(setup.reward)
+    asked = prompts.given(setup, DEFAULT)
+    return of_prompts(setup, load_networks(setup), asked)
+
+
+def of_prompts(setup: Setup, networks: Networks, asked: Sequence[Prompt], failed: Sequence[Failure] = ()) -> Task:
+    """The task for some prompts."""
+    told = networks.states([prompt.text for prompt in asked])
+    guidance = GUIDANCE if setup.guidance is None else setup.guidance
+    conditional = networks.model(told, STEPS if setup.steps is None else setup.steps, setup.remask)
+    reward = reward_of(setup.reward)
+
+    def only(places: Sequence[int], more: Sequence[Failure]) -> Task:
+        return of_prompts(setup, networks, [asked[k] for k in places], [*failed, *more])
+
+    def metrics(result: Result) -> Mapping[str, Measured]:
+        return assess(result, networks, sentence_vectors(told), reward)
+
+    def marks(ids: Tensor) -> Tensor:
+        """The judge's agreement with the caption, with the best of them if there are several, from 0 to 1."""
+        return in_parts(lambda x: best_agreement(networks, x, sentence_vectors(told)), ids, 500)
+
+    side = networks.tokeniser.config.side
+    named = asked[0].text if len(asked) == 1 else f"{len(asked)} prompts"
+    return Task(
+        NAME,
+        f"drawings of {side} x {side} pixels, of {named}",
+        reference(conditional, guidance),
+        tilt(networks, told, reward, setup.kl),
+        metrics,
+        lambda ids, file: networks.picture(ids, file, len(asked)),
+        marks,
+        pictured=PICTURED,
+        prompted=Prompted(list(asked), failed, only),
+        guided=lambda: product(conditional, guidance),
+        tilts_guided=setup.reward is not None,
+        reward=setup.reward,
+        guidance=guidance,
+    )
+
+
+def best_agreement(networks: Networks, ids: Tensor, vectors: Tensor) -> Tensor:
+    """The highest cosine of each image with one of the vectors (B, width), as a number from 0 to 1."""
+    seen, told = networks.judge.of_images(networks.images(ids)), networks.judge.of_texts(vectors)
+    return (seen @ told.mT).amax(-1).clamp(0, 1).double()
+
+
+def assess(result: Result, networks: Networks, vectors: Tensor, reward: str) -> dict[str, Measured]:
+    """Means over populations: the judge's and the reward network's agreement of weighted samples with the caption of
+    their population, the share of pixels of the colour if one is wanted, and the difference of pixels between draws of
+    neighbouring populations."""
+    populations, count = result.samples.shape[:2]
+    ids = result.samples.flatten(0, 1)
+    own = vectors.repeat_interleave(populations // len(vectors) * count, 0)
+    found: dict[str, Measured] = {}
+    for name, tower in (("judge", networks.judge), ("alignment", networks.reward)):
+        found[name] = weighted(result, agreements(networks, tower, ids, own).double())
+    if reward.startswith(MOSTLY):
+        colour = reward.removeprefix(MOSTLY)
+        share = in_parts(lambda x: share_of(colour)(networks.images(x)), ids, 500)
+        found[f"share of {colour}"] = weighted(result, share.double())
+    pixels = networks.pixels(result.sample()[:, 0]).float() / 255
+    found["diversity"] = measured((pixels - pixels.roll(1, 0)).abs().mean((1, 2, 3)))
+    if result.reward is not None:
+        found["reward"] = weighted(result, result.reward)
+    return {**found, "ess": ess_share(result)}

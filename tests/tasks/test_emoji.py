@@ -1,0 +1,433 @@
+"""The task `emoji` at toy size: sources, captions, states, training part by part, rewards, prompts and sheets."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import small_emoji
+import torch
+
+import tokensteer as ts
+from tokensteer.app.cli import main
+from tokensteer.core.steering.steering import Steering
+from tokensteer.rewards.image import compressibility, mostly, share_of
+from tokensteer.tasks.common import arrays
+from tokensteer.tasks.common.part_training import Pieces
+from tokensteer.tasks.common.sheets import read_sheet
+from tokensteer.tasks.common.task import Setup
+from tokensteer.tasks.common.training import Training, finished
+from tokensteer.tasks.common.wordpiece import WordPiece
+from tokensteer.tasks.emoji import captions, data, denoiser, model, quality, rewards, sources, states, towers
+from tokensteer.tasks.emoji import task as emoji
+from tokensteer.tasks.emoji import train as training_of
+from tokensteer.tasks.emoji.__main__ import main as part_main
+from tokensteer.tasks.emoji.sources import STYLES, Concept
+from tokensteer.tasks.nets.text_encoder import PADDING, sentence_vectors
+from tokensteer.tasks.quality.features import Inception
+
+HEART = Concept("blue heart", ("blue", "heart", "love"), 0)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="module")
+def networks() -> model.Networks:
+    return small_emoji.networks()
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_emoji.save(tmp_path_factory.mktemp("weights"))
+
+
+# ---- sources
+
+
+def packages(folder: Path) -> Path:
+    """Two packages as they are published, with hidden, toned, aliased and mirrored drawings."""
+    names = [
+        {"label": "blue heart", "hexcode": "1F499", "tags": ["blue", "love"], "group": 0},
+        {"label": "flag: Antigua & Barbuda", "hexcode": "1F1E6-1F1EC", "tags": ["AG"], "group": 9},
+        {"label": "waving hand", "hexcode": "1F44B", "group": 1},
+        {"label": "backhand index pointing right", "hexcode": "1F449", "group": 1},
+        {"label": "face with crossed-out eyes", "hexcode": "1F635", "group": 0},
+    ]
+    place = folder / "names" / "package" / "en"
+    place.mkdir(parents=True)
+    (place / "data.json").write_text(json.dumps(names))
+    body = {"body": '<path fill="#00f" d="M0 0h8v8H0z"/>'}
+    icons = {
+        "blue-heart": {**body, "width": 32},
+        "flag-for-antigua-and-barbuda": body,
+        "waving-hand": body,
+        "waving-hand-medium-dark": body,
+        "person-light-skin-tone": body,
+        "dizzy-face": body,
+        "left-hand": body,
+        "secret": {**body, "hidden": True},
+    }
+    aliases = {
+        "backhand-index-pointing-right": {"parent": "left-hand", "hFlip": True},
+        "knocked-out": {"parent": "dizzy-face"},
+        "face-with-crossed-out-eyes": {"parent": "dizzy-face"},
+    }
+    for number, name in enumerate(STYLES.values()):
+        place = folder / f"set-{number}" / "package"
+        place.mkdir(parents=True)
+        (place / "package.json").write_text(json.dumps({"name": f"@iconify-json/{name}"}))
+        drawn = {} if number else {"icons": icons, "aliases": aliases}
+        (place / "icons.json").write_text(json.dumps({"icons": {}, "width": 16, "height": 16, **drawn}))
+    return folder
+
+
+def test_drawings_have_the_names_of_emojibase_and_no_skin_tones(tmp_path: Path):
+    found = {drawing.concept.name: drawing for drawing in sources.read(packages(tmp_path))}
+    assert set(found) == {
+        "blue heart",
+        "flag: Antigua & Barbuda",
+        "waving hand",
+        "backhand index pointing right",
+        "face with crossed-out eyes",
+        "left hand",
+    }
+    assert found["blue heart"].concept.tags == ("blue", "love")
+    assert found["backhand index pointing right"].mirrored
+    assert 'viewBox="0 -8 32 32"' in found["blue heart"].svg  # wider than high: in the middle of a square
+    assert found["left hand"].concept.group == -1
+
+
+def test_packages_that_are_missing_are_named(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="npm pack @iconify-json/noto"):
+        sources.read(tmp_path)
+
+
+def test_drawings_are_rendered_on_white(tmp_path: Path):
+    pytest.importorskip("resvg_py")
+    found = {drawing.concept.name: drawing for drawing in sources.read(packages(tmp_path))}
+    data.write(list(found.values()), tmp_path / data.FILE)
+    drawings = data.read(tmp_path / data.FILE)
+    place = [concept.name for concept in drawings.concepts].index("left hand")
+    image = drawings.pixels[(drawings.concept == place).nonzero()[0, 0]]
+    assert image[:, 0, 0].tolist() == [0, 0, 255]
+    assert image[:, -1, -1].tolist() == [255, 255, 255]
+    mirrored = [concept.name for concept in drawings.concepts].index("backhand index pointing right")
+    assert torch.equal(drawings.pixels[mirrored], image.flip(-1))
+
+
+# ---- captions and splits
+
+
+def test_captions_tell_style_name_and_tags():
+    found = captions.variants(HEART, "flat")
+    assert len(found) == captions.VARIANTS
+    assert found == captions.variants(HEART, "flat")
+    assert found[0] == "flat emoji: blue heart; blue, heart, love"
+    assert found[1:3] == ["flat emoji: blue heart", "a blue heart, flat style"]
+    assert set(found[3].partition("; ")[2].split(", ")) <= set(HEART.tags)
+    assert captions.phrase("eagle: red", "3d") == "an eagle red, 3d style"
+    assert captions.variants(Concept("x"), "3d")[3:] == ["3d emoji: x", "a x, 3d style"]
+
+
+def test_splits_depend_on_names_alone():
+    names = [f"concept {k}" for k in range(400)]
+    pairs = [(name, style) for name in names for style in STYLES]
+    found = dict(zip(pairs, data.splits(pairs), strict=True))
+    assert found == dict(zip(pairs[::-1], data.splits(pairs[::-1]), strict=True))
+    unseen = {name for (name, _), split in found.items() if split == data.CONCEPT}
+    assert len(unseen) == data.UNSEEN_CONCEPTS
+    assert all(found[name, style] == data.CONCEPT for name in unseen for style in STYLES)
+    held = [name for (name, _), split in found.items() if split == data.PAIR]
+    assert len(held) == len(set(held))  # one style of a concept
+    assert 0.3 < len(held) / 250 < 0.5
+    rare = data.splits([("rare", "noto"), ("rare", "flat")])
+    assert rare == [data.TRAIN, data.TRAIN]
+
+
+def test_mirror_images_keep_sides_and_signs(tmp_path: Path):
+    drawings = small_emoji.write_drawings(tmp_path / data.FILE)
+    assert not drawings.mirrors.any()
+    faces = [Concept("leftward bar" if k else "bar", (), 0) for k in range(len(drawings.concepts))]
+    assert replace(drawings, concepts=faces).mirrors.sum() == len(STYLES)
+
+
+# ---- states
+
+
+def test_a_restricted_vocabulary_gives_captions_the_same_tokens():
+    letters = [f"{inner}{c}" for inner in ("", "##") for c in "abcdehrtuvlo;:,"]
+    whole = WordPiece.of(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters, "heart", "blue", "##heart", "never", "love"])
+    small = states.restricted(whole, ["blue heart; love"], most=0)
+    assert "never" not in small.pieces
+    assert [small.origin[k] for k in small.encode("blue heart; love")] == whole.encode("blue heart; love")
+    assert small.encode("heard") != [small.ids["[UNK]"]]  # spelt by letters
+
+
+def test_states_are_zero_behind_the_caption_and_of_it_alone():
+    encoder = small_emoji.encoder()
+    ids = encoder.ids(["a red square", "a blue heart, flat style and much more"])
+    assert (ids[0] != PADDING).sum() == 5
+    assert int(ids[1, -1]) == encoder.pieces.ids["[SEP]"]  # cut off, and framed
+    together, alone = encoder(["a red square", "a blue heart"]), encoder(["a red square"])
+    torch.testing.assert_close(together[:1], alone)
+    assert (together[0, 5:] == 0).all()
+    assert (together[0, :5] != 0).any(-1).all()
+    torch.testing.assert_close(sentence_vectors(together).norm(dim=-1), torch.ones(2))
+    assert (sentence_vectors(encoder.none()) == 0).all()
+    assert not encoder.net(torch.full((1, 4), PADDING)).isnan().any()
+
+
+def test_no_caption_is_the_same_whichever_way_it_is_given(networks: model.Networks):
+    x = torch.full((2, 16), networks.mask)
+    net, told = networks.denoiser, networks.states(["a red square", "a blue bar"])
+    nothing = net(x)
+    torch.testing.assert_close(net(x, networks.encoder.none(2)), nothing)
+    torch.testing.assert_close(net(x, networks.encoder.none(2)[:, :3]), nothing)
+    assert (net(x, told) - nothing).abs().max() > 0.1
+    one_hots = torch.nn.functional.one_hot(x, 10).float()
+    torch.testing.assert_close(net(one_hots, told), net(x, told))
+    with pytest.raises(ValueError, match="states of a text"):
+        net(x, torch.zeros(2, small_emoji.LENGTH + 1, small_emoji.WIDTH))
+
+
+# ---- training
+
+
+def test_all_parts_are_trained_stored_and_measured(tmp_path: Path, monkeypatch, capsys):
+    """From the two files of `data`: states, four networks, a resumed denoiser, and samples with sheets."""
+    monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path / "data"))
+    small_emoji.write_drawings(tmp_path / "data" / data.FILE)
+    states.store_encoder(small_emoji.encoder(), tmp_path / "data")
+    out = tmp_path / "out"
+    found = training_of.train(Training(out), small_emoji.RECIPE)
+    assert list(found) == [*training_of.NETWORKS, "quality"]
+    assert {"PSNR", "PSNR, before int8"} <= set(found["tokeniser"])
+    assert f"{denoiser.NATS}, unseen concepts without caption" in found["denoiser"]
+    assert "R@1, unseen pairs, of reconstructions" in found["judge"]
+    assert set(found["quality"]["unseen pairs"]) >= {"drawings", "reconstructions", "samples, guidance 3"}
+    images, columns = read_sheet(out / "emoji-unseen-pairs.png", small_emoji.SIDE, 1)
+    assert columns == 7
+    assert len(images) == 5 * 7
+    near = quality.distances(out, Inception(lambda images: images.mean((2, 3))), block=7)
+    assert list(near) == list(found["quality"]["unseen pairs"])[1:]
+    assert finished(out.glob("emoji-[derjt]*.json"))
+    card = json.loads((out / "emoji-reward.json").read_text())
+    assert card["styles"] == list(towers.STYLES_OF["reward"])
+    assert all(name in card["data"] for name in ("Twemoji", "EmojiOne", "Noto", "Fluent", "emojibase"))
+    task = emoji.task(Setup(2, weights=out, prompt=("a red square, flat style",)))
+    assert task.model.populations == 1
+    longer = replace(small_emoji.RECIPE, denoiser_plan=replace(small_emoji.PLAN, steps=9))
+    training_of.train_part("denoiser", Training(out), recipe=longer)
+    training_of.train_part("denoiser", Training(out), Pieces(resume=out / "checkpoints"), longer)
+    assert json.loads((out / "emoji-denoiser.json").read_text())["steps"] == 9
+    small_emoji.write_drawings(out / data.FILE)
+    other = replace(data.read(out / data.FILE), concepts=[Concept("x")] * 8)
+    with pytest.raises(ValueError, match="states of other captions"):
+        states.read_states(out / states.STATES, other)
+
+
+def test_the_denoiser_learns_what_captions_say(tmp_path: Path):
+    drawings = small_emoji.write_drawings(tmp_path / data.FILE)
+    told = states.make_states(small_emoji.encoder(), drawings)
+    made = small_emoji.networks()
+    net = made.denoiser.requires_grad_(True)
+    plan = replace(small_emoji.PLAN, steps=24, batch_size=32)
+    trainee = denoiser.DenoiserTraining(net, made.tokeniser, drawings, told, seeded(), plan, copies=1)
+    before = trainee.check()
+    generator = seeded(1)
+    for _ in range(plan.steps):
+        trainee.step(plan.rate, 0.5, generator)
+    after = trainee.check()
+    assert after["unseen pairs"] < before["unseen pairs"] - 0.2
+    ids, condition = trainee.batch(seeded(2))
+    dropped = (condition == 0).flatten(1).all(1)
+    assert ids.shape == (32, 16)
+    assert 0 < int(dropped.sum()) < 16
+
+
+def test_towers_learn_from_their_own_styles(tmp_path: Path):
+    drawings = small_emoji.write_drawings(tmp_path / data.FILE)
+    vectors = states.make_states(small_emoji.encoder(), drawings).concepts
+    net = small_emoji.networks().reward.requires_grad_(True)
+    trainee = towers.TowerTraining(net, drawings, vectors, "reward", small_emoji.PLAN)
+    seen = drawings.part(data.TRAIN)
+    own = torch.isin(seen.style, torch.tensor([list(STYLES).index(name) for name in towers.STYLES_OF["reward"]]))
+    assert torch.equal(trainee.images, seen.pixels[own])
+    generator = seeded()
+    first = float(trainee.step(1e-2, 0.0, generator)["loss"].detach())
+    for _ in range(20):
+        last = trainee.step(1e-2, 0.5, generator)["loss"]
+    assert float(last.detach()) < first - 0.3
+    assert set().union(*towers.STYLES_OF.values()) == set(STYLES)
+
+
+def test_contrast_does_not_count_others_of_the_same_concept():
+    images = torch.eye(3)
+    alike = towers.contrast(images, images, torch.tensor(10.0), torch.tensor([0, 1, 2]))
+    twins = torch.stack([images[0], images[0], images[2]])
+    same = towers.contrast(twins, twins, torch.tensor(10.0), torch.tensor([0, 0, 2]))
+    assert float(same) < float(alike) < 1e-3
+    assert float(towers.contrast(twins, twins, torch.tensor(10.0), torch.tensor([0, 1, 2]))) > 0.4
+
+
+def test_retrieval_counts_images_that_find_their_text(networks: model.Networks):
+    told = torch.nn.functional.normalize(torch.randn(5, small_emoji.WIDTH, generator=seeded()), dim=-1)
+    pixels = torch.randint(256, (5, 3, 16, 16), generator=seeded(), dtype=torch.uint8)
+    seen = networks.judge.of_images(pixels.float() / 255) @ networks.judge.of_texts(told).mT
+    expected = float((seen.argmax(-1) == torch.arange(5)).double().mean())
+    assert towers.retrieval(networks.judge, pixels, told) == pytest.approx(expected)
+
+
+# ---- rewards
+
+
+def flat(colour: tuple[float, float, float], share: float = 0.5) -> torch.Tensor:
+    """An image of which a share has the colour on white."""
+    image = torch.ones(1, 3, 20, 20)
+    image[:, :, : round(20 * share)] = torch.tensor(colour).view(1, 3, 1, 1)
+    return image
+
+
+def test_colours_are_told_by_hue_and_not_by_paper():
+    blue, red, white = (0.1, 0.3, 0.9), (0.9, 0.1, 0.1), (1.0, 1.0, 1.0)
+    for score in (mostly("blue"), share_of("blue")):
+        pictures = (flat(blue), flat(blue, 0.9), flat(red), flat(white))
+        found = [float(score(picture)) for picture in pictures]
+        assert found[0] > 0.7
+        assert found[1] > 0.7
+        assert found[2] < 0.01
+        assert found[3] < 0.01
+    assert float(share_of("blue")(flat(blue))) == pytest.approx(1.0)
+    image = flat((0.6, 0.4, 0.5)).requires_grad_()
+    (gradient,) = torch.autograd.grad(mostly("pink")(image).sum(), image)
+    assert gradient.isfinite().all()
+    assert gradient.abs().max() > 0
+    with pytest.raises(ValueError, match="there is no colour 'beige'"):
+        mostly("beige")
+
+
+def test_plain_images_are_smaller_files():
+    noise = torch.rand(1, 3, 20, 20, generator=seeded())
+    assert float(compressibility(flat((0.0, 0.0, 1.0)))) > float(compressibility(noise))
+
+
+@pytest.mark.parametrize("reward", [rewards.ALIGNMENT, "mostly-blue"])
+def test_gradients_of_rewards_pass_the_decoder(networks: model.Networks, reward: str):
+    told = networks.states(["a red square", "a blue bar"])
+    tilt = rewards.tilt(networks, told, reward)
+    ids = torch.randint(networks.mask, (2, 16), generator=seeded())
+    one_hots = torch.nn.functional.one_hot(ids, networks.mask + 1).float().requires_grad_()
+    torch.testing.assert_close(tilt.reward(one_hots, *tilt.conditions), tilt.reward(ids, *tilt.conditions))
+    (gradient,) = torch.autograd.grad(tilt.reward(one_hots, *tilt.conditions).sum(), one_hots)
+    assert gradient.isfinite().all()
+    assert (gradient.abs().amax((1, 2)) > 0).all()
+
+
+def test_alignment_is_with_the_prompt_of_the_population(networks: model.Networks):
+    told = networks.states(["a red square", "a blue bar", "a green heart"])
+    steering = Steering(model.reference(networks.model(told, 2), 2.0), rewards.tilt(networks, told))
+    result = ts.Method(steering)(3, 6, generator=seeded())
+    vectors = sentence_vectors(told).repeat_interleave(6, 0)
+    expected = networks.reward(networks.images(result.samples.flatten(0, 1)), vectors)
+    assert result.reward is not None
+    torch.testing.assert_close(result.reward.flatten().float(), expected)
+
+
+# ---- the task
+
+
+def test_the_reference_is_the_normalised_guided_prediction(networks: model.Networks):
+    conditional = networks.model(networks.states(["a red square"]), 2)
+    x = torch.full((1, 16), networks.mask)
+    both = conditional.conditions[0], None
+    given, without = (networks.denoiser(x, told)[..., :-1].log_softmax(-1) for told in both)
+    guided = model.reference(conditional, 3.0)
+    found = guided.denoiser(x, 0.5, *guided.conditions)[..., :-1]
+    torch.testing.assert_close(found, (3 * given - 2 * without).log_softmax(-1))
+    product = model.product(conditional, 3.0)
+    assert product.powers == (3.0, -2.0)
+    assert (product.models[1].conditions[0] == 0).all()
+
+
+def test_prompts_come_from_the_command_line(weights: Path, tmp_path: Path, capsys):
+    asked = ["a blue heart, flat style", "a red bar, 3d style"]
+    words = ["--weights", weights, "--steps", 2, "--particles", 2, "--populations", 2, "--out", tmp_path / "a"]
+    command = ["compare", "emoji", "--methods", "smc-base", "smc-cfg", "--prompt", *asked, *words]
+    assert main([str(word) for word in command]) == 0
+    run = ts.open_run(tmp_path / "a")
+    assert {row["populations"] for row in run.rows} == {4}
+    assert {"judge", "alignment"} <= set(run.rows[0]["metrics"])
+    assert [line["prompt"] for line in run.rows[0].get("prompts", [])] in ([], asked)
+    images, _ = read_sheet(run.picture(0), small_emoji.SIDE)
+    assert len(images)
+    assert "heart" in (tmp_path / "a" / "config.json").read_text()
+    capsys.readouterr()
+    for options, says in (
+        (["--goal", "1"], "has no goals"),
+        (["--reward", "mostly-beige"], "mostly-blue"),
+        (["--prompt", "x", "--prompts", "y.txt"], "give one of them"),
+    ):
+        assert main(["run", "emoji", "--weights", str(weights), *options]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_a_prompt_can_be_colourful_instead(weights: Path):
+    task = emoji.task(Setup(2, weights=weights, reward="mostly-blue", prompt=("a blue heart",)))
+    result = ts.Method(Steering(task.model, task.tilt))(2, 2, generator=seeded())
+    assert "share of blue" in task.metrics(result)
+    assert task.judge is not None
+    marks = task.judge(result.samples.flatten(0, 1))
+    assert ((marks >= 0) & (marks <= 1)).all()
+
+
+def test_without_weights_the_commands_say_how_to_train_them(capsys, tmp_path: Path, monkeypatch):
+    assert main(["run", "emoji", "--prompt", "a heart"]) == 2
+    assert "tokensteer train emoji --device cuda --minutes 25" in capsys.readouterr().err
+    monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
+    for part, says in (("tokeniser", "--part data"), ("data", "npm pack"), ("other", "data or states")):
+        with pytest.raises(SystemExit):
+            part_main(["--part", part, "--out", str(tmp_path / "out")])
+        assert says in capsys.readouterr().err
+
+
+def test_networks_that_do_not_belong_together_are_refused(networks: model.Networks):
+    wide = small_emoji.nets.GridTransformerConfig(10, 4, 4, hidden=16, heads=2, context_length=4, context_width=8)
+    with pytest.raises(ValueError, match="train the denoiser with this encoder"):
+        replace(networks, denoiser=small_emoji.nets.GridTransformer(wide))
+    with pytest.raises(ValueError, match="compares no images"):
+        towers.as_image_text(networks.tokeniser)
+    with pytest.raises(ValueError, match="classes or texts"):
+        replace(small_emoji.GRID, num_classes=3)
+
+
+def test_images_are_read_whole_or_not_at_all(tmp_path: Path):
+    none = np.zeros(2, np.uint8)
+    arrays.write(
+        tmp_path / data.FILE,
+        images=np.zeros((2, 4, 4, 3)),
+        style=none,
+        concept=none,
+        split=none,
+        names=np.array(["a"]),
+        tags=np.array([""]),
+        groups=none[:1],
+    )
+    with pytest.raises(ValueError, match="write it again"):
+        data.read(tmp_path / data.FILE)
+
+
+def test_pieces_are_put_together_as_they_were(tmp_path: Path):
+    tool = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "pack_emoji.py"))
+    with pytest.raises(FileNotFoundError, match=r"lacks emoji\.npz"):
+        tool["pack"](tmp_path, tmp_path / "pieces")
+    for k, name in enumerate(tool["FILES"]):
+        (tmp_path / name).write_bytes(bytes([k]) * 1000)
+    tool["pack"](tmp_path, tmp_path / "pieces")
+    assert set(tool["unpack"](tmp_path / "pieces", tmp_path / "there")) == set(tool["FILES"])
+    assert all((tmp_path / "there" / name).read_bytes() == (tmp_path / name).read_bytes() for name in tool["FILES"])
