@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tokensteer as ts
+from tokensteer.core.particles.result import pooled
 from tokensteer.rewards import image, weighted
 from tokensteer.rewards.image.pixels import CLIP_MEAN, CLIP_STD
+from tokensteer.testing import enumerate_steering
 
 pytest.importorskip("transformers")
 import hubs
@@ -321,6 +324,29 @@ def test_scores_steer_through_the_decoder(clip: str, tmp_path: Path) -> None:
     assert (result.samples < 2).all()
 
 
+def test_each_population_has_its_prompt(clip: str) -> None:
+    """The prompts of two populations through the tilt: log Z of either against enumeration."""
+    score, prompts = image.clip_score(clip), ["a", "c d t"]
+
+    def logits(x: Tensor) -> Tensor:
+        return torch.zeros(*x.shape[:2], 3, dtype=torch.float64)
+
+    canvas, denoiser = ts.template(4, 2), ts.from_logits(logits, 2, ignores_time=True)
+    model = ts.Diffusion(denoiser, ts.Ancestral(2), ts.uniform_steps(2), canvas.repeat(2, 1))
+    exact: list[float] = []
+    for prompt in prompts:
+        reward = image.of_images(decode, score, context=score.encode(prompt))
+        exact.append(enumerate_steering(ts.Steering(replace(model, template=canvas), ts.Tilt(reward, kl=20.0))).log_z)
+    assert abs(exact[0] - exact[1]) > 0.1
+    tilt = ts.Tilt(image.of_images(decode, score), kl=20.0, context=score.encode(prompts))
+    result = ts.smc(
+        ts.Steering(model, tilt), num_particles=16, populations=200, generator=torch.Generator().manual_seed(0)
+    )
+    for found, expected in zip(result.log_z.view(2, 100), exact, strict=True):
+        log_z, error = pooled(found)
+        assert abs(log_z - expected) < 4 * error
+
+
 def test_functions_of_pil_images() -> None:
     pytest.importorskip("PIL")
 
@@ -346,7 +372,7 @@ def test_refuses(clip: str, blip: str, tmp_path: Path) -> None:
         image.clip_score("laion/CLIP-ViT-H-14-laion2B-s32B-b79K")
     with pytest.raises(ValueError, match="of the kind blip: give one of the kind clip"):
         image.clip_score(blip)
-    with pytest.raises(ValueError, match="context has 2 rows"):
+    with pytest.raises(ValueError, match="give the prompts of several populations to the tilt"):
         image.of_images(decode, score, context=score.encode(["a", "c"]))
     with pytest.raises(ValueError, match=r"give ImageModel\.pixels"):
         image.of_images(lambda x: decode(x).to(torch.uint8), score)(torch.zeros(1, 4, dtype=torch.int64))

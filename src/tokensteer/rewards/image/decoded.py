@@ -48,7 +48,10 @@ def of_images(
     is a gradient is what the score declares, or else True."""
     rows = (context,) if isinstance(context, Tensor) else tuple(context)
     if any(len(part) != 1 for part in rows):
-        raise ValueError(f"context has {len(rows[0])} rows: the reward of one prompt has one, score.encode('a prompt')")
+        raise ValueError(
+            f"context has {len(rows[0])} rows, and a reward has one prompt, score.encode('a prompt'): give the prompts "
+            "of several populations to the tilt, Tilt(reward, context=score.encode(prompts))"
+        )
     declared: object = score
     if differentiable is None:
         differentiable = declared.differentiable if isinstance(declared, DeclaresGradient) else True
