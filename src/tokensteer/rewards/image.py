@@ -16,7 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Decode = Callable[[Tensor], Tensor]
-Score = Callable[..., Tensor]  # images, and the rows of the context if the tilt has one
+"""Ids or one-hots to images (P, 3, H, W) in [0, 1]."""
+Score = Callable[..., Tensor]
+"""Images, and the rows of the context if the tilt has one, to a number for each, (P,)."""
 
 HUES = {
     "red": (0.9, 0.1, 0.15),
