@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import tokensteer as ts
-from tokensteer.rewards import text
+from tokensteer.rewards import image, text
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -24,6 +24,7 @@ PAGES = [
 
 # by pages on optional dependencies
 NEEDED = {
+    "image-rewards": ("transformers", "PIL"),
     "learned-more": ("peft", "accelerate"),
     "text-models": ("transformers",),
     "text-rewards": ("transformers",),
@@ -166,7 +167,7 @@ def test_the_reference_has_every_public_name_once() -> None:
     headings = re.findall(r"^## (ts\.\S+)$", "\n".join(pages), re.MULTILINE)
     assert sorted(headings) == sorted(set(names))
     packages = {f"ts.{name}": getattr(ts, name) for name in ("adapters", "rewards", "testing", "train")}
-    public = {"ts": ts, **packages, "ts.rewards.text": text}
+    public = {"ts": ts, **packages, "ts.rewards.text": text, "ts.rewards.image": image}
     for prefix, package in public.items():
         for name in ts.__all__ if package is ts else vars(package):
             if not name.startswith("_") and not isinstance(getattr(package, name), ModuleType):

@@ -31,19 +31,15 @@ ROOMS = {  # page: its part of the package, and what is there
     "models": ("core/models", "Denoisers, diffusions, products, templates"),
     "kernels": ("core/kernels", "Schedules, time grids and reverse processes"),
     "categorical": ("core/categorical", "Distributions over a vocabulary"),
-    "rewards": ("rewards", "Rewards and constraints: automata, text, DNA, images"),
+    "rewards": ("rewards", "Rewards and constraints: automata, text, images, DNA"),
     "train": ("train", "Training of denoisers, classifiers, proposals and twists"),
     "adapters": ("adapters", "Networks of other libraries as denoisers"),
     "testing": ("testing", "Exact answers for small models, and assertions for your own parts"),
     "workers": ("workers", "Units of work on many processes and machines"),
     "runs": ("app/runs", "Run folders written by the command line"),
 }
-ON_REQUEST = (
-    "rewards.text",
-    "rewards.dna",
-    "rewards.motifs",
-    "rewards.image",
-)  # packages and modules that nothing imports by itself
+# packages and modules that nothing imports by itself
+ON_REQUEST = ("rewards.text", "rewards.image", "rewards.dna", "rewards.motifs")
 SHOWN = ("__call__", "__init__")  # of the methods with underscores, if they have a docstring
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from narrow import untyped
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
@@ -138,7 +139,7 @@ def test_amused_of_a_folder(pipeline, amused, tmp_path):
     x = partly_masked(2, CODES, MASK)
     context = loaded.context(["a c", None])
     assert torch.allclose(loaded.network(x, *context), amused.network(x, *context), atol=1e-6)
-    assert not any(weight.requires_grad for weight in loaded.network.net.parameters())
+    assert not any(weight.requires_grad for weight in untyped(loaded.network).net.parameters())
     with pytest.raises(ValueError, match="no transformer that UVit2DModel can load"):
         ts.adapters.amused(tmp_path)
 

@@ -6,11 +6,12 @@ knows nothing of the samples, and one of A, centred by Z_hat · target(A), which
 sequences. If the kernel has a memory, and cannot be enumerated, plain sampling from the model weighted at the end takes
 the place of enumeration.
 
-A run whose |z| is above `SUSPECT` is looked at again with more populations and other seeds, and is wrong if z is not
-within `IMPOSSIBLE` at the last look. Weights have heavier tails than normal ones. A gradient from one draw can leave a
-token so little probability that rare populations have most of the mean, which looks too low until one of them is seen;
-hence the last look, and a narrower bound above than below: no rare population makes a mean look too high by many
-standard errors. The mean of z² shows an error too small for any single score, over all scores and those of each part.
+A run whose |z| is above `SUSPECT` is looked at again with more populations and other seeds, and is wrong if |z| is
+above `IMPOSSIBLE` at the last look. Weights have heavier tails than normal ones: a gradient from one draw can leave a
+token so little probability that rare populations have most of the mean, which looks too low until one of them is
+seen; hence the last look, and a narrower bound above than below: no rare population makes a mean look too high by
+many standard errors. The mean of z² shows an error too small for any single score, over all scores and over those of
+each part.
 """
 
 from __future__ import annotations
@@ -127,27 +128,25 @@ class Scores:
             if (log_z > LEAST).any():
                 self._add(choices, f"log Z is {exact.log_z:.6g}, and weights are larger")
             return
-        # A look-ahead of no mass is a floor as well: rare populations have most of the mean, and only a mean that is
-        # too high is a finding.
+        # A look-ahead of no mass is a floor as well, and a gradient without a clip leaves some tokens next to nothing.
+        # Rare populations then have most of the mean, and only a mean that is too high is a finding.
         ahead = model.looks_ahead or plan.aim.rule is not None
-        heavy = ahead and not plan.aim.made.full
+        heavy = (ahead and not plan.aim.made.full) or choices.made.get("clip", 0.0) is None
         rounding = ROUNDING[model.dtype]
         first = ratios(plan, row, exact, LOOKS[0][1], seed)
         for which, name, expected in ((0, "log Z", 1.0), (1, "the target", 0.0)):
             if which == 1 and (heavy or exact.share in (0.0, 1.0)):
                 continue
-            error, ratio = exact.errors[which], first[which] - expected
-            if (
-                float(ratio.std()) < rounding and error < rounding
-            ):  # all weights are equal: no score, but the number itself
-                if abs(float(ratio.mean())) > rounding:
-                    self._add(choices, f"{name}: every estimate is off by {float(ratio.mean()):.2g}")
-                continue
-            z = z_score(ratio, error)
+            error, values = exact.errors[which], first[which] - expected
+            equal = float(values.std()) < rounding and error < rounding
+            z = 0.0 if equal and abs(float(values.mean())) < rounding else math.inf if equal else z_score(values, error)
             for look, (runs, populations) in enumerate(LOOKS[1:], 1):
                 if abs(z) > SUSPECT:
                     more = [ratios(plan, row, exact, populations, seed + 1000 * look + k)[which] for k in range(runs)]
-                    z = z_score(torch.cat(more) - expected, error)
+                    values = torch.cat(more) - expected
+                    z = z_score(values, error)
+            if equal and z == 0.0:  # all weights are equal, and right: no score
+                continue
             if heavy:
                 self._demand(choices, name, z, -math.inf, IMPOSSIBLE[1])
             else:
@@ -198,7 +197,8 @@ class Scores:
 
 def z_score(ratio: Tensor, error: float = 0.0) -> float:
     """Of a mean that should be 0, with the standard error of what it is compared with."""
-    return float(ratio.mean()) / math.hypot(float(ratio.std()) / math.sqrt(len(ratio)), error)
+    spread = math.hypot(float(ratio.std()) / math.sqrt(len(ratio)), error)
+    return float(ratio.mean()) / spread if spread else math.copysign(math.inf, float(ratio.mean()))
 
 
 def mean_square(z: list[float]) -> float:

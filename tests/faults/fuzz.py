@@ -86,6 +86,9 @@ REFUSALS: dict[str, Callable[[Made], bool]] = {
     r"split Gibbs sampling needs": samples_by("SplitGibbs"),
     r"constrain: this tilt has a log_lookahead already": lambda made: "learned" in made and constrained(made),
     r"a pattern that cannot be met: no sequence": constrained,  # by the template
+    r"the look-ahead of a constraint differs between \d+ templates": lambda made: (
+        constrained(made) and proposes("Enumerated")(made) and made["templates"] > 1
+    ),
     r"MaskGITExtended only weighs moves that it drew itself": lambda made: made["kernel"] == "MaskGITExtended",
     # A mixture of two gradients.
     r"the parts of a proposal share one network of their own and one gradient": lambda made: made.get("mixture", False),

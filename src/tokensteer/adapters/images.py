@@ -17,13 +17,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from tokensteer.adapters.grid import TokenGrid
+from tokensteer.adapters.grid import GridNetwork
 from tokensteer.core.kernels.kernel import Kernel
 from tokensteer.core.kernels.schedule import uniform_steps
 from tokensteer.core.models.context import Context, joined
-from tokensteer.core.models.denoiser import FromLogits, from_logits
+from tokensteer.core.models.denoiser import FromLogits, Time, from_logits
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.models.product import Product
+
+Decoder = Callable[[Tensor], Tensor]
+"""Pixels (P, 3, H, W) in [0, 1] of ids (P, h, w), and of one-hots (P, h, w, V) if they are to have a gradient."""
 
 
 def powers_from_scale(scale: float) -> tuple[float, float]:
@@ -40,18 +43,20 @@ def powers_from_weight(weight: float) -> tuple[float, float]:
 class ImageModel:
     """A masked image model. A condition is what its `encode` takes: a text, or a class.
 
-    `network(x, *context)` maps ids (P, h·w) and rows of context to logits. `nothing` is the context without a
-    condition. `decoder` maps ids (P, h, w) to pixels (P, 3, H, W) in [0, 1]. Where conditions are given, a list has one
-    for each population, and None is no condition.
+    `network(x, *context)` maps ids (P, h·w) and rows of context to logits; if it does not ignore the time, it is called
+    as network(x, t, *context). `nothing` is the context without a condition. `decoder` maps ids (P, h, w) to pixels
+    (P, 3, H, W) in [0, 1], and one-hots (P, h, w, V) if pixels are to have a gradient. Where conditions are given, a
+    list has one for each population, and None is no condition.
     """
 
-    network: TokenGrid
+    network: GridNetwork
     mask_id: int
     encode: Callable[[Sequence[Any]], Context]
     nothing: Context
     kernel: Kernel
     steps: int
-    decoder: Callable[[Tensor], Tensor] | None = None
+    decoder: Decoder | None = None
+    ignores_time: bool = True
 
     @property
     def device(self) -> torch.device:
@@ -60,18 +65,19 @@ class ImageModel:
     @property
     def denoiser(self) -> FromLogits:
         """Called with ids, the time, and rows of `context`."""
-        return from_logits(self.network, self.mask_id, ignores_time=True)
+        return from_logits(self.network, self.mask_id, ignores_time=self.ignores_time)
 
     def guided(self, powers: tuple[float, float]) -> FromLogits:
         """The denoiser of the usual guided sampler, which normalises the product of two models at each site. Its rows
         of context are those of the condition and, behind them, those of what it is guided away from."""
 
-        def logits(x: Tensor, *context: Tensor) -> Tensor:
-            own = len(self.nothing)
-            conditional, other = (self.network.codes(x, *rows) for rows in (context[:own], context[own:]))
+        def logits(x: Tensor, *given: Time) -> Tensor:
+            before = 0 if self.ignores_time else 1
+            time, context, own = given[:before], given[before:], len(self.nothing)
+            conditional, other = (self.network.codes(x, *time, *rows) for rows in (context[:own], context[own:]))
             return self.network.widened(powers[0] * conditional + powers[1] * other)
 
-        return from_logits(logits, self.mask_id, ignores_time=True)
+        return from_logits(logits, self.mask_id, ignores_time=self.ignores_time)
 
     def context(self, conditions: Any) -> Context:
         """The rows of one condition, or of a list of them."""
@@ -116,10 +122,14 @@ class ImageModel:
         conditional = self.diffusion(conditions, steps=steps, kernel=kernel)
         return Product([conditional, replace(conditional, context=self.context(against))], powers)
 
+    def pixels(self, x: Tensor) -> Tensor:
+        """Images (P, 3, H, W) in [0, 1] of ids (P, h·w), or of one-hots (P, h·w, V) with a gradient: what
+        `rewards.image` scores."""
+        if self.decoder is None:
+            raise ValueError("the model has no decoder: give it one, a function from ids (P, h, w) to pixels in [0, 1]")
+        return self.decoder(x.reshape(len(x), *self.network.grid, *x.shape[2:])).float().clamp(0, 1)
+
     @torch.no_grad()
     def decode(self, ids: Tensor) -> Tensor:
         """Images (P, 3, H, W) in bytes of ids (..., h·w)."""
-        if self.decoder is None:
-            raise ValueError("the model has no decoder: give it one, a function from ids (P, h, w) to pixels in [0, 1]")
-        pixels = self.decoder(ids.reshape(-1, *self.network.grid))
-        return (pixels.float().clamp(0, 1) * 255).round().to(torch.uint8)
+        return (self.pixels(ids.reshape(-1, ids.shape[-1])) * 255).round().to(torch.uint8)

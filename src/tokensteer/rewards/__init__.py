@@ -1,5 +1,5 @@
-"""Constraints as finite automata over tokens, sums and products of rewards. See also `rewards.text`, `rewards.dna`
-and `rewards.image`."""
+"""Constraints as finite automata over tokens, sums and products of rewards. See also `rewards.text`, `rewards.image`
+and `rewards.dna`."""
 
 from tokensteer.rewards.combine import log_product as log_product
 from tokensteer.rewards.combine import product as product

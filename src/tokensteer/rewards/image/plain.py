@@ -1,24 +1,15 @@
-"""Rewards of the images that tokens decode to.
-
-`of_images(decode, score)` is the reward score(decode(x)): `decode` maps ids (P, L) to images (P, 3, H, W) in [0, 1],
-and if `score` has a gradient also one-hots (P, L, V), so that gradients reach tokens through the decoder.
-"""
+"""Scores of images by their pixels alone: how much has a colour, and how well an image can be compressed."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Decode = Callable[[Tensor], Tensor]
-"""Ids or one-hots to images (P, 3, H, W) in [0, 1]."""
-Score = Callable[..., Tensor]
-"""Images, and the rows of the context if the tilt has one, to a number for each, (P,)."""
+from tokensteer.rewards.image.decoded import Score
 
 HUES = {
     "red": (0.9, 0.1, 0.15),
@@ -35,21 +26,6 @@ _SOFTNESS = 0.05  # of the soft boundary, in cosines
 _FAINT = 0.1  # chroma below which a pixel has hardly a colour
 _PAPER = 0.05  # the ink of a pixel that is still paper
 _LEAST = 0.02  # the share of an image that counts as ink in any case, so that a blank one has no colour
-
-
-@dataclass(frozen=True, eq=False)
-class OfImages:
-    """A reward of ids, or of one-hots if `differentiable`, which is a score of their images."""
-
-    decode: Decode
-    score: Score
-    differentiable: bool = True
-
-    def __call__(self, x: Tensor, *context: Tensor) -> Tensor:
-        return self.score(self.decode(x), *context)
-
-
-of_images = OfImages  # the public name
 
 
 def compressibility(images: Tensor) -> Tensor:
