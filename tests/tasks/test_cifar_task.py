@@ -103,7 +103,7 @@ def test_confident_sampling_draws_from_the_guided_logits(networks: models.Networ
     product = models.product(models.model(networks, [0, 7], 2), guidance)
     log_p = [model.denoiser(x, 0.5, model.conditions[0].expand(2)) for model in product.models]
     expected = (1.5 * log_p[0] - 0.5 * log_p[1])[..., :-1].log_softmax(-1)
-    torch.testing.assert_close(guided.denoiser(x, 0.5, guided.conditions[0])[..., :-1], expected)
+    torch.testing.assert_close(guided.denoiser(x, 0.5, *guided.conditions)[..., :-1], expected)
     result = ts.pretrained(guided)(1, 2, generator=seeded())
     assert (result.samples < networks.mask).all()
 
