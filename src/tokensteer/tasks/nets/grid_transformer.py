@@ -59,7 +59,8 @@ class GridTransformerConfig:
 
 def rotations(height: int, width: int, size: int) -> Tensor:
     """Cosines and sines (2, L, size/2) of the angles by which pairs of numbers turn, half by row and half by column."""
-    rates = torch.pi * 0.5 ** torch.linspace(0, 5, size // 4)  # half a turn per site down to one in 32 sites
+    fall = 5 / max(1, size // 4 - 1)
+    rates = torch.pi * 0.5 ** (fall * torch.arange(size // 4))  # half a turn per site down to one in 32 sites
     rows = torch.arange(height).repeat_interleave(width)
     columns = torch.arange(width).repeat(height)
     angles = torch.cat([rows[:, None] * rates, columns[:, None] * rates], -1)
