@@ -247,7 +247,9 @@ def test_nothing_that_is_read_can_run_code():
         f"{file.relative_to(source)}:{node.lineno}"
         for file in source.rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text("utf-8")))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("eval", "exec", "torch.load", "pickle.load")
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("eval", "exec", "torch.load", "pickle.load")
+        and "weights_only=True" not in ast.unparse(node)
     ]
     imported = [
         f"{file.relative_to(source)}:{node.lineno}"
@@ -257,6 +259,8 @@ def test_nothing_that_is_read_can_run_code():
         and re.search(r"\b(pickle|marshal|dill|shelve)\b", ast.unparse(node))
     ]
     # LPIPS is read by an unpickler that knows arrays alone, which a test feeds a harmful pickle; the weights of
-    # EfficientNet are read with weights_only=True. Both are files of benchmarks and training.
-    assert [name.partition(":")[0] for name in called] == ["tasks/quality/imagenet.py"]
-    assert [name.partition(":")[0] for name in imported] == ["tasks/common/lpips.py"]
+    # EfficientNet, and those of published scores of images, are read with weights_only=True.
+    assert called == []
+    # The latter name only an error of pickle.
+    files = sorted(name.partition(":")[0] for name in imported)
+    assert files == ["rewards/image/networks.py", "tasks/common/lpips.py"]

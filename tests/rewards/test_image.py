@@ -42,6 +42,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> str:
         vision_config=VISION | {"num_hidden_layers": 2, "hidden_act": "gelu"},
         projection_dim=SPACE,
     )
+    torch.manual_seed(0)
     return hubs.save(tmp_path_factory.mktemp("clip"), transformers.CLIPModel(config), tokenizer)
 
 
@@ -56,6 +57,7 @@ def blip(tmp_path_factory: pytest.TempPathFactory) -> str:
         },
         vision_config=VISION | {"num_hidden_layers": 2},
     )  # fmt: skip
+    torch.manual_seed(0)
     net = transformers.BlipForImageTextRetrieval(config)
     return hubs.save(tmp_path_factory.mktemp("blip"), net, tokenizer)
 
