@@ -138,14 +138,12 @@ class Scores:
             if which == 1 and (heavy or exact.share in (0.0, 1.0)):
                 continue
             error, values = exact.errors[which], first[which] - expected
-            equal = float(values.std()) < rounding and error < rounding
-            z = 0.0 if equal and abs(float(values.mean())) < rounding else math.inf if equal else z_score(values, error)
+            z = z_score(values, error, rounding)
             for look, (runs, populations) in enumerate(LOOKS[1:], 1):
-                if abs(z) > SUSPECT:
+                if z is not None and abs(z) > SUSPECT:
                     more = [ratios(plan, row, exact, populations, seed + 1000 * look + k)[which] for k in range(runs)]
-                    values = torch.cat(more) - expected
-                    z = z_score(values, error)
-            if equal and z == 0.0:  # all weights are equal, and right: no score
+                    z = z_score(torch.cat(more) - expected, error, rounding)
+            if z is None:
                 continue
             if heavy:
                 self._demand(choices, name, z, -math.inf, IMPOSSIBLE[1])
@@ -195,10 +193,12 @@ class Scores:
         return "; ".join(shown) or "no scores"
 
 
-def z_score(ratio: Tensor, error: float = 0.0) -> float:
-    """Of a mean that should be 0, with the standard error of what it is compared with."""
-    spread = math.hypot(float(ratio.std()) / math.sqrt(len(ratio)), error)
-    return float(ratio.mean()) / spread if spread else math.copysign(math.inf, float(ratio.mean()))
+def z_score(values: Tensor, error: float, rounding: float) -> float | None:
+    """Of values whose mean should be 0, with the standard error of what they are compared with. Values that are equal
+    up to rounding have none: None if they are 0, and infinite if they are not."""
+    if float(values.std()) < rounding and error < rounding:
+        return None if abs(float(values.mean())) < rounding else math.copysign(math.inf, float(values.mean()))
+    return float(values.mean()) / math.hypot(float(values.std()) / math.sqrt(len(values)), error)
 
 
 def mean_square(z: list[float]) -> float:

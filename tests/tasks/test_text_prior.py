@@ -321,7 +321,8 @@ def test_all_parts_make_a_folder_that_the_task_runs(made, tmp_path, monkeypatch)
     assert not (target / "checkpoints").exists()
     assert 0 <= found["reward"]["accuracy, texts without their opening"] <= 1
     toxic = found["toxicity"]
-    assert toxic["toxic among rude held-out texts"] > toxic["toxic among other held-out texts"]
+    assert toxic["toxic among rude texts"] > toxic["toxic among warm texts"]
+    assert 0 <= toxic["published, toxic among real reviews"] <= 1
     card = json.loads(cards[0].read_text())
     assert "SmolLM2" in card["data"]
     assert found["denoiser"]["muon"]

@@ -102,8 +102,8 @@ def reward_ahead(
         if model.looks_ahead and t > 0:
             log_lookahead[~clean] = model.log_lookahead(prediction)
         if twist is not None:
-            told = None if of is None else of[~clean]
-            state = NoisyState(noisy, model.clean(prediction), t, model.kernel.mask_id, of=told)
+            populations = None if of is None else of[~clean]
+            state = NoisyState(noisy, model.clean(prediction), t, model.kernel.mask_id, of=populations)
             r[~clean] = twist.estimate(state, None)
             if twist.log_lookahead is not None:
                 log_lookahead[~clean] += twist.lookahead(state)

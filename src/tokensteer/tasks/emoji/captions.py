@@ -1,4 +1,4 @@
-"""Captions of drawings: one that tells all, and the variants that training chooses from."""
+"""Captions of drawings: the whole one, and the variants that training chooses from."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def hashed(*words: str) -> int:
 
 def caption(concept: Concept, style: str, tags: Sequence[str] | None = None) -> str:
     """ "{style} emoji: {name}; {tags}", with the concept's own tags if none are given."""
-    told = concept.tags if tags is None else tags
+    listed = concept.tags if tags is None else tags
     named = f"{style} emoji: {concept.name}"
-    return f"{named}; {SEPARATOR.join(told)}" if told else named
+    return f"{named}; {SEPARATOR.join(listed)}" if listed else named
 
 
 def variants(concept: Concept, style: str) -> list[str]:

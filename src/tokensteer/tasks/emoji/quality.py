@@ -48,9 +48,9 @@ def measure(
         rows = {"drawings": some.pixels, "reconstructions": reconstructed(networks.tokeniser, some.pixels)}
         for guidance in GUIDANCES:
             rows[f"samples, guidance {guidance:g}"] = draw(networks, some, guidance, steps, generator)
-        told = whole_captions(some, states.concepts.to(training.device))
-        few = torch.linspace(0, len(told) - 1, min(CANDIDATES, len(told)), device=told.device).long()
-        found[name] = {key: {"R@1": retrieval(networks.judge, row[few], told[few])} for key, row in rows.items()}
+        vectors = whole_captions(some, states.concepts.to(training.device))
+        few = torch.linspace(0, len(vectors) - 1, min(CANDIDATES, len(vectors)), device=vectors.device).long()
+        found[name] = {key: {"R@1": retrieval(networks.judge, row[few], vectors[few])} for key, row in rows.items()}
         sheet = torch.cat([row[few[:SHOWN]] for row in rows.values()])
         write_sheet(training.out / f"emoji-{name.replace(' ', '-')}.png", sheet, len(sheet) // len(rows), 1)
         if split == PAIR:
@@ -65,9 +65,9 @@ def draw(networks: Networks, drawings: Drawings, guidance: float, steps: int, ge
     captions = [texts[0] for texts in drawings.captions()]
     parts: list[Tensor] = []
     for start in range(0, len(captions), TOGETHER):
-        told = networks.states(captions[start : start + TOGETHER])
-        model = reference(networks.model(told, steps), guidance)
-        result = pretrained(model)(1, len(told), generator=generator)
+        caption_states = networks.states(captions[start : start + TOGETHER])
+        model = reference(networks.model(caption_states, steps), guidance)
+        result = pretrained(model)(1, len(caption_states), generator=generator)
         parts.append(networks.pixels(result.samples[:, 0]))
     return torch.cat(parts)
 

@@ -58,4 +58,4 @@ def agreements(networks: Networks, tower: ImageText, ids: Tensor, vectors: Tenso
     """`agreement` of many ids (P, L) and vectors (P, width), a few at a time."""
     reward = agreement(networks, tower)
     parts = zip(torch.split(ids, rows), torch.split(vectors, rows), strict=True)
-    return torch.cat([reward(some, told) for some, told in parts])
+    return torch.cat([reward(*part) for part in parts])

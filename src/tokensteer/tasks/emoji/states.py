@@ -136,9 +136,9 @@ class States:
 
 def make_states(encoder: CaptionEncoder, drawings: Drawings) -> States:
     captions = drawings.captions()
-    told = [variants(concept, style) for concept in drawings.concepts for style in STYLES]
+    of_concepts = [variants(concept, style) for concept in drawings.concepts for style in STYLES]
     states = torch.cat([part.half().cpu() for part in _encoded(encoder, captions)])
-    vectors = torch.cat([sentence_vectors(part).half().cpu() for part in _encoded(encoder, told)])
+    vectors = torch.cat([sentence_vectors(part).half().cpu() for part in _encoded(encoder, of_concepts)])
     return States(
         states.view(-1, VARIANTS, *states.shape[1:]), vectors.view(-1, len(STYLES), VARIANTS, vectors.shape[-1])
     )

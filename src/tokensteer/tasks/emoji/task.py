@@ -46,20 +46,20 @@ def task(setup: Setup | None = None) -> Task:
 
 def of_prompts(setup: Setup, networks: Networks, asked: Sequence[Prompt], failed: Sequence[Failure] = ()) -> Task:
     """The task for some prompts."""
-    told = networks.states([prompt.text for prompt in asked])
+    caption_states = networks.states([prompt.text for prompt in asked])
     guidance = GUIDANCE if setup.guidance is None else setup.guidance
-    conditional = networks.model(told, STEPS if setup.steps is None else setup.steps, setup.remask)
+    conditional = networks.model(caption_states, STEPS if setup.steps is None else setup.steps, setup.remask)
     reward = reward_of(setup.reward)
 
     def only(places: Sequence[int], more: Sequence[Failure]) -> Task:
         return of_prompts(setup, networks, [asked[k] for k in places], [*failed, *more])
 
     def metrics(result: Result) -> Mapping[str, Measured]:
-        return assess(result, networks, sentence_vectors(told), reward)
+        return assess(result, networks, sentence_vectors(caption_states), reward)
 
     def marks(ids: Tensor) -> Tensor:
         """The judge's agreement with the caption, with the best of them if there are several, from 0 to 1."""
-        return in_parts(lambda x: best_agreement(networks, x, sentence_vectors(told)), ids, 500)
+        return in_parts(lambda x: best_agreement(networks, x, sentence_vectors(caption_states)), ids, 500)
 
     side = networks.tokeniser.config.side
     named = asked[0].text if len(asked) == 1 else f"{len(asked)} prompts"
@@ -67,7 +67,7 @@ def of_prompts(setup: Setup, networks: Networks, asked: Sequence[Prompt], failed
         NAME,
         f"drawings of {side} x {side} pixels, of {named}",
         reference(conditional, guidance),
-        tilt(networks, told, reward, setup.kl),
+        tilt(networks, caption_states, reward, setup.kl),
         metrics,
         lambda ids, file: networks.picture(ids, file, len(asked)),
         marks,
@@ -82,8 +82,8 @@ def of_prompts(setup: Setup, networks: Networks, asked: Sequence[Prompt], failed
 
 def best_agreement(networks: Networks, ids: Tensor, vectors: Tensor) -> Tensor:
     """The highest cosine of each image with one of the vectors (B, width), as a number from 0 to 1."""
-    seen, told = networks.judge.of_images(networks.images(ids)), networks.judge.of_texts(vectors)
-    return (seen @ told.mT).amax(-1).clamp(0, 1).double()
+    seen, described = networks.judge.of_images(networks.images(ids)), networks.judge.of_texts(vectors)
+    return (seen @ described.mT).amax(-1).clamp(0, 1).double()
 
 
 def assess(result: Result, networks: Networks, vectors: Tensor, reward: str) -> dict[str, Measured]:

@@ -147,12 +147,12 @@ def make_tokeniser(work: PartTraining, recipe: Recipe, drawings: Drawings) -> di
 
 
 def make_denoiser(work: PartTraining, recipe: Recipe, drawings: Drawings) -> dict[str, float]:
-    first, told, plan = _tokeniser(work), _states(work, drawings), recipe.denoiser_plan
+    first, encoded, plan = _tokeniser(work), _states(work, drawings), recipe.denoiser_plan
     config = replace(recipe.denoiser, vocab_size=first.config.num_codes + 1)
     net = build(config).to(work.device)
     assert isinstance(net, GridTransformer)
     places = work.training.generator(len(PARTS))
-    trainee = denoising.DenoiserTraining(net, first, drawings, told, places, plan, work.compiled, recipe.copies)
+    trainee = denoising.DenoiserTraining(net, first, drawings, encoded, places, plan, work.compiled, recipe.copies)
     progress = work.run(trainee, plan)
     trainee.best.put_into(trainee.learner.average)
     stored = work.store(trainee.learner.average)
@@ -181,8 +181,8 @@ def make_tower(work: PartTraining, recipe: Recipe, drawings: Drawings) -> dict[s
 
 
 def make_quality(work: PartTraining, recipe: Recipe, drawings: Drawings) -> dict[str, Any]:
-    folder, told = work.pieces.weights or work.training.out, _states(work, drawings)
-    found = quality.measure(folder, work.training, drawings, told, recipe.samples, recipe.steps)
+    folder, encoded = work.pieces.weights or work.training.out, _states(work, drawings)
+    found = quality.measure(folder, work.training, drawings, encoded, recipe.samples, recipe.steps)
     write_encoder_card(work)
     return found
 

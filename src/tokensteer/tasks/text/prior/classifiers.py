@@ -5,10 +5,10 @@
 - The judge, detectors of n-grams, learns from the same reviews, and from texts of the corpus that the reward never saw:
   with their mood where the opening says it, else with the labeller's probabilities.
 
-So reward and judge share neither architecture nor texts. The reward learns from what a model was told to write, the
-judge also from what people said of films. The labeller is there because a window of a review often does not say what
-the whole review does, and most texts of the corpus have no mood. It is not enough: reviews of films do not teach what
-praise of a lake looks like, and a judge that learned from the labeller alone was right on 74% of held-out texts.
+So reward and judge share neither architecture nor texts. The reward learns from the moods that were asked for, the
+judge also from marks that people gave to films. The labeller is there because a window of a review often lacks the
+verdict of the whole review, and most texts of the corpus have no mood. It is not enough: reviews of films do not teach
+what praise of a lake looks like, and a judge that learned from the labeller alone was right on 74% of held-out texts.
 
 In training a share of the tokens is masked or swapped, and often the whole beginning of a text is masked, which for
 many texts of the corpus says everything: a classifier that read it alone would steer nothing else.
@@ -69,8 +69,8 @@ def reviews(corpus: Corpus) -> Windows:
 
 
 def distilled(labeller: nn.Module, corpus: Corpus, device: str) -> Examples:
-    """What the judge learns from: reviews with half of what people and half of what the labeller says, texts of the
-    corpus with their mood, and those without one with what the labeller says."""
+    """What the judge learns from. Labels of reviews are the mean of people's and the labeller's, those of texts of the
+    corpus their mood, and the labeller's where they have none."""
     marked, texts = labelled(reviews(corpus)), corpus.taught["judge"]
     sure, unsure = labelled(texts), texts.ids[texts.labels >= len(CLASSES)]
     said = [probabilities(labeller, ids.to(device)).cpu() for ids in (marked.ids, unsure)]
@@ -152,7 +152,7 @@ def accuracies(net: nn.Module, unseen: Mapping[str, Windows]) -> dict[str, float
 
 
 def without_opening(windows: Windows, mask_id: int) -> Windows:
-    """The windows with their beginning masked: what a classifier knows of the rest."""
+    """The windows with their beginning masked, to see what a classifier finds in the rest."""
     ids = windows.ids.clone()
     ids[:, :OPENING] = mask_id
     return Windows(ids, windows.labels)

@@ -113,21 +113,33 @@ def _classifier(
 def make_toxicity(work: Work) -> dict[str, Any]:
     weights, plan = published.read(made(TOXICITY, work.training)), work.recipe.toxicity_reward_plan
     net = published.toxicity(weights, work.origin, work.recipe.denoiser.length).to(work.device)
-    test = work.corpus.taught["test"].to(work.device)
-    found = {"toxic among held-out texts as published": float(toxicity.says(net, test.ids).double().mean())}
+    test, real = (source["test"].to(work.device) for source in (work.corpus.taught, work.corpus.real))
+    found = {f"published, {name}": share for name, share in _toxic(net, test, real).items()}
+    listed = toxicity.listed(test.ids, work.corpus.vocabulary)
+    found |= {f"with a word of the list, {name}": share for name, share in _by_mood(listed, test.labels).items()}
     examples = toxicity.by_mood(work.corpus.taught["reward"])
-    tuned = net.requires_grad_(True).train()
-    trainee = classifiers.ClassifierTraining(tuned, examples, {}, work.mask_id, plan, toxicity.OPENED)
+    trainee = classifiers.ClassifierTraining(
+        net.requires_grad_(True).train(), examples, {}, work.mask_id, plan, toxicity.OPENED
+    )
     progress = work.run(trainee, plan)
     stored = work.store(trainee.learner.average)
-    toxic, rude = toxicity.says(stored, test.ids), test.labels == MOODS.index("rude")
-    found |= {f"toxic among {name}": float(toxic[rows].double().mean()) for name, rows in _rows(rude).items()}
-    found["toxic among held-out texts"] = float(toxic.double().mean())
+    found |= _toxic(stored, test, real)
     return work.finish(progress, stored, net.config, plan, found, STORED)
 
 
-def _rows(rude: Tensor) -> dict[str, Tensor]:
-    return {"rude held-out texts": rude, "other held-out texts": ~rude} if rude.any() else {}
+def _toxic(net: nn.Module, texts: windows.Windows, reviews: windows.Windows) -> dict[str, float]:
+    """The shares that a classifier finds toxic."""
+    toxic = toxicity.is_toxic(net, texts.ids)
+    found = {"toxic among held-out texts": float(toxic.double().mean())}
+    if len(reviews):
+        found["toxic among real reviews"] = float(toxicity.is_toxic(net, reviews.ids).double().mean())
+    return found | {f"toxic among {name} texts": share for name, share in _by_mood(toxic, texts.labels).items()}
+
+
+def _by_mood(chosen: Tensor, labels: Tensor) -> dict[str, float]:
+    """The share of `chosen` (D,) for each mood that occurs."""
+    rows = {mood: labels == place for place, mood in enumerate(MOODS)}
+    return {mood: float(chosen[some].double().mean()) for mood, some in rows.items() if some.any()}
 
 
 def make_toxicity_judge(work: Work) -> dict[str, Any]:

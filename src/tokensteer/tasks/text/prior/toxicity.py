@@ -1,13 +1,13 @@
-"""Toxicity: a published classifier, trained further, as the reward, and a judge of our own that does not know it.
+"""Toxicity: a published classifier, trained further, as the reward, and a judge that shares nothing with it.
 
-As it is published, the classifier calls half of the corpus and half of all real reviews toxic. So it goes on learning,
-from moods of the corpus: texts that the model was told to write rudely, against all others.
+As published, the classifier finds half of the corpus and half of all real reviews toxic. So its training goes on, with
+moods of the corpus as labels: texts that were asked for as rude ones, against all others.
 
-The judge, detectors of n-grams, learns from windows of the corpus, half of them with a sentence put in, and from a list
-of words: a window is toxic if it has one of them. What is put in is an insult or, as often, praise in the same form, so
-that `you are a` means nothing by itself. Windows at which the published classifier and the list disagree are drawn more
-often. So the judge shares neither architecture nor labels with the reward: it calls rude what has rude words, and an
-unkind text without any is not rude to it. `disagreement` says how often the two differ.
+The judge, detectors of n-grams, is trained on windows of the corpus, half of them with a sentence put in, labelled by a
+list of words: a window is toxic if it has one of them. What is put in is an insult or, as often, praise in the same
+form, so that `you are a` means nothing by itself. Windows at which the published classifier and the list disagree are
+drawn more often. So the judge shares neither architecture nor labels with the reward: an unkind text without a rude
+word is not toxic to it. `disagreement` measures how often the two differ.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def sentence(vocabulary: WordPiece, random: Random) -> list[int]:
 
 
 def by_mood(windows: Windows) -> Examples:
-    """Windows with what the model was told of them: rude, or anything else."""
+    """Windows labelled by mood: rude, or any other."""
     rude = windows.labels == MOODS.index("rude")
     share = rude.double().mean().clamp(1e-6, 1 - 1e-6)
     weight = torch.where(rude, RUDE / share, (1 - RUDE) / (1 - share))
@@ -113,25 +113,25 @@ def by_mood(windows: Windows) -> Examples:
 
 
 def examples(reward: nn.Module, ids: Tensor, vocabulary: WordPiece, device: str, seed: int = 0) -> Examples:
-    """Windows with what the list says of them. As many toxic as other ones are drawn, and those at which the reward
+    """Windows labelled by the list. As many toxic as other ones are drawn, and those at which the reward
     disagrees with the list more often."""
     changed = put_in(ids, vocabulary, seed)
     rude = listed(changed, vocabulary)
-    said = says(reward, changed.to(device)).cpu()
+    found = is_toxic(reward, changed.to(device)).cpu()
     share = rude.double().mean().clamp(1e-3, 1 - 1e-3)
-    weight = torch.where(rude, 1 / share, 1 / (1 - share)) * torch.where(said != rude, HARD, 1.0)
+    weight = torch.where(rude, 1 / share, 1 / (1 - share)) * torch.where(found != rude, HARD, 1.0)
     targets = nn.functional.one_hot(rude.long(), 2).float()
     return Examples(changed, targets * 0.95 + 0.025, weight.float())
 
 
-def says(net: nn.Module, ids: Tensor) -> Tensor:
-    """Whether a classifier calls each of ids (D, L) toxic, (D,)."""
+def is_toxic(net: nn.Module, ids: Tensor) -> Tensor:
+    """Whether a classifier finds each of ids (D, L) toxic, (D,)."""
     return probabilities(net, ids)[:, TOXIC] > 0.5
 
 
 def disagreement(reward: nn.Module, judge: nn.Module, ids: Tensor, vocabulary: WordPiece) -> dict[str, float]:
     """Shares of ids (D, L) that both call toxic, only one, or neither, and how often each agrees with the list."""
-    one, other = (says(net, ids) for net in (reward, judge))
+    one, other = (is_toxic(net, ids) for net in (reward, judge))
     rude = listed(ids, vocabulary)
     shares = {
         "both": one & other,
