@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import json
 import runpy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import small_texts
 import torch
+from narrow import some
 from torch.nn import functional as F
 
 import tokensteer as ts
+from tokensteer import tensorfile
 from tokensteer.tasks import nets
 from tokensteer.tasks.common.part_training import Pieces
 from tokensteer.tasks.common.task import Setup, Task
 from tokensteer.tasks.common.timed_loop import Stretch, run
 from tokensteer.tasks.common.training import Training, finished
 from tokensteer.tasks.common.wordpiece import WordPiece
-from tokensteer.tasks.nets import bert_weights
+from tokensteer.tasks.nets import ValueConfig, bert_weights
 from tokensteer.tasks.nets.store import build
 from tokensteer.tasks.text.__main__ import main
 from tokensteer.tasks.text.corpus import windows, write
 from tokensteer.tasks.text.prior import classifiers, denoiser, parts, published, quality, toxicity
+from tokensteer.tasks.text.prior.recipe import RECIPE
 from tokensteer.tasks.text.prior.recipe import task as texts_task
-from tokensteer.tasks.text.prior.recipe import toxicity_task
 from tokensteer.tasks.text.prior.train import train, train_part
 from tokensteer.tasks.text.prior.work import NETWORKS, PriorRecipe
+from tokensteer.tasks.text.train import proposal
 from tokensteer.train import Plan
 
 SIZE, LENGTH = 120, 24
@@ -330,9 +333,20 @@ def test_all_parts_make_a_folder_that_the_task_runs(made, tmp_path, monkeypatch)
     assert measured["samples"]["perplexity"]["mean"] > 1
     assert 0 < measured["share of the distinct-2 of held-out texts"] < 3
 
-    for make in (texts_task, toxicity_task):
-        check_runs(make(Setup(3, weights=target)))
-    assert "towards polite" in toxicity_task(Setup(3, weights=target, goal=0)).about
+    card = json.loads(cards[0].read_text())["sharpened"]
+    assert card["temperature"] in quality.TEMPERATURES
+    assert "samples at 1" in card["tried"]
+    before = cards[0].read_bytes(), cards[0].with_suffix(".safetensors").read_bytes()
+    train_part("quality", Training(target, seed=1), Pieces(), TOY)  # a second time it only measures
+    assert before == (cards[0].read_bytes(), cards[0].with_suffix(".safetensors").read_bytes())
+    assert len(measured["examples"]) > 10
+
+    for reward in (None, "sentiment", "toxicity"):
+        check_runs(texts_task(Setup(3, weights=target, reward=reward)))
+    assert "towards polite" in texts_task(Setup(3, weights=target, reward="toxicity", goal=0)).about
+    check_proposal(target, tmp_path / "taught")
+    with pytest.raises(ValueError, match="give sentiment or toxicity, or a function"):
+        texts_task(Setup(3, weights=target, reward="rudeness"))
 
 
 def check_runs(task: Task) -> None:
@@ -340,6 +354,28 @@ def check_runs(task: Task) -> None:
     assert result.samples.shape == (15, 2, LENGTH)
     assert torch.isfinite(result.log_w).all()
     assert 0 <= task.metrics(result)["accuracy"].mean <= 1
+
+
+def check_proposal(weights: Path, out: Path) -> None:
+    """A proposal learns in its last blocks alone, which are stored in 8 bits without the rest."""
+    plan = replace(RECIPE.proposal.plan, rounds=2, paths=30, updates=2, held_out=0, rate=1e-2)
+    value = ValueConfig("transformer", asdict(nets.TransformerConfig(SIZE, LENGTH, width=8, depth=1, heads=1)), 8)
+    config = replace(RECIPE.proposal, plan=plan, num_steps=3, value=value)
+    card = proposal(replace(RECIPE, proposal=config), 1, weights, {2: 15}).train(Training(out))
+    assert card["stored"].startswith("int8")
+    assert {"smc-base", "prop-amot"} <= {name.split()[0] for name in card["quality"]}
+    kept, _ = tensorfile.read(out / "text-proposal-1.safetensors")
+    assert kept["blocks.0.up.weight"].dtype == torch.int8
+    assert not any(name.startswith(("tokens", "layers", "places", "enter")) for name in kept)
+    task = texts_task(Setup(3, weights=out))
+    learned, model = (
+        nets.load(out / f"text-{part}.safetensors", rest=out / "text-denoiser.safetensors")
+        for part in ("proposal-1", "denoiser")
+    )
+    ids = torch.randint(SIZE, (2, LENGTH), generator=seeded())
+    assert (learned(ids) - model(ids)).abs().max() > 1e-3
+    result = ts.smc_amot(task.model, task.tilt, some(task.learned)().proposal)(2, 15, generator=seeded())
+    assert torch.isfinite(result.log_w).all()
 
 
 def test_parts_by_name(made, tmp_path, monkeypatch, capsys):

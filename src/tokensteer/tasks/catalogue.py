@@ -32,9 +32,11 @@ from tokensteer.tasks.images import digits, mnist
 from tokensteer.tasks.images import train as images
 from tokensteer.tasks.mog import trained as mog_trained
 from tokensteer.tasks.product import task as product
-from tokensteer.tasks.text import data as text_data
-from tokensteer.tasks.text import reviews
-from tokensteer.tasks.text import train as texts
+from tokensteer.tasks.text import recipe as text_recipe
+from tokensteer.tasks.text import train as text_proposals
+from tokensteer.tasks.text.corpus import windows as text_windows
+from tokensteer.tasks.text.prior import recipe as text
+from tokensteer.tasks.text.prior import train as text_train
 
 
 @dataclass(frozen=True)
@@ -88,14 +90,15 @@ TASKS: dict[str, Entry] = {
         proposal=partial(images.proposal, mnist.RECIPE),
     ),
     "text": Entry(
-        reviews.task,
+        text.task,
         "log-probability of the sentiment under a classifier",
-        steps=reviews.NUM_STEPS,
-        kl=reviews.KL,
+        steps=text_recipe.NUM_STEPS,
+        kl=text_recipe.KL,
+        rewards={name: reading.kl for name, reading in text.RECIPE.readings.items()},
         judges_texts=True,
-        data=text_data.FILE,
-        train=partial(texts.train, reviews.RECIPE),
-        proposal=partial(texts.proposal, reviews.RECIPE),
+        data=text_windows.FILE,
+        train=text_train.train,
+        proposal=partial(text_proposals.proposal, text.RECIPE),
     ),
     "dna": Entry(
         dna.task,

@@ -155,7 +155,8 @@ def reward_of(target: str) -> Callable[[list[str]], Any]:
 
 def setup_of(job: Job, place: Environment) -> Setup:
     entry, asked = choose(job.task, TASKS, "task"), job.settings.of_task()
-    reward = reward_of(asked.reward) if entry.judges_texts and asked.reward is not None else None
+    own = None if asked.reward in entry.rewards else asked.reward
+    reward = reward_of(own) if entry.judges_texts and own is not None else None
     return Setup(**vars(asked), device=place.device, weights=place.weights, reward_function=reward)
 
 

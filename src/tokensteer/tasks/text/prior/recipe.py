@@ -1,7 +1,7 @@
 """The task `text` with the larger prior: texts of 100 tokens, towards praise or blame.
 
-`task(setup)` is the task for a folder of weights that `prior.train` wrote. `toxicity_task(setup)` is steered towards
-toxic texts, or polite ones if the goal is 0.
+`task(setup)` is the task for a folder of weights that `prior.train` wrote. With the reward `toxicity` it is steered
+towards toxic texts, or polite ones if the goal is 0.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from functools import partial
 
 from tokensteer.tasks.common.arrays import Examples
-from tokensteer.tasks.common.proposals import STEPWISE, TWIST, ProposalConfig
+from tokensteer.tasks.common.proposals import TWIST, ProposalConfig
 from tokensteer.tasks.common.task import data_file
 from tokensteer.tasks.nets import TransformerConfig, ValueConfig
 from tokensteer.tasks.text import recipe
@@ -19,7 +19,7 @@ from tokensteer.tasks.text.corpus.windows import LENGTH, SIZE
 from tokensteer.tasks.text.data import Reviews
 from tokensteer.tasks.text.prior import classifiers, denoiser
 from tokensteer.tasks.text.recipe import KL, Recipe
-from tokensteer.train import StepVariance
+from tokensteer.train import Likelihood, ProposalPlan
 
 
 def load() -> Reviews:
@@ -30,6 +30,20 @@ def load() -> Reviews:
     return Reviews(corpus.vocabulary, parts)
 
 
+PLAN = ProposalPlan(
+    60,
+    paths=960,  # 64 for each of 15 prompts
+    on_policy=0.5,
+    updates=50,
+    replay=60,
+    rate=3e-4,
+    average=0.99,
+    rows=512,
+    held_out=480,
+    report_every=5,
+    save_every=20,
+)
+
 RECIPE = Recipe(
     name="text",
     data=load,
@@ -38,20 +52,22 @@ RECIPE = Recipe(
     judge=classifiers.JUDGE,
     plans=(denoiser.PLAN, classifiers.ENCODER_PLAN, classifiers.NGRAM_PLAN),
     proposal=ProposalConfig(
-        replace(STEPWISE, paths=240, times=6, rows=512),  # 16 paths for each of 15 prompts; (rows, 100, V) tables
-        StepVariance(),
+        PLAN,
+        Likelihood(batch_size=512),
         ValueConfig("transformer", asdict(TransformerConfig(SIZE, LENGTH, width=64, depth=2)), beside=True),
         kl=KL,
-        num_steps=32,
+        num_steps=50,
         twist=replace(TWIST, paths=240, times=6, rows=512),
-        frozen=("tokens.weight",),
+        frozen=("tokens.", "places", "enter.", "layers."),
+        int8=True,
     ),
     dropped=classifiers.DROPPED,
     swapped=classifiers.SWAPPED,
+    readings={
+        "sentiment": recipe.SENTIMENT,
+        "toxicity": recipe.Reading("toxicity", "toxicity-judge", ("polite", "toxic")),
+    },
     source="texts that SmolLM2-135M-Instruct wrote, and reviews of films, in 8,000 of BERT's word pieces",
 )
 
-TOXICITY = replace(RECIPE, roles=("toxicity", "toxicity-judge"), classes=("polite", "toxic"))
-
 task = partial(recipe.task, RECIPE)
-toxicity_task = partial(recipe.task, TOXICITY)
