@@ -217,6 +217,10 @@ def ranked(**options: Any) -> ts.Steering:
     return ts.Steering(base(kernel=ts.Ranked(MASK, **options)))
 
 
+def with_rule(rule: Any) -> ts.Result:
+    return ts.smc(ts.Steering(base(), ts.Tilt(B.reward, potential=ts.potentials.Potential(rule))), 4)
+
+
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "sigma": (lambda: ts.Ancestral(MASK, sigma=untyped(0.1)), r"sigma must be a function of step and bound: Cap"),
     "what sigma returns": (
@@ -261,6 +265,15 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "what an average returns": (
         lambda: ts.Steering(base(), ts.Tilt(B.reward, average=lambda r, log_v, kl: r.sum(), estimator=ts.Exact())),
         "Tilt.average must give one number for each",
+    ),
+    "a potential": (lambda: ts.potentials.Potential(untyped(3)), r"Potential\.rule must be a function of ramp"),
+    "what a potential returns": (
+        lambda: with_rule(lambda *_: untyped(None)),
+        "and what they carry on or None, got None",
+    ),
+    "the log-twists of a potential": (
+        lambda: with_rule(lambda scale, r, parent: ((scale * r).sum(), None)),
+        r"for each of \d particles, shape \(\d,\), and what they carry on or None, got torch\.float64 \(\), None",
     ),
     "a look-ahead": (lambda: ts.Tilt(B.reward, log_lookahead=untyped(3)), "log_lookahead must be a function of a tilt"),
     "what a ramp returns": (lambda: ts.Tilt(B.reward, ramp=lambda t: untyped("3")), r"ramp\(0\) must be a number"),

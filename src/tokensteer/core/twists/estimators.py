@@ -19,7 +19,7 @@ from tokensteer.core.categorical.forms import rows_at_once
 from tokensteer.core.categorical.sites import Categoricals, SiteDistributions, as_table, by_site
 from tokensteer.core.kernels.kernel import NO_MASK
 from tokensteer.core.models.denoiser import carry_over
-from tokensteer.core.numerics.domains import check_callable, check_number, check_whole
+from tokensteer.core.numerics.domains import check_callable, check_flags, check_number, check_whole
 from tokensteer.core.numerics.draws import NEVER, replace_neg_inf, shared_uniforms, spread_uniforms, uniforms_at
 from tokensteer.core.numerics.rows import distinct, support
 
@@ -211,6 +211,7 @@ class Relaxed:
 
     def __post_init__(self) -> None:
         check_number("Relaxed.temperature", self.temperature, "(0, inf)")
+        check_flags(self)
 
     def with_draws(self, draws: int) -> Relaxed:
         return self
@@ -288,6 +289,7 @@ class Value:
 
     def __post_init__(self) -> None:
         check_callable("Value.function", self.function, "x and t, a network that returns (P,)")
+        check_flags(self)
 
     def __call__(self, tilt: Tilt, state: NoisyState, generator: Generator | None) -> Tensor:
         return self.function(state.x, state.t)
