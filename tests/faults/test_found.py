@@ -316,3 +316,14 @@ def test_wrong_values_are_refused_in_words_of_our_own(what: str) -> None:
     make, says = REFUSED[what]
     with pytest.raises((ValueError, TypeError), match=says):
         make()
+
+
+def test_the_limit_of_enumeration_is_of_memory_and_not_of_particles() -> None:
+    """Many particles of few completions each were refused."""
+    model = B.model("mdm")
+    few, many = (ts.Tilt(B.reward, B.kl, estimator=ts.Exact(limit=limit)) for limit in (B.tokens**B.length, 10**6))
+    runs = [ts.smc(ts.Steering(model, tilt), 8, 40, generator=seeded()) for tilt in (few, many)]
+    assert torch.equal(runs[0].samples, runs[1].samples)
+    torch.testing.assert_close(runs[0].log_w, runs[1].log_w)
+    with pytest.raises(ValueError, match="enumeration needs"):
+        ts.smc(ts.Steering(model, ts.Tilt(B.reward, B.kl, estimator=ts.Exact(limit=3))), 2, generator=seeded())
