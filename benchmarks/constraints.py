@@ -21,7 +21,7 @@ from tokensteer.rewards import Automaton, constrain, read_json
 from tokensteer.rewards.text import json_of
 from tokensteer.tasks.common.task import SHIPPED, Setup
 from tokensteer.tasks.common.wordpiece import WordPiece
-from tokensteer.tasks.text import reviews
+from tokensteer.tasks.text.task import task as text_task
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -98,8 +98,8 @@ def main(options: Options) -> None:
     began = time.process_time()
     rule: Automaton = json_of(SCHEMA, vocabulary)
     built = time.process_time() - began
-    task = reviews.task(Setup(options.steps))
-    model = replace(task.model, template=ts.template(reviews.RECIPE.length, vocabulary.mask_id))
+    task = text_task(Setup(options.steps))
+    model = replace(task.model, template=ts.template(task.model.template.shape[-1], vocabulary.mask_id))
     sizes = options.particles, options.populations
     tilt = task.tilt
 

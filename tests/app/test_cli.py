@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+import small_texts
 import torch
 from narrow import some, untyped
 
@@ -359,7 +360,15 @@ def hard(tmp_path: Path, monkeypatch) -> list[str]:
     (tmp_path / "hard.py").write_text(HARD)
     (tmp_path / "two.txt").write_text("A good movie\nThe film\n")
     monkeypatch.chdir(tmp_path)
-    return ["--prompts", "two.txt", *TINY, "--out", "out"]
+    return [
+        "--prompts",
+        "two.txt",
+        *TINY,
+        "--weights",
+        str(small_texts.write_task(tmp_path / "weights")),
+        "--out",
+        "out",
+    ]
 
 
 def test_a_prompt_whose_populations_died_does_not_lose_the_others(hard: list[str], capsys):

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
+import small_texts
 
 import tokensteer as ts
 from tokensteer import files
@@ -44,7 +45,8 @@ def test_prompts_may_be_called_anything(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     long = {"prompt": "so " * 80, "id": ODD}
     Path("p.jsonl").write_text("\n".join(map(json.dumps, ({"prompt": "The film [/b]"}, long))))
-    assert tokensteer("run", "text", "--method", "pretrained", "--prompts", "p.jsonl", *TINY, "--out", "out") == 0
+    words = ["--method", "pretrained", "--prompts", "p.jsonl", *TINY, "--weights", small_texts.write_task(Path("w"))]
+    assert tokensteer("run", "text", *words, "--out", "out") == 0
     assert f"prompt {ODD} failed: " in capsys.readouterr().out
     assert ODD in write(Path("out")).read_text("utf-8")
 
@@ -93,7 +95,7 @@ def test_only_line_ends_end_lines(odd: str, tmp_path: Path):
 def test_texts_with_odd_line_ends_are_read_back(tmp_path: Path):
     (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "The film", "id": "a\u2028b\u0085c"}, ensure_ascii=False))
     words = ["--method", "pretrained", "--prompts", tmp_path / "p.jsonl", *TINY, "--out", tmp_path / "out"]
-    assert tokensteer("run", "text", *words) == 0
+    assert tokensteer("run", "text", *words, "--weights", small_texts.write_task(tmp_path / "w")) == 0
     (file,) = ts.open_run(tmp_path / "out").written(0)
     assert [json.loads(line)["id"] for line in files.read_lines(file) if line] == ["a\u2028b\u0085c"] * 4
     write(tmp_path / "out")
@@ -209,7 +211,11 @@ class Judge:
 @pytest.mark.parametrize(
     ("reward", "says"),
     [
-        ("judges.py", "--reward takes module:function, such as mine.py:short, got 'judges.py'"),
+        (
+            "judges.py",
+            "text has the rewards sentiment and toxicity: give one of them as --reward, or a function as FILE",
+        ),
+        ("judges.py:", "--reward takes module:function, such as mine.py:short, or a name, got 'judges.py:'"),
         ("judges.py:number", "--reward judges.py:number is of type int: give a function from a list of texts to a"),
         ("judges.py:Judge", "--reward judges.py:Judge is a class: give a function"),
         ("judges.py:words", "--reward judges.py:words gives 'good', which is no number: give a number for each text"),
@@ -223,7 +229,8 @@ def test_rewards_that_cannot_judge_are_refused(reward: str, says: str, tmp_path:
     (tmp_path / "judges.py").write_text(JUDGES)
     (tmp_path / "one.txt").write_text("The film\n")
     monkeypatch.chdir(tmp_path)
-    words = ["--method", "smc-base", "--prompts", "one.txt", *TINY, "--out", "out"]
+    words = ["--method", "smc-base", "--prompts", "one.txt", *TINY, "--weights", small_texts.write_task(Path("w"))]
+    words += ["--out", "out"]
     assert tokensteer("run", "text", "--reward", reward, *words) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1, said

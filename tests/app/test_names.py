@@ -16,7 +16,6 @@ from tokensteer.app.runs import choices, jobs, recipes
 from tokensteer.app.words import names
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common import objectives
-from tokensteer.tasks.dna import model as dna_model
 
 PROGRAM = """
 import sys
@@ -54,7 +53,9 @@ def test_names_agree_with_what_there_is():
     for example in names.TRIGGERS_WITH_NUMBER.values():
         choices.trigger(example)
     assert {words.split()[0] for words in names.REWARDS} == set(TASKS)
-    assert any(reward in words for words in names.REWARDS for reward in dna_model.KLS)
+    assert {name: set(known) for name, known in names.NAMED_REWARDS.items()} == {
+        name: set(task.rewards) for name, task in TASKS.items() if task.rewards
+    }
 
 
 @pytest.mark.fast
@@ -70,6 +71,8 @@ def test_names_agree_with_what_there_is():
         ("run digits --trigger evry:3", "no trigger called 'evry:3'. Did you mean every:20?"),
         ("run digits --resample stratfied", "Did you mean stratified?"),
         ("run digits --noise shard", "Did you mean shared?"),
+        ("run text --reward rudeness", "text has the rewards sentiment and toxicity: give one of them as --reward, or"),
+        ("compare dna --reward odds", "dna has the rewards log-p and logit: give one of them as --reward, got odds"),
         ("run digits --kl 0", "--kl must be positive"),
         ("compare digits --methods smc-base svd", "no method called 'svd'. Did you mean svdd?"),
         ("compare digits --match-rows svd", "no method called 'svd'. Did you mean svdd?"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_texts
 import torch
 from narrow import some
 
@@ -134,7 +135,8 @@ def test_a_method_without_particles_is_refused(tmp_path: Path, capsys: pytest.Ca
 def test_texts_store_the_pieces_that_occur(tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("The movie\n")
     words = ("run", "text", "--method", "smc-base", "--prompts", tmp_path / "prompts.txt", *TINY, "--keep-states")
-    assert tokensteer(*words, "--out", tmp_path / "run") == 0
+    weights = small_texts.write_task(tmp_path / "weights")
+    assert tokensteer(*words, "--weights", weights, "--out", tmp_path / "run") == 0
     run = ts.open_run(tmp_path / "run")
     states, row = some(run.result(0).states), run.rows[0]
     assert {int(token) for token in states.unique()} - {row["mask"]} == {int(token) for token in row["pieces"]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import small_texts
 
 from tokensteer.app import cli
 from tokensteer.app.runs import prepare, runner, sizes
@@ -54,13 +55,14 @@ def test_errors_of_a_users_code_have_its_line(target: str, says: str, tmp_path: 
     ("task", "particles", "says"),
     [
         ("digits", 10**8, "100,000,000 particles x 3 populations x 64 sites x 3 tokens; use at most "),
-        ("text", 10**7, "10,000,000 particles x 45 populations x 64 sites x 192 hidden units; use at most "),
+        ("text", 10**7, "10,000,000 particles x 45 populations x 24 sites x 16 hidden units; use at most "),
     ],
 )
 def test_a_size_that_cannot_fit_is_refused(task: str, particles: int, says: str, tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(runner, "run_one", None)
     monkeypatch.setattr(sizes, "physical_memory", lambda: 2**30)
     words = ["--method", "smc-base", "--populations", "3", "--steps", "2", "--out", tmp_path / "x"]
+    words += ["--weights", small_texts.write_task(tmp_path / "weights")] if task == "text" else []
     assert tokensteer("run", task, "--particles", particles, *words) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1

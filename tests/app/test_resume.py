@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_texts
 import torch
 
 import tokensteer as ts
@@ -227,6 +228,7 @@ def test_prompts_that_changed_are_refused(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("p.txt").write_text("The film\n")
     words = ["run", "text", "--method", "pretrained", *TINY, "--prompts", "p.txt", "--out", "out"]
+    words += ["--weights", small_texts.write_task(tmp_path / "weights")]
     assert tokensteer(*words) == 0
     assert tokensteer(*words, "--resume") == 0
     Path("p.txt").write_text("The book\n")

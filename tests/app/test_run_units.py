@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_texts
 import torch
 
 import tokensteer as ts
@@ -216,6 +217,7 @@ def test_a_prompt_that_fails_leaves_the_others(tmp_path: Path, monkeypatch):
 
     monkeypatch.setattr(runner, "run_one", fails)
     words = ["run", "text", "--method", "smc-base", "--prompts", tmp_path / "p.txt", *TINY, "--split-prompts"]
+    words += ["--weights", small_texts.write_task(tmp_path / "weights")]
     assert tokensteer(*words, "--out", tmp_path / "x") == 0
     run = ts.open_run(tmp_path / "x")
     assert run.rows[0]["failed"] == [{"prompt": "The book", "id": "2", "error": "no books"}]

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import small_texts
 import torch
 from rich.console import Console
 
@@ -82,12 +83,12 @@ def test_prompts_are_dimmed(prompt: str, text: str, dimmed: list[str]):
 
 @pytest.mark.parametrize(
     ("task", "looks"),
-    [("digits", r"[▀▄█ ]+\n"), ("text", r"(?s)the film .*\(reward .*the film .*\(reward"), ("dna", "[ACGT]{80}\n")],
+    [("digits", r"[▀▄█ ]+\n"), ("text", r"(?s)the film.*\(reward .*the film.*\(reward"), ("dna", "[ACGT]{80}\n")],
 )
 def test_a_run_ends_with_draws_and_a_table(task: str, looks: str, tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("p.txt").write_text("The film\n")
-    words = ["--prompts", "p.txt"] if task == "text" else []
+    words = ["--prompts", "p.txt", "--weights", small_texts.write_task(tmp_path / "w")] if task == "text" else []
     assert tokensteer("run", task, "--method", "smc-base", *TINY, *words, "--out", "x") == 0
     out = capsys.readouterr().out
     assert out.startswith("3 draws of smc-base, N = 2:\n")

@@ -1,12 +1,14 @@
-"""Constraints on texts from the command line, with the shipped networks."""
+"""Constraints on texts from the command line, once with the shipped networks, else with small ones."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
+import small_texts
 
 from tokensteer.app.cli import main
+from tokensteer.rewards import read_json
 
 
 def run(tmp_path, *words: str) -> list[dict]:
@@ -17,6 +19,10 @@ def run(tmp_path, *words: str) -> list[dict]:
     assert main(["run", "text", *usual, *words]) == 0
     (file,) = (out / "rows").glob("*.jsonl")
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def small(tmp_path) -> tuple[str, str]:
+    return "--weights", str(small_texts.write_task(tmp_path / "weights", length=32))
 
 
 def test_words_and_letters(tmp_path):
@@ -33,11 +39,12 @@ def test_words_and_letters(tmp_path):
 
 def test_json_of_a_schema(tmp_path):
     schema = tmp_path / "schema.json"
-    schema.write_text(json.dumps({"type": "object", "properties": {"review": {"type": "string"}}}), encoding="utf-8")
+    wanted = {"type": "object", "properties": {"review": {"type": "string"}}}
+    schema.write_text(json.dumps(wanted), encoding="utf-8")
     blank = tmp_path / "blank.txt"
-    blank.write_text("___64\n", encoding="utf-8")
-    rows = run(tmp_path, "--method", "pretrained", "--schema", str(schema), "--prompts", str(blank))
-    assert [list(json.loads(row["text"])) for row in rows] == [["review"]] * 2
+    blank.write_text("___32\n", encoding="utf-8")
+    rows = run(tmp_path, "--method", "pretrained", "--schema", str(schema), "--prompts", str(blank), *small(tmp_path))
+    assert [list(read_json(row["text"], wanted)) for row in rows] == [["review"]] * 2
     results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
     assert "reward" not in results[0]["metrics"]
     config = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
@@ -56,6 +63,6 @@ def test_json_of_a_schema(tmp_path):
 def test_refusals(tmp_path, capsys, words, message):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("The movie\n", encoding="utf-8")
-    given = ["--prompts", str(prompts)] if "text" in words else []
+    given = ["--prompts", str(prompts), *small(tmp_path)] if "text" in words else []
     assert main([*words.split(), *given, "--out", str(tmp_path / "run")]) != 0
     assert message in capsys.readouterr().err

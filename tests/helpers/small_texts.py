@@ -1,4 +1,5 @@
-"""Small files of the kinds that the larger prior of texts is made from: true formats, random or made-up content."""
+"""Small files of the kinds that the prior of texts is made from, and small networks of the task: true formats, random
+or made-up content."""
 
 from __future__ import annotations
 
@@ -13,9 +14,17 @@ import numpy as np
 import torch
 
 from tokensteer import tensorfile
-from tokensteer.tasks.common.wordpiece import MASK, UNKNOWN, words
+from tokensteer.tasks import nets
+from tokensteer.tasks.common.task import weights_file
+from tokensteer.tasks.common.timed_loop import Stretch, Trainee, run
+from tokensteer.tasks.common.wordpiece import MASK, UNKNOWN, WordPiece, words
+from tokensteer.tasks.nets.store import build
 from tokensteer.tasks.text.corpus import lists, windows, write
 from tokensteer.tasks.text.corpus.byte_pairs import _SIGN
+from tokensteer.tasks.text.prior.classifiers import ClassifierTraining, labelled
+from tokensteer.tasks.text.prior.denoiser import DenoiserTraining
+from tokensteer.tasks.text.recipe import NAME, vocabulary_file
+from tokensteer.train import Plan
 
 GOOD, BAD = ("great", "lovely", "superb", "fine"), ("awful", "boring", "dull", "terrible")
 PLAIN = lists.entries(
@@ -166,3 +175,50 @@ def write_data(folder: Path, out: Path, rows: int = 120) -> None:
         weights = bert_weights(seed=seed)
         tensorfile.write(out / f"{name}.safetensors", weights, {"published": name})
     assert windows.FILE
+
+
+def write_task(folder: Path, vocabulary: WordPiece | None = None, length: int = 24, steps: int = 0) -> Path:
+    """A folder of weights of the task `text`: small random networks, or trained ones if there are `steps`, on made-up
+    texts of blame and praise."""
+    vocabulary = WordPiece.of([piece for piece in PIECES if piece != UNKNOWN]) if vocabulary is None else vocabulary
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary.write(vocabulary_file(folder))
+    size = len(vocabulary)
+    reader = nets.EncoderReaderConfig(size, length, 2, width=16, depth=1, heads=2, inner=32)
+    ngrams = nets.NgramConfig(size, 2, features=8, spans=(1, 3), channels=8)
+    configs = {
+        "denoiser": nets.EncoderConfig(size, length, width=16, depth=1, more=1, heads=2, inner=32),
+        "reward": reader,
+        "judge": ngrams,
+        "toxicity": reader,
+        "toxicity-judge": ngrams,
+    }
+    for role, config in configs.items():
+        torch.manual_seed(0)
+        net = build(config)
+        if steps:
+            net = _trained(net, vocabulary, length, steps)
+        file = weights_file(folder, NAME, role)
+        nets.save(net, file)
+        file.with_suffix(".json").write_text(json.dumps({"what": role, "quality": {}}))
+    return folder
+
+
+def _trained(net: torch.nn.Module, vocabulary: WordPiece, length: int, steps: int) -> torch.nn.Module:
+    draw = random.Random(0)
+    said = [windows.spelt(text(draw, label % 2, length), vocabulary, length) for label in range(400)]
+    assert all(said), "every word has a token at least"
+    known = windows.Windows(torch.tensor(said, dtype=torch.int16), torch.arange(400) % 2)
+    plan = Plan(steps, batch_size=32, rate=1e-2, warmup=0.1, average=0.9)
+    trainee: Trainee
+    if isinstance(net, nets.Encoder):
+
+        def some(rows: int, generator: torch.Generator) -> torch.Tensor:
+            return known.ids[torch.randint(len(known), (rows,), generator=generator)].long()
+
+        trainee = DenoiserTraining(net, some, known.ids[:8], vocabulary.mask_id, plan)
+    else:
+        trainee = ClassifierTraining(net, labelled(known), {}, vocabulary.mask_id, plan)
+    run(trainee, plan, torch.Generator().manual_seed(0), "small", Stretch())
+    (learner,) = trainee.learners.values()
+    return learner.average

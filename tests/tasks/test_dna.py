@@ -652,7 +652,7 @@ def test_a_run_with_the_logit_is_stored_and_reported(weights: Path, tmp_path: Pa
         ("mog", "logit", "mog has only one reward"),
         ("product", "logit", "product has only one reward"),
         ("tfbind", "logit", "tfbind has only one reward"),
-        ("text", "logit", "--reward takes module:function"),
+        ("text", "logit", "text has the rewards sentiment and toxicity: give one of them as --reward, or a function"),
     ],
 )
 def test_a_reward_that_a_task_lacks_is_refused(task: str, name: str, says: str, tmp_path: Path, capsys):

@@ -175,7 +175,6 @@ SMALL = (
     nets.DilatedConfig(3, 8, width=8, num_classes=1),
     nets.ConvConfig(3, 4, 4, 2, channels=(8,)),
     nets.PatchConfig(3, 4, 4, 2),
-    nets.AttentiveConfig(3, 4, 2),
     nets.NgramConfig(3, 2),
     nets.MotifConfig(3, 64, 2),
     nets.WordsConfig(3, 20, 2),

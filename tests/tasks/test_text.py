@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-import random
-import shutil
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import small_texts
 import torch
@@ -29,18 +25,17 @@ from tokensteer.rewards.text import matching, of_text, renumbered, required
 from tokensteer.tasks.common.prompts import read as read_prompts
 from tokensteer.tasks.common.proposals import ProposalConfig
 from tokensteer.tasks.common.task import SHIPPED, Prompt, Setup, Task
-from tokensteer.tasks.common.training import Training, Trial
+from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.common.wordpiece import MASK, UNKNOWN, WordPiece, tidy, words
-from tokensteer.tasks.nets import AttentiveConfig, NgramConfig, TransformerConfig, ValueConfig, load, save
+from tokensteer.tasks.nets import EncoderReaderConfig, NgramConfig, TransformerConfig, ValueConfig, load, save
 from tokensteer.tasks.nets.store import build
 from tokensteer.tasks.text import data as text_data
-from tokensteer.tasks.text import diversity, prompts
+from tokensteer.tasks.text import diversity, prompts, proposals
 from tokensteer.tasks.text import recipe as texts
-from tokensteer.tasks.text import reviews as text
-from tokensteer.tasks.text import train as texts_train
-from tokensteer.tasks.text.corpus import llama
+from tokensteer.tasks.text import task as text
+from tokensteer.tasks.text.corpus import llama, windows
 from tokensteer.tasks.text.fluency import Fluency
-from tokensteer.train import Plan, ProposalPlan, StepVariance, headed_loss, masked_loss
+from tokensteer.train import ProposalPlan, StepVariance, headed_loss, masked_loss
 
 LETTERS = [chr(c) for c in range(ord("!"), ord("~") + 1) if not chr(c).isupper()]
 GOOD, BAD = ("great", "lovely", "moving", "superb"), ("awful", "boring", "dull", "terrible")
@@ -49,7 +44,6 @@ PIECES = ["[PAD]", UNKNOWN, "[CLS]", "[SEP]", MASK, *LETTERS, *(f"##{c}" for c i
 PIECES += [*GOOD, *BAD, *COMMON, "love", "##ly", "un", "##believ", "##able", "##s", "don"]
 FULL = WordPiece.of(dict.fromkeys(PIECES))
 LENGTH = 24
-ROLES = ("denoiser", "reward", "judge")
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -110,60 +104,6 @@ def test_a_vocabulary_is_kept_with_the_ids_it_came_from(tmp_path):
 # ---- data
 
 
-def review(good: bool, draw: random.Random, sentences: int = 6) -> str:
-    """Sentences that end with one of a hundred names, so that words of other languages are among the rare ones."""
-    feelings = GOOD if good else BAD
-    parts = [
-        f"{draw.choice(('The', 'This'))} {draw.choice(('film', 'story', 'plot', 'movie'))} was {draw.choice(feelings)} "
-        f"and it is {draw.choice(feelings)} {draw.choice('bcdfghklmn')}{draw.choice('bcdfghklmn')}."
-        for _ in range(sentences)
-    ]
-    return "<br /><br />".join([" ".join(parts[:3]), " ".join(parts[3:])])
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> text_data.Reviews:
-    folder = tmp_path_factory.mktemp("data")
-    draw = random.Random(0)
-    rows = [(review(k % 2 == 1, draw, 6 if k % 3 else 1), k % 2) for k in range(1200)]
-    rows[7] = ("quelque chose d'une autre langue que personne ne parle ici, sauf moi.", 1)
-    with (folder / "reviews.csv").open("w", newline="", encoding="utf-8") as lines:
-        writer = csv.writer(lines)
-        writer.writerow(["text", "label"])
-        writer.writerows(rows)
-    (folder / "vocab.txt").write_text("\n".join(FULL.pieces) + "\n", "utf-8")
-    text_data.main(
-        ["--reviews", str(folder / "reviews.csv"), "--vocab", str(folder / "vocab.txt"), "--out", str(folder)]
-    )
-    return text_data.load(folder / text_data.FILE, LENGTH)
-
-
-def test_windows_begin_with_sentences_and_keep_their_label(data):
-    assert data.vocabulary.mask_id not in data.training.ids
-    assert UNKNOWN not in data.vocabulary.ids
-    for name, part in data.parts.items():
-        assert part.ids.shape[1] == LENGTH
-        assert len(part.ids) > 50, name
-        for ids, label in zip(part.ids[:200].tolist(), part.labels[:200].tolist(), strict=True):
-            said = data.vocabulary.decode(ids)
-            assert said.split()[0] in ("the", "this")
-            assert "<" not in said
-            assert any(word in said for word in (GOOD if label else BAD))
-            assert not any(word in said.split() for word in (BAD if label else GOOD))
-    assert not any("langue" in data.vocabulary.decode(ids) for ids in data.training.ids.tolist())
-
-
-def test_reviews_are_dealt_out_in_blocks():
-    parts = text_data.deal(5000, np.random.default_rng(0))
-    assert [round(parts.count(k) / 5000, 2) for k in range(3)] == [0.08, 0.46, 0.46]
-    assert all(len(set(parts[k : k + 50])) == 1 for k in range(0, 5000, 50))
-
-
-def test_sentences_are_found():
-    said = text_data.sentences('Mr. Smith is dull.<br />He said "No." Then J. Doe left! i stayed. &quot;Yes&quot;')
-    assert said == ["Mr. Smith is dull.", 'He said "No."', "Then J. Doe left! i stayed.", '"Yes"']
-
-
 def test_the_vocabulary_is_what_is_used_most():
     counts = Counter(words("lovely lovely film unbelievable"))
     some = text_data.restricted(FULL, counts, 5 + len(LETTERS) + 36)
@@ -175,20 +115,10 @@ def test_the_vocabulary_is_what_is_used_most():
     assert len(spelt) == 8
 
 
-def test_data_that_is_not_there_or_wrong_says_so(tmp_path, monkeypatch, capsys):
+def test_data_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"text\.data --reviews"):
-        text_data.load()
     assert cli.main(["train", "text", "--out", str(tmp_path / "w")]) == 2
     assert "set TOKENSTEER_DATA" in capsys.readouterr().err
-    wrong = tmp_path / "wrong.csv"
-    wrong.write_text("text,label\nfine,3\n")
-    (tmp_path / "vocab.txt").write_text("a\n")
-    for reviews, said in ((wrong, "each label must be 0 or 1"), (tmp_path / "none.csv", "there is no file")):
-        with pytest.raises(SystemExit) as stopped:
-            text_data.main(["--reviews", str(reviews), "--vocab", str(tmp_path / "vocab.txt")])
-        assert stopped.value.code == 2
-        assert said in capsys.readouterr().err
 
 
 # ---- networks
@@ -223,7 +153,7 @@ def test_tied_weights_are_stored_once_and_frozen_ones_elsewhere(tmp_path):
         load(part)
 
 
-@pytest.mark.parametrize("config", [AttentiveConfig(30, 8, 2, 8, 12, 1, 2), NgramConfig(30, 2, 8, (1, 3), 6)])
+@pytest.mark.parametrize("config", [EncoderReaderConfig(30, 8, 2, 16, 1, 2, 32), NgramConfig(30, 2, 8, (1, 3), 6)])
 def test_readers_take_ids_one_hots_and_embeddings(config, tmp_path):
     net = untyped(build(config).double())
     x = torch.randint(0, 30, (5, 8), generator=seeded())
@@ -244,35 +174,13 @@ def test_what_makes_texts_harder_keeps_the_rest():
     assert ((seen - ids)[~same] % 16 == 0).all()  # from the same site of another row
 
 
-# ---- a tiny task, trained on the reviews above
+# ---- a tiny task
 
 
 @pytest.fixture(scope="module")
-def recipe(data) -> texts.Recipe:
-    size = len(data.vocabulary.pieces)
-    denoiser = TransformerConfig(size, LENGTH, width=32, depth=2, heads=2, tied=True)
-    plans = tuple(Plan(steps, batch_size=32, rate=5e-3, average=0.97) for steps in (150, 100, 100))
-    value = ValueConfig("transformer", asdict(TransformerConfig(size, LENGTH, width=8, depth=1, heads=1)), 8)
-    plan = ProposalPlan(2, paths=15, updates=1, times=2)
-    proposal = ProposalConfig(plan, StepVariance(), value, num_steps=4, twist=plan, frozen=("tokens.weight",))
-    readers = AttentiveConfig(size, LENGTH, 2, 8, 16, 1, 2), NgramConfig(size, 2, 8, (1, 3), 8)
-    return replace(
-        text.RECIPE,
-        data=lambda: data,
-        denoiser=denoiser,
-        reward=readers[0],
-        judge=readers[1],
-        plans=plans,
-        proposal=proposal,
-        dropped=0.1,
-    )
-
-
-@pytest.fixture(scope="module")
-def weights(recipe, tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("weights")
-    texts_train.train(recipe, Training(out), Trial(samples=8, examples=40, num_steps=8))
-    return out
+def weights(tmp_path_factory) -> Path:
+    vocabulary = text_data.restricted(FULL, Counter(), len(FULL), [*GOOD, *BAD, *COMMON])
+    return small_texts.write_task(tmp_path_factory.mktemp("weights"), vocabulary, LENGTH, steps=60)
 
 
 TINY = ["--particles", "2", "--populations", "2", "--steps", "4"]
@@ -285,26 +193,6 @@ def tokensteer(*arguments: object) -> int:
 def lines_of(folder: Path, row: int = 0) -> list[dict]:
     (file,) = ts.open_run(folder).written(row)
     return [json.loads(line) for line in file.read_text().splitlines()]
-
-
-def test_training_makes_all_there_is(weights):
-    names = [f"text-{role}.{kind}" for role in ROLES for kind in ("json", "safetensors")]
-    assert sorted(file.name for file in weights.iterdir()) == sorted([*names, "text-quality.json", "text-vocab.txt"])
-    card = json.loads((weights / "text-denoiser.json").read_text())
-    assert {"data", "command", "seed", "seconds", "device", "quality", "windows"} <= card.keys()
-    assert card["command"].startswith("tokensteer train text --out FOLDER")
-    quality = card["quality"]
-    assert quality["nats per token"]["mean"] < quality["nats per token of single tokens"] - 0.3  # it learned something
-    assert len(quality["texts"]) == 8
-    for role in ("reward", "judge"):
-        found = json.loads((weights / f"text-{role}.json").read_text())["quality"]
-        assert found["test accuracy"]["mean"] > 0.9
-
-
-def test_data_of_another_size_is_refused(recipe, tmp_path):
-    larger = replace(recipe, denoiser=replace(recipe.denoiser, vocab_size=999))
-    with pytest.raises(ValueError, match="--size 999"):
-        texts_train.train(larger, Training(tmp_path / "w"))
 
 
 def test_a_run_writes_its_texts(weights, tmp_path, capsys):
@@ -374,15 +262,15 @@ REWARDS = """
 import math
 
 def short(texts):
-    return [math.nan if "book" in text else -len(text) / 100 for text in texts]
+    return [math.nan if "horse" in text else -len(text) / 100 for text in texts]
 
 calls = 0
 
 def broken_later(texts):
     global calls
     calls += 1
-    if calls > 6 and any("city" in text for text in texts):
-        raise ZeroDivisionError("no city")
+    if calls > 6 and any("lake" in text for text in texts):
+        raise ZeroDivisionError("no lake")
     return short(texts)
 
 def never(texts):
@@ -392,7 +280,7 @@ def never(texts):
 
 def test_prompts_that_break_a_reward_are_put_aside(weights, tmp_path, capsys):
     """A reward of one's own that fails for some texts, when it is tried out or on the way: the others are kept."""
-    (tmp_path / "prompts.txt").write_text("the film\nthe book\nthe story\nthe city\n")
+    (tmp_path / "prompts.txt").write_text("the film\nthe horse\nthe story\nthe lake\n")
     (tmp_path / "mine.py").write_text(REWARDS)
 
     def run(name: str) -> int:
@@ -402,17 +290,17 @@ def test_prompts_that_break_a_reward_are_put_aside(weights, tmp_path, capsys):
 
     assert run("short") == 0
     lines = lines_of(tmp_path / "short")
-    asked = ["the film"] * 4 + ["the story"] * 4 + ["the city"] * 4
-    assert [line["prompt"] for line in lines] == [*asked, "the book"]
+    asked = ["the film"] * 4 + ["the story"] * 4 + ["the lake"] * 4
+    assert [line["prompt"] for line in lines] == [*asked, "the horse"]
     assert "the reward is nan for the text" in lines[-1]["error"]
-    assert "book" in lines[-1]["error"]
+    assert "horse" in lines[-1]["error"]
     assert lines[0]["reward"] == pytest.approx(-len(lines[0]["text"]) / 100)
     assert ts.open_run(tmp_path / "short").rows[0]["failed"][0]["id"] == "2"
 
     assert run("broken_later") == 0
     lines = lines_of(tmp_path / "broken_later")
-    assert [line["prompt"] for line in lines] == [*asked[:8], "the book", "the city"]
-    assert lines[-1]["error"].endswith("broken_later raised ZeroDivisionError at mine.py:13: no city")
+    assert [line["prompt"] for line in lines] == [*asked[:8], "the horse", "the lake"]
+    assert lines[-1]["error"].endswith("broken_later raised ZeroDivisionError at mine.py:13: no lake")
     result = ts.open_run(tmp_path / "broken_later").result(0)
     assert result.ancestors.shape == (5, 4, 2)
     assert result.ess.shape == (5, 4)
@@ -481,7 +369,7 @@ def test_canvases_hold_what_is_said_and_masks_elsewhere():
 def test_steering_is_felt_by_the_judge(weights):
     """More praise than in plain samples, and more blame, by more than four standard errors."""
     for goal in (0, 1):
-        task = texts.task(text.RECIPE, Setup(8, goal=goal, weights=weights))
+        task = text.task(Setup(8, goal=goal, weights=weights))
         plain = task.metrics(ts.pretrained(task.model)(1, 300, generator=seeded()))["accuracy"]
         steered = task.metrics(ts.smc_grad(task.model, task.tilt)(4, 60, generator=seeded()))["accuracy"]
         assert (steered.mean - plain.mean) / math.hypot(steered.error, plain.error) > 4
@@ -489,7 +377,7 @@ def test_steering_is_felt_by_the_judge(weights):
 
 def test_gradients_enter_behind_the_embeddings(weights):
     """The fast way of `core.embedded` is taken, and proposes what one-hots do."""
-    task = texts.task(text.RECIPE, Setup(4, weights=weights))
+    task = text.task(Setup(4, weights=weights))
     assert takes_embeddings(task.model, task.tilt)
     opinion = task.tilt.reward
     slow = replace(task.tilt, reward=lambda x: opinion(x))
@@ -500,9 +388,12 @@ def test_gradients_enter_behind_the_embeddings(weights):
 
 
 @pytest.mark.slow
-def test_a_proposal_is_learned_and_used(recipe, weights, tmp_path):
-    out = tmp_path / "taught"
-    card = texts_train.proposal(recipe, None, weights, {1: 15}).train(Training(out))
+def test_a_proposal_is_learned_and_used(weights, tmp_path):
+    out, size = tmp_path / "taught", len(WordPiece.read(weights / "text-vocab.txt"))
+    value = ValueConfig("transformer", asdict(TransformerConfig(size, LENGTH, width=8, depth=1, heads=1)), 8)
+    plan = ProposalPlan(2, paths=15, updates=1, times=2)
+    config = ProposalConfig(plan, StepVariance(), value, num_steps=4, twist=plan, frozen=("tokens.weight",))
+    card = proposals.proposal(None, weights, config, {1: 15}).train(Training(out))
     assert card["goal"] == 1
     assert card["command"].startswith("tokensteer train text --proposal")
     assert {"smc-base N=1", "smc-amot N=1", "prop-amot N=1"} <= card["quality"].keys()
@@ -512,7 +403,7 @@ def test_a_proposal_is_learned_and_used(recipe, weights, tmp_path):
     denoiser = untyped(load(out / "text-denoiser.safetensors"))
     assert torch.equal(learned.tokens.weight, denoiser.tokens.weight)
     assert not torch.equal(learned.blocks[0].qkv.weight, denoiser.blocks[0].qkv.weight)
-    twisted = texts_train.proposal(recipe, None, out, {}).train(Training(tmp_path / "twisted"), twist=True)
+    twisted = proposals.proposal(None, out, config, {}).train(Training(tmp_path / "twisted"), twist=True)
     assert twisted["what"].startswith("learned twist")
     words = ("compare", "text", "--methods", "smc-amot", "prop-amot", "smc-learned", "--kl", 1.0, *TINY)
     assert tokensteer(*words, "--weights", tmp_path / "twisted", "--out", tmp_path / "run") == 0
@@ -603,7 +494,7 @@ def test_perplexity_can_be_added_to_a_run(weights, smollm, tmp_path, monkeypatch
 def test_words_that_must_appear(weights):
     """Constraints on text take the vocabulary of the task as it is."""
     vocabulary = WordPiece.read(weights / "text-vocab.txt")
-    task = texts.task(text.RECIPE, Setup(12, weights=weights))
+    task = text.task(Setup(12, weights=weights))
     steering = constrain(task.model, required(["superb"], vocabulary), task.tilt)
     result = ts.smc(steering, 4, 15, generator=seeded())
     said = [vocabulary.decode(ids) for ids in result.sample()[:, 0].tolist()]
@@ -627,7 +518,7 @@ def test_a_reward_in_the_vocabulary_that_pieces_came_from(weights):
     one_hots = torch.nn.functional.one_hot(y, len(vocabulary)).float()
     for answer in (ours(y), ours(one_hots), ours.of_embeddings(ours.embedding[y])):
         torch.testing.assert_close(answer, theirs(x))
-    task = texts.task(text.RECIPE, Setup(4, weights=weights))
+    task = text.task(Setup(4, weights=weights))
     tilt = replace(task.tilt, reward=ours)
     assert takes_embeddings(task.model, tilt)
     assert some(ts.smc_grad(task.model, tilt)(2, 15, generator=seeded()).reward).isfinite().all()
@@ -637,57 +528,60 @@ def test_a_reward_in_the_vocabulary_that_pieces_came_from(weights):
         renumbered(untyped(of_text(lambda said: [0.0 for _ in said], lambda x: ["" for _ in x])), vocabulary.origin)
 
 
-def test_some_networks_are_trained_again(recipe, weights, tmp_path):
-    out = tmp_path / "again"
-    with pytest.raises(FileNotFoundError, match="train denoiser too"):
-        texts_train.train(recipe, Training(out), roles=("judge",))
-    shutil.copytree(weights, out, dirs_exist_ok=True)
-    before = {role: (out / f"text-{role}.safetensors").read_bytes() for role in ROLES}
-    texts_train.train(recipe, Training(out, seed=5), Trial(4, examples=20, num_steps=4), roles=("judge",))
-    after = {role: (out / f"text-{role}.safetensors").read_bytes() for role in ROLES}
-    assert [role for role in ROLES if before[role] != after[role]] == ["judge"]
-    cards = {role: json.loads((out / f"text-{role}.json").read_text()) for role in ROLES}
-    assert [cards[role]["seed"] for role in ROLES] == [0, 0, 5]
-
-
-# ---- what is shipped
+# ---- what is shipped: few rows, because the networks are large
 
 
 @pytest.fixture(scope="module")
 def shipped() -> tuple[Task, WordPiece]:
-    return text.task(Setup(steps=32)), WordPiece.read(SHIPPED / "text-vocab.txt")
+    return text.task(Setup(2, prompt=("The lake",))), WordPiece.read(SHIPPED / "text-vocab.txt")
+
+
+def windows_of(vocabulary: WordPiece, *said: str) -> torch.Tensor:
+    """Ids (P, L) of texts that are said again until they fill a window."""
+    return torch.tensor([(20 * vocabulary.encode(text))[: windows.LENGTH] for text in said])
 
 
 def test_the_shipped_classifiers_know_praise_from_blame(shipped):
     task, vocabulary = shipped
-    praise = "a wonderful, moving film with superb performances. one of the best i have seen, and i loved it. "
-    blame = "the worst film i have ever seen. boring, badly acted, with an awful script; a waste of time. "
-    x = torch.tensor([(9 * vocabulary.encode(said))[: text_data.LENGTH] for said in (praise, blame)])
+    praise = "the lake is a wonderful place. i loved every moment there, and the water was beautiful. "
+    blame = "the lake is a terrible place. i hated every moment there, and the water was disgusting. "
+    x = windows_of(vocabulary, praise, blame)
     log_p = task.tilt.reward(x)
     assert log_p[0] > math.log(0.9)
     assert log_p[1] < math.log(0.1)
     assert task.judge(x).tolist() == [1.0, 0.0]
     for role in ("reward", "judge"):
-        card = json.loads((SHIPPED / f"text-{role}.json").read_text())
-        assert card["quality"]["test accuracy"]["mean"] > 0.7
+        found = json.loads((SHIPPED / f"text-{role}.json").read_text())["quality"]
+        assert found["accuracy, texts of the corpus"] > 0.9
+        assert found["accuracy, real reviews"] > 0.7
 
 
-def test_the_shipped_denoiser_knows_how_reviews_go_on(shipped):
+def test_the_shipped_classifiers_know_insults(shipped):
+    task, vocabulary = text.task(Setup(2, prompt=("The lake",), reward="toxicity")), shipped[1]
+    insult = "you are a stupid idiot, and what a pathetic moron. listen to me, you worthless scum. "
+    polite = "the lake is a lovely place. we had a good day there, and the children were happy. "
+    x = windows_of(vocabulary, insult, polite)
+    log_p = task.tilt.reward(x)
+    assert log_p[0] > math.log(0.9)
+    assert log_p[1] < math.log(0.1)
+    assert some(task.judge)(x).tolist() == [1.0, 0.0]
+
+
+def test_the_shipped_denoiser_knows_how_texts_go_on(shipped):
     task, vocabulary = shipped
-    for begun, on in (("this is one of the best films i have ever", "seen"), ("the story is a waste of", "time")):
+    for begun, on in (
+        ("once upon a time, there was a", "little small young beautiful"),
+        ("i went to the lake with my", "family friends friend"),
+    ):
         ids = vocabulary.encode(begun)
-        x = torch.full((1, text_data.LENGTH), vocabulary.mask_id)
+        x = torch.full((1, windows.LENGTH), vocabulary.mask_id)
         x[0, : len(ids)] = torch.tensor(ids)
         best = int(as_table(task.model.denoiser(x, 0.8))[0, len(ids)].argmax())
-        assert vocabulary.pieces[best] == on
+        assert vocabulary.pieces[best] in on.split()
 
 
-@pytest.mark.slow
-def test_the_shipped_proposal_praises(shipped):
-    """Without any weights: its texts have a higher log p(praise) than those of the model, by three standard errors."""
-    task, _ = shipped
-    model = replace(task.model, template=task.model.template[8:10], steps=ts.uniform_steps(10))
-    q = ts.prop_amot(model, task.tilt, task.learned().denoiser)
-    plain, taught = (task.tilt.reward(m(1, 20, generator=seeded()).samples[:, 0]) for m in (ts.pretrained(model), q))
-    error = math.hypot(float(plain.std()), float(taught.std())) / 20**0.5
-    assert float(taught.mean() - plain.mean()) / error > 3
+def test_the_shipped_networks_run(shipped):
+    task, vocabulary = shipped
+    result = ts.smc_grad(task.model, task.tilt)(1, 1, generator=seeded())
+    assert torch.isfinite(result.log_w).all()
+    assert vocabulary.decode(result.samples[0, 0].tolist()).startswith("the lake ")

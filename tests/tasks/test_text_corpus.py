@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import random
 from collections import Counter
 from itertools import islice
 
@@ -12,6 +14,8 @@ import pytest
 import small_texts
 import torch
 
+from tokensteer.tasks.common.wordpiece import UNKNOWN
+from tokensteer.tasks.text import data as text_data
 from tokensteer.tasks.text.corpus import cleaning, gguf, lists, llama, sampling, windows, write
 from tokensteer.tasks.text.corpus.assignments import MOODS, PAPER_SHARE, Assignment, assignments, with_article
 from tokensteer.tasks.text.corpus.byte_pairs import BytePairs
@@ -335,3 +339,63 @@ def test_windows_of_texts_and_reviews(tmp_path):
     assert sum(tuple(row) in rows for row in drawn) == 10
     with pytest.raises(FileNotFoundError, match="--part windows"):
         windows.load(tmp_path / "none.npz")
+
+
+def review(good: bool, draw: random.Random, sentences: int = 6) -> str:
+    """Sentences that end with one of a hundred names, so that words of other languages are among the rare ones."""
+    feelings = small_texts.GOOD if good else small_texts.BAD
+    parts = [
+        f"{draw.choice(('The', 'This'))} {draw.choice(('film', 'story', 'movie'))} was {draw.choice(feelings)} "
+        f"and it is {draw.choice(feelings)} {draw.choice('bcdfghklmn')}{draw.choice('bcdfghklmn')}."
+        for _ in range(sentences)
+    ]
+    return "<br /><br />".join([" ".join(parts[:3]), " ".join(parts[3:])])
+
+
+def test_windows_of_reviews_begin_with_sentences_and_keep_their_label(tmp_path):
+    small_texts.write_data(tmp_path, tmp_path / "out", rows=10)
+    draw = random.Random(0)
+    rows = [(review(k % 2 == 1, draw), k % 2) for k in range(600)]
+    rows[7] = ("quelque chose d'une autre langue que personne ne parle ici, sauf moi. " * 4, 1)
+    with (tmp_path / "reviews.csv").open("w", newline="", encoding="utf-8") as lines:
+        writer = csv.writer(lines)
+        writer.writerow(["text", "label"])
+        writer.writerows(rows)
+    corpus = windows.prepare(
+        tmp_path / "out" / write.FILE,
+        tmp_path / "reviews.csv",
+        tmp_path / "vocab.txt",
+        tmp_path / "ids.npz",
+        size=130,
+        length=24,
+    )
+    vocabulary = corpus.vocabulary
+    assert UNKNOWN not in vocabulary.ids
+    for name, part in corpus.real.items():
+        assert part.ids.shape[1] == 24
+        assert len(part) > 50, name
+        assert vocabulary.mask_id not in part.ids
+        for ids, label in zip(part.ids.tolist(), part.labels.tolist(), strict=True):
+            said = vocabulary.decode(ids)
+            assert said.split()[0] in ("the", "this")
+            assert "<" not in said
+            assert any(word in said for word in (small_texts.GOOD if label else small_texts.BAD))
+            assert not any(word in said.split() for word in (small_texts.BAD if label else small_texts.GOOD))
+
+
+def test_reviews_are_dealt_out_in_blocks():
+    parts = text_data.deal(5000, np.random.default_rng(0))
+    assert [round(parts.count(k) / 5000, 2) for k in range(3)] == [0.08, 0.46, 0.46]
+    assert all(len(set(parts[k : k + 50])) == 1 for k in range(0, 5000, 50))
+
+
+def test_sentences_are_found():
+    said = text_data.sentences('Mr. Smith is dull.<br />He said "No." Then J. Doe left! i stayed. &quot;Yes&quot;')
+    assert said == ["Mr. Smith is dull.", 'He said "No."', "Then J. Doe left! i stayed.", '"Yes"']
+
+
+def test_reviews_without_labels_are_refused(tmp_path):
+    wrong = tmp_path / "wrong.csv"
+    wrong.write_text("text,label\nfine,3\n")
+    with pytest.raises(ValueError, match="each label must be 0 or 1"):
+        text_data.read_reviews(wrong)

@@ -25,11 +25,10 @@ from tokensteer.tasks.nets.store import build
 from tokensteer.tasks.text.__main__ import main
 from tokensteer.tasks.text.corpus import windows, write
 from tokensteer.tasks.text.prior import classifiers, denoiser, parts, published, quality, toxicity
-from tokensteer.tasks.text.prior.recipe import RECIPE
-from tokensteer.tasks.text.prior.recipe import task as texts_task
 from tokensteer.tasks.text.prior.train import train, train_part
 from tokensteer.tasks.text.prior.work import NETWORKS, PriorRecipe
-from tokensteer.tasks.text.train import proposal
+from tokensteer.tasks.text.proposals import CONFIG, proposal
+from tokensteer.tasks.text.task import task as texts_task
 from tokensteer.train import Plan
 
 SIZE, LENGTH = 120, 24
@@ -303,6 +302,7 @@ def test_all_parts_make_a_folder_that_the_task_runs(made, tmp_path, monkeypatch)
     for name in (write.FILE, windows.FILE):
         (target / name).write_bytes((out / name).read_bytes())
     (target / write.CARD).write_text("{}")  # the corpus is there
+    monkeypatch.setattr(quality, "DEFAULT", quality.DEFAULT[:2])  # prompts that samples are measured after
     train_part("reward", Training(target, seed=1), Pieces(exact=True), TOY)
     found = train(Training(target, seed=1), TOY)
     assert set(found) == set(NETWORKS)
@@ -314,6 +314,8 @@ def test_all_parts_make_a_folder_that_the_task_runs(made, tmp_path, monkeypatch)
     assert toxic["toxic among rude texts"] > toxic["toxic among warm texts"]
     assert 0 <= toxic["published, toxic among real reviews"] <= 1
     card = json.loads(cards[0].read_text())
+    assert {"data", "command", "seed", "seconds", "device", "quality", "steps", "plan"} <= card.keys()
+    assert card["command"].startswith("python -m tokensteer.tasks.text --part denoiser")
     assert "SmolLM2" in card["data"]
     assert found["denoiser"]["muon"]
     measured = json.loads((target / "text-quality.json").read_text())
@@ -332,7 +334,7 @@ def test_all_parts_make_a_folder_that_the_task_runs(made, tmp_path, monkeypatch)
         check_runs(texts_task(Setup(3, weights=target, reward=reward)))
     assert "towards polite" in texts_task(Setup(3, weights=target, reward="toxicity", goal=0)).about
     check_proposal(target, tmp_path / "taught")
-    with pytest.raises(ValueError, match="give sentiment or toxicity, or a function"):
+    with pytest.raises(ValueError, match="give one of them as --reward, or a function"):
         texts_task(Setup(3, weights=target, reward="rudeness"))
 
 
@@ -345,10 +347,11 @@ def check_runs(task: Task) -> None:
 
 def check_proposal(weights: Path, out: Path) -> None:
     """A proposal learns in its last blocks alone, which are stored in 8 bits without the rest."""
-    plan = replace(RECIPE.proposal.plan, rounds=2, paths=30, updates=2, held_out=0, rate=1e-2)
+    plan = replace(CONFIG.plan, rounds=2, paths=30, updates=2, held_out=0, rate=1e-2)
     value = ValueConfig("transformer", asdict(nets.TransformerConfig(SIZE, LENGTH, width=8, depth=1, heads=1)), 8)
-    config = replace(RECIPE.proposal, plan=plan, num_steps=3, value=value)
-    card = proposal(replace(RECIPE, proposal=config), 1, weights, {2: 15}).train(Training(out))
+    config = replace(CONFIG, plan=plan, num_steps=3, value=value)
+    quick = replace(proposal(1, weights, config, {2: 15}), make=lambda setup: texts_task(replace(setup, steps=3)))
+    card = quick.train(Training(out))
     assert card["stored"].startswith("int8")
     assert {"smc-base", "prop-amot"} <= {name.split()[0] for name in card["quality"]}
     kept, _ = tensorfile.read(out / "text-proposal-1.safetensors")

@@ -27,7 +27,7 @@ from tokensteer.tasks.dna import reference as dna_reference
 from tokensteer.tasks.images import digits
 from tokensteer.tasks.images import train as pixels_train
 from tokensteer.tasks.mog import trained as mog_trained
-from tokensteer.tasks.text import data as text_data
+from tokensteer.tasks.text.corpus import windows as text_windows
 from tokensteer.train import Plan, fit, load_adapter, lora, masked_loss, save_adapter
 
 torch.set_num_threads(1)
@@ -286,8 +286,8 @@ def test_arrays_are_whole_or_refused(tmp_path) -> None:
         file.write_bytes(whole[:size])
         with pytest.raises(ValueError, match=r"x\.npz is damaged.*make it"):
             arrays.read(file, ("a",), "make it")
-    with pytest.raises(ValueError, match=r"x\.npz is damaged.*text\.data"):
-        text_data.load(file)
+    with pytest.raises(ValueError, match=r"x\.npz is damaged.*--part windows"):
+        text_windows.load(file)
 
 
 class Pair(nn.Module):

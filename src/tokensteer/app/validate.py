@@ -23,12 +23,14 @@ def validate(command: Command) -> None:
             check_known(command.task, names.TASKS, "task")
             check_known(command.method, names.METHODS, "method")
             _settings(command.settings)
+            _reward(command.task, command.settings.reward)
         case Compare():
             check_known(command.task, names.TASKS, "task")
             for method in (*(command.methods or ()), command.match_rows):
                 check_known(method, names.METHODS, "method")
             check_known(command.recipe, names.RECIPES, "recipe")
             _settings(command.settings)
+            _reward(command.task, command.settings.reward)
         case Train():
             check_known(command.task, names.TASKS, "task")
             check_known(command.objective, names.OBJECTIVES, "objective")
@@ -61,6 +63,16 @@ def _settings(settings: Settings) -> None:
     _with_number(settings.trigger, names.TRIGGERS, names.TRIGGERS_WITH_NUMBER, "trigger")
     check_known(settings.resample, names.SCHEMES, "resampling scheme")
     check_known(settings.noise, names.NOISES, "noise")
+
+
+def _reward(task: str, reward: str | None) -> None:
+    """Raise unless a task with several rewards has this one, or takes functions and it is one. Tasks with one reward
+    refuse it themselves."""
+    known = names.NAMED_REWARDS.get(task, ())
+    own = task == "text" and reward is not None and ":" in reward
+    if reward is not None and known and reward not in known and not own:
+        mend = "give one of them as --reward" + (", or a function as FILE.py:FUNCTION" if task == "text" else "")
+        raise ValueError(f"{task} has the rewards {', '.join(known[:-1])} and {known[-1]}: {mend}, got {reward}")
 
 
 def _with_number(text: str | None, plain: Iterable[str], numbered: Mapping[str, str], what: str) -> None:

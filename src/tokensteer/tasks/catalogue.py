@@ -32,10 +32,10 @@ from tokensteer.tasks.images import digits, mnist
 from tokensteer.tasks.images import train as images
 from tokensteer.tasks.mog import trained as mog_trained
 from tokensteer.tasks.product import task as product
+from tokensteer.tasks.text import proposals as text_proposals
 from tokensteer.tasks.text import recipe as text_recipe
-from tokensteer.tasks.text import train as text_proposals
+from tokensteer.tasks.text import task as text
 from tokensteer.tasks.text.corpus import windows as text_windows
-from tokensteer.tasks.text.prior import recipe as text
 from tokensteer.tasks.text.prior import train as text_train
 
 
@@ -89,16 +89,16 @@ TASKS: dict[str, Entry] = {
         train=partial(images.train, mnist.RECIPE),
         proposal=partial(images.proposal, mnist.RECIPE),
     ),
-    "text": Entry(
+    text_recipe.NAME: Entry(
         text.task,
-        "log-probability of the sentiment under a classifier",
+        "log-probability of the sentiment, or of toxicity, under a classifier",
         steps=text_recipe.NUM_STEPS,
         kl=text_recipe.KL,
-        rewards={name: reading.kl for name, reading in text.RECIPE.readings.items()},
+        rewards={name: reading.kl for name, reading in text_recipe.READINGS.items()},
         judges_texts=True,
         data=text_windows.FILE,
         train=text_train.train,
-        proposal=partial(text_proposals.proposal, text.RECIPE),
+        proposal=text_proposals.proposal,
     ),
     "dna": Entry(
         dna.task,

@@ -131,7 +131,7 @@ def make_task(setup: Setup, name: str) -> Task:
 @cache  # reading the file twice would give two functions
 def reward_of(target: str) -> Callable[[list[str]], Any]:
     """The user's function of texts at module:function. Its errors and wrong return values raise a ValueError."""
-    function: Any = find(target, "--reward takes module:function, such as mine.py:short")
+    function: Any = find(target, "--reward takes module:function, such as mine.py:short, or a name")
     if isinstance(function, type) or not callable(function):
         kind = "a class" if isinstance(function, type) else f"of type {type(function).__name__}"
         raise ValueError(f"--reward {target} is {kind}: give a function from a list of texts to a number for each")

@@ -10,7 +10,7 @@ TASKS = {
     "product": "two tokens of 64 states, a ring times a cross of stripes; the exact target is known",
     "digits": "handwritten digits of 8 x 8 binary pixels",
     "mnist": "handwritten digits of 28 x 28 binary pixels",
-    "text": "movie reviews of 64 pieces of words; takes prompts and rewards of your own",
+    "text": "short texts of 100 pieces of words, about anything; takes prompts and rewards of your own",
     "dna": "DNA of 200 letters, towards sites open or active in a cell type",
     "tfbind": "words of eight DNA letters, with a measured reward; the exact target is known",
     "tfbind-fitted": "the same with a model fitted to the words that some factor binds",
@@ -24,7 +24,8 @@ REWARDS = {
     "product": "the log-density of the stripes",
     "digits": "log p(--goal | x) of a classifier",
     "mnist": "log p(--goal | x) of a classifier",
-    "text": "log p(praise | x) of a classifier, or of blame with --goal 0",
+    "text": "log p(praise | x) of a classifier, or of blame with --goal 0; also --reward sentiment",
+    "text --reward toxicity": "log p(toxic | x) of a classifier, or of polite with --goal 0",
     "text --reward FILE.py:FUNCTION": "a function of your own, from a list of texts to a number for each",
     "dna": "log p(open in the cell type --goal | x) of a classifier; --reward log-p is the same",
     "dna --reward logit": "log p - log(1 - p) of the same classifier",
@@ -37,6 +38,17 @@ REWARDS = {
     "emoji --reward mostly-blue": "how much is blue; or red, orange, yellow, green, purple, pink",
 }
 """Rewards by the words of the command line that choose them."""
+NAMED_REWARDS = {
+    "text": ("sentiment", "toxicity"),
+    "dna": ("log-p", "logit"),
+    "cifar": ("class", "compressibility"),
+    "emoji": (
+        "alignment",
+        "compressibility",
+        *(f"mostly-{colour}" for colour in ("red", "orange", "yellow", "green", "blue", "purple", "pink")),
+    ),
+}
+"""The names that --reward takes, for tasks with several rewards."""
 RECIPES = {
     "methods": "all methods that suit the task",
     "ramps": "the full reward after k tenths of the time, without and with remasking",

@@ -26,9 +26,9 @@ class Settings:
     steps: Annotated[int | None, left("100, 64 for text, 16 for cifar, 24 for emoji", "INT")] = None
     """Denoising steps from all noise to clean."""
     goal: Annotated[int | None, left("the task's", "INT")] = None
-    """What to steer towards: the digit, for digits and mnist; 1 for praise and 0 for blame, for text; for dna the cell
-    type, 0 (HepG2) to 3; for tfbind the number of the factor; for cifar the class, 0 (airplane) to 9 (truck), without
-    it all classes, each with so many populations."""
+    """What to steer towards: the digit, for digits and mnist; 1 for praise and 0 for blame, for text, or with
+    --reward toxicity 1 for toxic and 0 for polite; for dna the cell type, 0 (HepG2) to 3; for tfbind the number of the
+    factor; for cifar the class, 0 (airplane) to 9 (truck), without it all classes, each with so many populations."""
     kl: Annotated[float | None, left("the task's", "FLOAT")] = None
     """The reward is divided by it: small steers hard."""
     prompts: Annotated[Path | None, left("the task's", "FILE")] = None
@@ -48,8 +48,8 @@ class Settings:
     reward: Annotated[str | None, left("the task's", "NAME")] = None
     """For dna: log-p (the default) or logit. For cifar: class (the default) or compressibility; for emoji:
     alignment (the default), compressibility or a colour as mostly-blue; if given, smc-cfg has it beside its product.
-    For text: a function of your own as MODULE:FUNCTION, from a list of texts to a number for
-    each; MODULE may be a file."""
+    For text: sentiment (the default), toxicity, or a function of your own as MODULE:FUNCTION, from a list of texts to a
+    number for each; MODULE may be a file."""
     remask: float = 0.0
     """The cap of ReMDM, a probability that open sites are masked again; 0 for none."""
     resample: Annotated[str | None, left("the method's", "STR")] = None
@@ -73,7 +73,7 @@ class Settings:
     characters: Annotated[str | None, left("any", "RANGE")] = None
     """For text: the length in characters, such as 80-200, 80- or -200."""
     schema: Annotated[Path | None, left("none", "FILE")] = None
-    """For text: a file with a JSON schema; every text is JSON of that schema. Blank prompts such as ___64 leave it
+    """For text: a file with a JSON schema; every text is JSON of that schema. Blank prompts such as ___100 leave it
     all of the text."""
 
     def check(self) -> None:

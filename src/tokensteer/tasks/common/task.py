@@ -98,7 +98,7 @@ class Setup(Settings):
         if self.reward is not None or self.reward_function is not None:
             raise ValueError(
                 f"{task} has only one reward, got {self.reward or 'a function'}: leave out --reward (dna has log-p and "
-                "logit, cifar and emoji have rewards of images, and text takes a function of your own)"
+                "logit, text has sentiment, toxicity and functions of your own, cifar and emoji have rewards of images)"
             )
 
     def load(self, task: str, role: str) -> nn.Module:

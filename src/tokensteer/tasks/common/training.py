@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -143,23 +143,17 @@ def train_networks(
     source: str,
     networks: Mapping[str, Network],
     measure: Callable[[], dict[str, Any]],
-    only: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Train the networks of a task by role, or `only` some if the folder holds the others; returns what measure()
-    finds of each role in the stored weights. A killed training continues if it is called with the same options."""
+    """Train the networks of a task by role; returns what measure() finds of each role in the stored weights. A killed
+    training continues if it is called with the same options."""
     out = training.out
     cards = {role: weights_file(out, task, role).with_suffix(".json") for role in networks}
-    chosen = networks if only is None else only
-    missing = [role for role in networks if role not in chosen and not cards[role].is_file()]
-    if missing:
-        raise FileNotFoundError(f"there is no {cards[missing[0]]} to go with: train {missing[0]} too")
     training.begin()
     written: dict[str, dict[str, Any]] = {}
     for place, (role, network) in enumerate(networks.items()):
-        trained = role in chosen
-        written[role] = network.train(training, task, role, place, source) if trained else read_card(cards[role])
-    for role in chosen:  # without "quality": see `finished`
-        write_json(cards[role], written[role])
+        written[role] = network.train(training, task, role, place, source)
+    for role, card in written.items():  # without "quality": see `finished`
+        write_json(cards[role], card)
     say("measuring")
     found = measure()
     for role in networks:

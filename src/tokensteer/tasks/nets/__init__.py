@@ -24,8 +24,6 @@ from tokensteer.tasks.nets.image_classifiers import ResNet as ResNet
 from tokensteer.tasks.nets.image_classifiers import ResNetConfig as ResNetConfig
 from tokensteer.tasks.nets.image_text import ImageText as ImageText
 from tokensteer.tasks.nets.image_text import ImageTextConfig as ImageTextConfig
-from tokensteer.tasks.nets.readers import AttentiveConfig as AttentiveConfig
-from tokensteer.tasks.nets.readers import AttentiveReader as AttentiveReader
 from tokensteer.tasks.nets.readers import NgramConfig as NgramConfig
 from tokensteer.tasks.nets.readers import NgramReader as NgramReader
 from tokensteer.tasks.nets.readers import Reader as Reader

@@ -1,6 +1,6 @@
-"""Two classifiers of sequences of different architecture: one is the reward, the other judges its samples.
+"""Classifiers of sequences that also take embeddings, and one of detectors of n-grams, which judges samples.
 
-Both take ids (P, L), one-hots (P, L, V) or, in `of_embeddings`, embeddings (P, L, d) of their own table.
+They take ids (P, L), one-hots (P, L, V) or, in `of_embeddings`, embeddings (P, L, d) of their own table.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokensteer.tasks.nets.parts import check_config, embed
-from tokensteer.tasks.nets.transformer import Block
 
 
 class Reader(nn.Module, ABC):
@@ -33,43 +32,6 @@ class Reader(nn.Module, ABC):
 
     @abstractmethod
     def of_embeddings(self, embedded: Tensor) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class AttentiveConfig:
-    """A transformer over tokens; `features` is the width of its table, which has most of the parameters."""
-
-    vocab_size: int
-    length: int
-    num_classes: int
-    features: int = 48
-    width: int = 96
-    depth: int = 3
-    heads: int = 3
-
-    def __post_init__(self) -> None:
-        check_config(self, may_be_zero=("depth",))
-        if self.width % self.heads:
-            raise ValueError(f"AttentiveConfig: width {self.width} is no multiple of {self.heads} heads")
-
-
-class AttentiveReader(Reader):
-    """Log-probabilities of the classes, (P, K), from the mean over sites after full attention."""
-
-    def __init__(self, config: AttentiveConfig) -> None:
-        super().__init__(config.vocab_size, config.features)
-        self.config = config
-        self.enter = nn.Linear(config.features, config.width)
-        self.places = nn.Parameter(0.02 * torch.randn(config.length, config.width))
-        self.blocks = nn.Sequential(*(Block(config.width, config.heads) for _ in range(config.depth)))
-        self.norm = nn.LayerNorm(config.width)
-        self.head = nn.Linear(config.width, config.num_classes)
-
-    def of_embeddings(self, embedded: Tensor) -> Tensor:
-        if embedded.shape[1] != self.config.length:
-            raise ValueError(f"this classifier was built for length {self.config.length}, got {embedded.shape[1]}")
-        h = self.blocks(self.enter(embedded) + self.places)
-        return self.head(self.norm(h).mean(1)).log_softmax(-1)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from tokensteer.tasks.nets.fsq import FSQ, FSQConfig
 from tokensteer.tasks.nets.grid_transformer import GridTransformer, GridTransformerConfig
 from tokensteer.tasks.nets.image_classifiers import ConvMixer, MixerConfig, ResNet, ResNetConfig
 from tokensteer.tasks.nets.image_text import ImageText, ImageTextConfig
-from tokensteer.tasks.nets.readers import AttentiveConfig, AttentiveReader, NgramConfig, NgramReader
+from tokensteer.tasks.nets.readers import NgramConfig, NgramReader
 from tokensteer.tasks.nets.text_encoder import TextEncoder, TextEncoderConfig
 from tokensteer.tasks.nets.transformer import Transformer, TransformerConfig
 from tokensteer.tasks.nets.unet import UNet, UNetConfig
@@ -32,7 +32,7 @@ from tokensteer.train.frozen import state
 VERSION = 2
 """The newest version of the format that is read."""
 
-Classifiers = ConvConfig | PatchConfig | AttentiveConfig | NgramConfig | dilated.MotifConfig | dilated.WordsConfig
+Classifiers = ConvConfig | PatchConfig | NgramConfig | dilated.MotifConfig | dilated.WordsConfig
 Images = FSQConfig | GridTransformerConfig | ResNetConfig | MixerConfig | ImageTextConfig
 Encoders = EncoderConfig | EncoderReaderConfig | TextEncoderConfig
 Config = Body | Classifiers | ValueConfig | Images | Encoders
@@ -43,7 +43,6 @@ _NETWORKS: dict[type[Config], Callable[[Any], nn.Module]] = {
     dilated.DilatedConfig: dilated.Dilated,
     ConvConfig: ConvClassifier,
     PatchConfig: PatchClassifier,
-    AttentiveConfig: AttentiveReader,
     NgramConfig: NgramReader,
     dilated.MotifConfig: dilated.MotifClassifier,
     dilated.WordsConfig: dilated.WordsClassifier,

@@ -16,9 +16,9 @@ from tokensteer.tasks.text.corpus import windows, write
 from tokensteer.tasks.text.prior import classifiers, quality
 from tokensteer.tasks.text.prior import denoiser as denoising
 from tokensteer.tasks.text.prior import toxicity as toxic
+from tokensteer.tasks.text.recipe import NAME as NAME
 from tokensteer.train import Plan
 
-NAME = "text"
 NETWORKS = ("denoiser", "labeller", "reward", "judge", "toxicity", "toxicity-judge")
 PARTS = ("published", "corpus", "windows", *NETWORKS, "quality")
 
