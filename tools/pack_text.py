@@ -1,4 +1,4 @@
-"""Pack what the larger prior of texts is made from into files of 20 MB, for a GPU machine that takes small files only.
+"""Pack what the prior of texts is made from into files of 20 MB, for a GPU machine that takes small files only.
 
     python -m tokensteer.tasks.text --part published --out PUBLISHED   # MiniLM and the classifier of toxicity
     python tools/pack_text.py pack PUBLISHED PIECES                    # needs TOKENSTEER_DATA

@@ -153,7 +153,7 @@ def test_every_shipped_weight_is_small_and_has_a_card():
     assert {"mog-denoiser.safetensors", "digits-denoiser.safetensors"} <= set(shipped())
     for name in shipped():
         file = SHIPPED / name
-        most = {"mnist": 6.0, "text": 8.5, "dna": 1.5, "cifar": 18.0, "emoji": 13.0}.get(name.partition("-")[0], 1.0)
+        most = {"mnist": 6.0, "text": 24.0, "dna": 1.5, "cifar": 18.0, "emoji": 13.0}.get(name.partition("-")[0], 1.0)
         assert file.stat().st_size <= most * 2**20
         card = json.loads(file.with_suffix(".json").read_text())
         assert {"data", "command", "seed", "seconds", "device", "quality"} <= card.keys()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -376,7 +377,7 @@ def test_steering_is_felt_by_the_judge(weights):
 
 
 def test_gradients_enter_behind_the_embeddings(weights):
-    """The fast way of `core.embedded` is taken, and proposes what one-hots do."""
+    """The fast way of `core.twists.straight_through` is taken, and proposes what one-hots do."""
     task = text.task(Setup(4, weights=weights))
     assert takes_embeddings(task.model, task.tilt)
     opinion = task.tilt.reward
@@ -585,3 +586,32 @@ def test_the_shipped_networks_run(shipped):
     result = ts.smc_grad(task.model, task.tilt)(1, 1, generator=seeded())
     assert torch.isfinite(result.log_w).all()
     assert vocabulary.decode(result.samples[0, 0].tolist()).startswith("the lake ")
+
+
+def card(part: str) -> dict:
+    return json.loads((SHIPPED / f"text-{part}.json").read_text())
+
+
+def tables_of_cards() -> Iterator[str]:
+    """The lines of docs/text.md that have figures of the cards."""
+    denoiser = card("denoiser")
+    for what in ("held-out texts", "held-out reviews"):
+        yield f"| nats per token, {what} | {denoiser['quality'][f'nats per token, {what}']:.3f} |"
+    yield f"| temperature | {denoiser['sharpened']['temperature']:g} |"
+    for part in ("reward", "judge"):
+        sets = ("texts of the corpus", "texts without their opening", "real reviews")
+        shares = [card(part)["quality"][f"accuracy, {name}"] for name in sets]
+        yield f"| {part} | {' | '.join(f'{share:.3f}' for share in shares)} |"
+    kinds = ("both", "reward alone", "judge alone", "neither", "reward as the list", "judge as the list")
+    for name in ("held-out texts", "held-out texts with a sentence put in"):
+        found = card("toxicity-judge")["quality"][name]
+        yield f"| {name} | {' | '.join(f'{found[kind]:.3f}' for kind in kinds)} |"
+    moods = [card("toxicity")["quality"][f"toxic among {mood} texts"] for mood in ("rude", "harsh", "neutral", "warm")]
+    reviews = card("toxicity")["quality"]["toxic among real reviews"]
+    yield f"| {' | '.join(f'{share:.3f}' for share in (*moods, reviews))} |"
+
+
+def test_the_docs_have_the_figures_of_the_cards():
+    page = (Path(__file__).parents[2] / "docs" / "text.md").read_text("utf-8").splitlines()
+    for line in tables_of_cards():
+        assert line in page, f"docs/text.md lacks {line}"

@@ -1,4 +1,4 @@
-"""The larger prior of texts at toy size: networks that start from published ones, their training, and the task."""
+"""The prior of texts at toy size: networks that start from published ones, their training, and the task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tokensteer.tasks.text`: one part of the larger prior of texts, in one run or in several.
+"""`python -m tokensteer.tasks.text`: one part of the prior of texts, in one run or in several.
 
     python -m tokensteer.tasks.text --part published --out FOLDER
     python -m tokensteer.tasks.text --part corpus --out FOLDER --device cuda --minutes 5
@@ -28,7 +28,7 @@ from tokensteer.tasks.text.prior.work import NAME, RECIPE
 
 @dataclass(frozen=True)
 class Command:
-    """One part of the larger prior of texts."""
+    """One part of the prior of texts."""
 
     part: str  # published, corpus, windows, denoiser, labeller, reward, judge, toxicity, toxicity-judge, quality or all
     out: Path  # folder for the corpus, weights, cards and checkpoints

@@ -1,4 +1,4 @@
-"""Texts of the corpus and real reviews as windows of tokens: the data that the larger prior is trained on.
+"""Texts of the corpus and real reviews as windows of tokens: the data that the prior is trained on.
 
 The vocabulary is restricted to the pieces that are most frequent in both, all single characters, and pieces that a
 classifier of toxicity needs. A text of the corpus gives one window, its beginning; a real review gives a few, each from

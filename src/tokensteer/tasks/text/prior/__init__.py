@@ -1,1 +1,1 @@
-"""The larger prior of short texts: its start from published encoders, its training, its classifiers, its quality."""
+"""The prior of short texts: its start from published encoders, its training, its classifiers, its quality."""

@@ -1,4 +1,4 @@
-"""Training of the larger prior of texts, part by part.
+"""Training of the prior of texts, part by part.
 
 | part | makes | from |
 |---|---|---|
