@@ -80,6 +80,7 @@ def test_names_agree_with_what_there_is():
         ("train digts", "no task called 'digts'. Did you mean digits?"),
         ("train digits --proposal --objective balnce", "no objective called 'balnce'. Did you mean balance?"),
         ("train digits --proposal --baseline sate", "no baseline called 'sate'. Did you mean state?"),
+        ("train text --proposal --reward toxcity", "no reward called 'toxcity'. Did you mean toxicity?"),
         ("completion bsh", "no completion called 'bsh'. Did you mean bash?"),
         ("list method", "no list called 'method'. Did you mean methods?"),
     ],

@@ -220,6 +220,29 @@ def test_a_run_writes_its_texts(weights, tmp_path, capsys):
     assert [line["log_w"] for line in lines] == pytest.approx(result.log_w.flatten().tolist(), abs=1e-6)
 
 
+def test_rewards_have_names(weights, tmp_path, capsys):
+    """Toxicity has networks of its own; the name of the default reward changes nothing."""
+    (tmp_path / "p.txt").write_text("the film\n")
+    words = ("run", "text", "--method", "smc-base", *TINY, "--prompts", tmp_path / "p.txt", "--weights", weights)
+    assert tokensteer(*words, "--reward", "toxicity", "--goal", 0, "--out", tmp_path / "polite") == 0
+    assert "towards polite" in capsys.readouterr().out
+    assert tokensteer(*words, "--out", tmp_path / "none") == 0
+    assert tokensteer(*words, "--reward", "sentiment", "--out", tmp_path / "named") == 0
+    assert "towards praise" in capsys.readouterr().out
+    rows = {name: ts.open_run(tmp_path / name).rows[0] for name in ("polite", "none", "named")}
+    assert [row["resolved"]["reward"] for row in rows.values()] == ["toxicity", "sentiment", "sentiment"]
+    none, named = (ts.open_run(tmp_path / name).result(0) for name in ("none", "named"))
+    assert torch.equal(none.samples, named.samples)
+    task = text.task(Setup(4, goal=0, reward="toxicity", weights=weights))
+    assert task.reward == "toxicity"
+    assert text.task(Setup(4, reward="sentiment", weights=weights)).reward is None
+    found = ts.open_run(tmp_path / "polite").result(0)
+    expected = task.tilt.reward(found.samples.flatten(0, 1)).view_as(some(found.reward))
+    torch.testing.assert_close(some(found.reward), expected, check_dtype=False)
+    with pytest.raises(ValueError, match="the goal must be 1, for toxic, or 0, for polite, got 2"):
+        text.task(Setup(4, goal=2, reward="toxicity", weights=weights))
+
+
 def test_the_report_shows_texts(weights, tmp_path):
     out = tmp_path / "run"
     words = ("compare", "text", "--methods", "pretrained", "smc-grad", *TINY, "--weights", weights, "--out", out)

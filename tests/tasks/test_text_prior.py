@@ -347,7 +347,7 @@ def check_runs(task: Task) -> None:
 
 def check_proposal(weights: Path, out: Path) -> None:
     """A proposal learns in its last blocks alone, which are stored in 8 bits without the rest."""
-    plan = replace(CONFIG.plan, rounds=2, paths=30, updates=2, held_out=0, rate=1e-2)
+    plan = replace(CONFIG.plan, rounds=2, paths=15, updates=2, held_out=0, rate=1e-2)
     value = ValueConfig("transformer", asdict(nets.TransformerConfig(SIZE, LENGTH, width=8, depth=1, heads=1)), 8)
     config = replace(CONFIG, plan=plan, num_steps=3, value=value)
     quick = replace(proposal(1, weights, config, {2: 15}), make=lambda setup: texts_task(replace(setup, steps=3)))

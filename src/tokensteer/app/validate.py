@@ -35,6 +35,8 @@ def validate(command: Command) -> None:
             check_known(command.task, names.TASKS, "task")
             check_known(command.objective, names.OBJECTIVES, "objective")
             check_known(command.baseline, names.BASELINES, "baseline")
+            if command.task in names.NAMED_REWARDS:
+                check_known(command.reward, names.NAMED_REWARDS[command.task], "reward")
         case List():
             check_known(command.what, names.LISTS, "list")
         case Completion():
