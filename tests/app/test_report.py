@@ -514,6 +514,9 @@ def test_seeds_come_together_before_they_come_apart(tmp_path: Path) -> None:
     assert (joined, single) == (1, 2)
     assert "n = 2 seeds" in root.words()
     assert float(cells(root)[0]["accuracy"]) == pytest.approx(0.6)
+    regions = [n.attributes["aria-label"] for n in root.find("div", "box")]
+    assert len(regions) == len(set(regions)) == 2
+    assert len(root.find("article", "card")) == len(root.find("figure", "bars")[0].find("li")) == 1
 
 
 def test_methods_at_equal_rows_are_drawn_against_rows(tmp_path: Path) -> None:

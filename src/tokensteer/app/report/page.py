@@ -125,12 +125,12 @@ def _task(run: Run, task: str, rows: Sequence[Row], joined: Sequence[Row], sever
     start, of = (f"{task}-", task) if several else ("", "")
     parts = [
         ("results", "Results", "", _results(rows, joined, colours, run.finished)),
-        ("samples", "Samples", *_samples(task, rows, name, colours)),
+        ("samples", "Samples", *_samples(task, joined, naming(joined), colours)),
         ("particles", "Particles", *player.part(rows, _look(task), name, colours)),
         ("traces", "On the way", TRACES, traces.charts(rows, colours)),
         ("weights", "Weights", WEIGHTS, traces.weights(rows, colours)),
         ("genealogy", "Genealogy", *_genealogy(rows, name, colours)),
-        ("cost", "Cost", COST, traces.cost(rows, naming(rows, briefly=True), colours) + _learning(rows)),
+        ("cost", "Cost", COST, traces.cost(joined, naming(joined, briefly=True), colours) + _learning(rows)),
     ]
     return [
         (start + key, title, section(start + key, title, note, content, of=of))
@@ -148,12 +148,15 @@ def _results(rows: Sequence[Row], joined: Sequence[Row], colours: Mapping[str, i
             table(joined, colours, finished),
             legend(joined, finished, trade),
             sweeps.charts(joined, colours),
-            text("h3", "Seed by seed") + table(rows, colours, finished) if several else "",
-            text("p", note(rows, finished), 'class="note"') if several else "",
+            _folded("Seed by seed", _by_seed(rows, colours, finished) if several else ""),
             _folded("Best of N by reward", text("p", BEST, 'class="note"') + best if best else ""),
             _choices(rows),
         )
     )
+
+
+def _by_seed(rows: Sequence[Row], colours: Mapping[str, int], finished: bool) -> str:
+    return table(rows, colours, finished) + text("p", note(rows, finished), 'class="note"')
 
 
 def _folded(title: str, content: str, opened: bool = False) -> str:

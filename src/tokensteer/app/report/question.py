@@ -87,7 +87,7 @@ def _facts(task: str, rows: Sequence[Row]) -> dict[str, str]:
         elif found:
             facts[name.capitalize()] = listed(found)
     if differing:
-        facts["By method"] = f"{listed(differing)} differ; those of {best.method} are shown, the others under Methods"
+        facts["By method"] = f"{listed(differing)}: of {best.method} here, of the others under Methods"
     return facts
 
 

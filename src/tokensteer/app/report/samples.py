@@ -28,6 +28,7 @@ from tokensteer.tasks.common.sheets import read_sheet, sheet_png
 from tokensteer.tasks.common.task import Setup
 
 SHOWN = 16  # how many samples of each kind are shown
+TEXTS, BEST_TEXTS = 6, 3  # how many texts of each kind are shown
 SPELT = 800  # how many letters of draws a card has
 TOKENS = 96  # how many tokens of a sequence are shown as text
 HEAT = (0x1F, 0x78, 0xC1)  # the colour of a heat map, visible on white and on black; its opacity shows the probability
@@ -55,9 +56,9 @@ def sheet(row: Row, look: Look | None, name: str, colour: int) -> str:
     """A card with draws of a row and the best by reward of its populations."""
     if row.texts:
         count = len(row.answer.samples)
-        some = torch.linspace(0, count - 1, min(SHOWN, count)).long()  # populations from all over the row
-        drawn = _text_table(drawn_texts(row, some, max(1, 8 // max(1, len(some)))))
-        top = _text_table([max(texts, key=_text_reward) for texts in _populations(row, some)])
+        some = torch.linspace(0, count - 1, min(TEXTS, count)).long()  # populations from all over the row
+        drawn = _text_table(drawn_texts(row, some, max(1, TEXTS // max(1, len(some)))))
+        top = _text_table([max(texts, key=_text_reward) for texts in _populations(row, some[:BEST_TEXTS])])
     elif isinstance(look, Sheet):
         drawn, top = colour_sheet(row, look, name), ""  # the file has draws, and not the best by reward
     else:

@@ -56,7 +56,8 @@ def table(rows: Sequence[Row], colours: Mapping[str, int], finished: bool) -> st
     crowded = len(metrics_of(rows)) + len(networks) > COLUMNS  # Cost has them apart
     shown += [_all_networks(every)] if crowded else [_network(every, network) for network in networks]
     shown.append(Column("seconds", [Cell(number(row.seconds), row.seconds) for row in every], DEFINED["seconds"]))
-    return _table(f"Methods of {rows[0].task}, their metrics and what they cost", shown, len(every))
+    apart = ", seed by seed" if len({row.seed for row in rows}) > 1 else ""
+    return _table(f"Methods of {rows[0].task}, their metrics and what they cost{apart}", shown, len(every))
 
 
 def legend(rows: Sequence[Row], finished: bool, beside: str = "") -> str:

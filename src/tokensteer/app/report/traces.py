@@ -20,7 +20,7 @@ from tokensteer.app.words.numbers import NOTHING, duration, short
 from tokensteer.core.particles.result import Result
 
 MOST = 12  # how many lines of variants a chart takes
-SURVIVORS = "Particles with descendants at the end, share of N"
+SURVIVORS = "Share of particles with descendants at the end"
 LEAST = -6  # the log2 of N·w below which particles share a bar
 
 Trace = Callable[[Result], Tensor | None]
