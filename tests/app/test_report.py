@@ -241,10 +241,13 @@ def test_header_asks_the_question(tmp_path: Path) -> None:
 def test_settings_are_stored_as_resolved() -> None:
     asked = [Job("digits", name, 4, 2, settings=Settings(steps=12)) for name in ("smc-base", "smc-grad", "fk-max")]
     asked.append(Job("mog", "smc-base", 4, 2, settings=Settings(trigger="every:3", ramp="clipped:3")))
-    base, grad, fk, mog = map(resolved, prepare(asked, Environment()))
+    asked += [Job("digits", name, 4, 2, settings=Settings(steps=12, clip=2.5)) for name in ("smc-grad", "smc-base")]
+    base, grad, fk, mog, clipped, not_clipped = map(resolved, prepare(asked, Environment()))
     same = {"steps": 12, "seed": 0, "kl": 1.0, "goal": 4, "draws": 10, "ramp": "exponential", "noise": "fresh"}
     assert base == {**same, "trigger": "ess:0.5:10", "resample": "systematic"}
-    assert grad == {**same, "trigger": "ess:0.5", "resample": "systematic"}
+    assert grad == {**same, "trigger": "ess:0.5", "resample": "systematic", "clip": 1.0}
+    assert clipped == {**grad, "clip": 2.5}
+    assert not_clipped == base
     assert (fk["trigger"], fk["resample"]) == ("every:2", "multinomial")
     assert (mog["steps"], mog["draws"], mog["ramp"], mog["trigger"]) == (100, 0, "clipped:3", "every:3")
 
