@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import sys
 import zlib
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from pieces import cut, run
 
 Array = NDArray[Any]
 
@@ -118,24 +118,8 @@ def pack_inception(out: Path) -> None:
     cast_convolutions(network, torch.float16)
     buffer = io.BytesIO()
     torch.jit.save(network, buffer)
-    data = buffer.getvalue()
-    out.mkdir(parents=True, exist_ok=True)
-    for k in range(0, len(data), BYTES):
-        (out / f"inception_half.pt.part{k // BYTES:02d}").write_bytes(data[k : k + BYTES])
-    (out / "inception_half.pt.sha256").write_text(hashlib.sha256(data).hexdigest() + "  inception_half.pt\n")
-
-
-def main() -> None:
-    match sys.argv[1:]:
-        case ["pack", folder, out]:
-            pack(Path(folder), Path(out))
-        case ["unpack", pieces, folder]:
-            unpack(Path(pieces), Path(folder))
-        case ["inception", out]:
-            pack_inception(Path(out))
-        case _:
-            sys.exit(__doc__)
+    cut(buffer.getvalue(), out, "inception_half.pt", BYTES)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, pack=pack, unpack=unpack, inception=pack_inception)

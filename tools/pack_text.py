@@ -10,16 +10,12 @@ the other machine.
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import io
-import sys
-import tarfile
 from pathlib import Path
+
+from pieces import archive, cut, extract, join, run
 
 BYTES = 20_000_000
 NAME = "text-data"
-PACKED = ".gz"
 
 
 def pack(published: Path, out: Path) -> list[Path]:
@@ -28,57 +24,12 @@ def pack(published: Path, out: Path) -> list[Path]:
     from tokensteer.tasks.text.prior.published import MINILM, TOXICITY, find
 
     files = [published / MINILM, published / TOXICITY, find(PATTERN), find(REVIEWS), find(VOCAB)]
-    return split({file.name: file.read_bytes() for file in files}, out)
+    return cut(archive({file.name: file.read_bytes() for file in files}), out, NAME, BYTES)
 
 
-def split(contents: dict[str, bytes], out: Path, size: int = BYTES, called: str = NAME) -> list[Path]:
-    """Write files by name as pieces of one archive, texts compressed, and its hash."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, content in contents.items():
-            plain = name.endswith((".csv", ".txt"))
-            stored = gzip.compress(content, mtime=0) if plain else content
-            entry = tarfile.TarInfo(name + PACKED if plain else name)
-            entry.size = len(stored)
-            archive.addfile(entry, io.BytesIO(stored))
-    data = buffer.getvalue()
-    out.mkdir(parents=True, exist_ok=True)
-    pieces: list[Path] = []
-    for start in range(0, len(data), size):
-        pieces.append(out / f"{called}.part{start // size:02d}")
-        pieces[-1].write_bytes(data[start : start + size])
-    (out / f"{called}.sha256").write_text(hashlib.sha256(data).hexdigest() + "\n")
-    return pieces
-
-
-def unpack(pieces: Path, folder: Path, called: str = NAME) -> list[str]:
-    """Write the files of all pieces to a folder; returns their names."""
-    data = b"".join(piece.read_bytes() for piece in sorted(pieces.glob(f"{called}.part*")))
-    if hashlib.sha256(data).hexdigest() != (pieces / f"{called}.sha256").read_text().strip():
-        raise ValueError(f"{pieces} does not hold all pieces as they were packed: copy them again")
-    folder.mkdir(parents=True, exist_ok=True)
-    names: list[str] = []
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        for entry in archive.getmembers():
-            stored = archive.extractfile(entry)
-            assert stored is not None
-            content = stored.read()
-            name = Path(entry.name).name
-            content = gzip.decompress(content) if name.endswith(PACKED) else content
-            names.append(name.removesuffix(PACKED))
-            (folder / names[-1]).write_bytes(content)
-    return names
-
-
-def main() -> None:
-    match sys.argv[1:]:
-        case ["pack", published, out]:
-            pack(Path(published), Path(out))
-        case ["unpack", pieces, folder]:
-            unpack(Path(pieces), Path(folder))
-        case _:
-            sys.exit(__doc__)
+def unpack(pieces: Path, folder: Path) -> list[str]:
+    return extract(join(pieces, NAME), folder)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, pack=pack, unpack=unpack)

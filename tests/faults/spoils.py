@@ -14,9 +14,11 @@ from torch import Tensor
 
 import tokensteer as ts
 from tests.faults.choices import Choices
+from tests.faults.invariants import demand
 from tests.faults.steerings import Aim
 
 NUMBERS = (0, -1, 1, 2, 0.5, 1.5, math.nan, math.inf, -math.inf, True, "3", 37, torch.tensor(1.0))
+NO_FLAGS = (0, 1, -1, 0.5, math.nan, "3", "False", [], torch.tensor(True))
 OURS = str(Path(ts.__file__).parent)
 
 
@@ -84,25 +86,36 @@ def wrong_values(value: Any) -> list[Any]:
 
 
 def spoiled(choices: Choices, part: Any) -> Any:
-    """A part, one field of which is wrong."""
-    names = [f.name for f in fields(part) if f.init and wrong_values(getattr(part, f.name))]
+    """A part, one field of which is wrong. A flag is set, rightly or not; or it is no flag, which must be refused."""
+    flags = {f.name for f in fields(part) if f.init and f.type in ("bool", "bool | None")}
+    wrong = {
+        f.name: [True, False, *NO_FLAGS] if f.name in flags else wrong_values(getattr(part, f.name))
+        for f in fields(part)
+        if f.init
+    }
+    names = [name for name, options in wrong.items() if options]
     if not names:
         return part
     name = choices.pick("field", *names)
-    options = wrong_values(getattr(part, name))
-    number = choices.random.randrange(len(options))
-    choices.made["spoiled"] = f"{type(part).__name__}.{name} = {options[number]!r}"
-    return replace(part, **{name: options[number]})
+    value = wrong[name][choices.random.randrange(len(wrong[name]))]
+    choices.made["spoiled"] = f"{type(part).__name__}.{name} = {value!r}"
+    changed = replace(part, **{name: value})
+    demand(name not in flags or isinstance(value, bool), "a flag that is neither True nor False is refused")
+    return changed
 
 
 def spoil(choices: Choices, aim: Aim) -> ts.Steering:
     """The steering of an aim with one wrong value."""
     steering = aim.steering
     model, tilt, proposal = steering.model, steering.twist, steering.proposal
-    kinds = ["model", "kernel", "proposal", *["tilt", "estimator"] * (tilt is not None)]
+    kinds = ["model", "kernel", "proposal", *["tilt", "estimator", "potential"] * (tilt is not None)]
+    kinds += ["denoiser"] * isinstance(model.base.denoiser, ts.from_logits | ts.from_hidden)
     match choices.pick("part", *kinds):
         case "model":
             model = spoiled(choices, model)
+        case "denoiser":
+            base = replace(model.base, denoiser=spoiled(choices, model.base.denoiser))
+            model = replace(model, models=[base, *model.models[1:]]) if isinstance(model, ts.Product) else base
         case "kernel":
             if isinstance(model, ts.Product):
                 kernel = spoiled(choices, model.kernel)
@@ -113,6 +126,9 @@ def spoil(choices: Choices, aim: Aim) -> ts.Steering:
             proposal = spoiled(choices, proposal)
         case "tilt":
             tilt = spoiled(choices, tilt)
+        case "potential":
+            assert tilt is not None
+            tilt = replace(tilt, potential=spoiled(choices, tilt.potential))
         case _:
             assert tilt is not None
             tilt = replace(tilt, estimator=spoiled(choices, tilt.estimator))

@@ -217,6 +217,10 @@ def ranked(**options: Any) -> ts.Steering:
     return ts.Steering(base(kernel=ts.Ranked(MASK, **options)))
 
 
+def with_rule(rule: Any) -> ts.Result:
+    return ts.smc(ts.Steering(base(), ts.Tilt(B.reward, potential=ts.potentials.Potential(rule))), 4)
+
+
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "sigma": (lambda: ts.Ancestral(MASK, sigma=untyped(0.1)), r"sigma must be a function of step and bound: Cap"),
     "what sigma returns": (
@@ -262,6 +266,15 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: ts.Steering(base(), ts.Tilt(B.reward, average=lambda r, log_v, kl: r.sum(), estimator=ts.Exact())),
         "Tilt.average must give one number for each",
     ),
+    "a potential": (lambda: ts.potentials.Potential(untyped(3)), r"Potential\.rule must be a function of ramp"),
+    "what a potential returns": (
+        lambda: with_rule(lambda *_: untyped(None)),
+        "and what they carry on or None, got None",
+    ),
+    "the log-twists of a potential": (
+        lambda: with_rule(lambda scale, r, parent: ((scale * r).sum(), None)),
+        r"for each of \d particles, shape \(\d,\), and what they carry on or None, got torch\.float64 \(\), None",
+    ),
     "a look-ahead": (lambda: ts.Tilt(B.reward, log_lookahead=untyped(3)), "log_lookahead must be a function of a tilt"),
     "what a ramp returns": (lambda: ts.Tilt(B.reward, ramp=lambda t: untyped("3")), r"ramp\(0\) must be a number"),
     "a grid": (lambda: ts.Blocks(ts.Ancestral(MASK), 1, 2, 2, untyped(None)), "Blocks.grid must be a function of"),
@@ -303,3 +316,14 @@ def test_wrong_values_are_refused_in_words_of_our_own(what: str) -> None:
     make, says = REFUSED[what]
     with pytest.raises((ValueError, TypeError), match=says):
         make()
+
+
+def test_the_limit_of_enumeration_is_of_memory_and_not_of_particles() -> None:
+    """Many particles of few completions each were refused."""
+    model = B.model("mdm")
+    few, many = (ts.Tilt(B.reward, B.kl, estimator=ts.Exact(limit=limit)) for limit in (B.tokens**B.length, 10**6))
+    runs = [ts.smc(ts.Steering(model, tilt), 8, 40, generator=seeded()) for tilt in (few, many)]
+    assert torch.equal(runs[0].samples, runs[1].samples)
+    torch.testing.assert_close(runs[0].log_w, runs[1].log_w)
+    with pytest.raises(ValueError, match="enumeration needs"):
+        ts.smc(ts.Steering(model, ts.Tilt(B.reward, B.kl, estimator=ts.Exact(limit=3))), 2, generator=seeded())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -420,14 +419,3 @@ def test_images_are_read_whole_or_not_at_all(tmp_path: Path):
     )
     with pytest.raises(ValueError, match="write it again"):
         data.read(tmp_path / data.FILE)
-
-
-def test_pieces_are_put_together_as_they_were(tmp_path: Path):
-    tool = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "pack_emoji.py"))
-    with pytest.raises(FileNotFoundError, match=r"lacks emoji\.npz"):
-        tool["pack"](tmp_path, tmp_path / "pieces")
-    for k, name in enumerate(tool["FILES"]):
-        (tmp_path / name).write_bytes(bytes([k]) * 1000)
-    tool["pack"](tmp_path, tmp_path / "pieces")
-    assert set(tool["unpack"](tmp_path / "pieces", tmp_path / "there")) == set(tool["FILES"])
-    assert all((tmp_path / "there" / name).read_bytes() == (tmp_path / name).read_bytes() for name in tool["FILES"])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import runpy
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import small_texts
@@ -153,18 +151,6 @@ def test_published_networks_are_looked_for_in_the_folder_of_data(tmp_path, monke
         published.convert(tmp_path)
     with pytest.raises(FileNotFoundError, match="--part published"):
         published.read(tmp_path / "none.safetensors")
-
-
-def test_pieces_are_put_together_again(tmp_path):
-    tool = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "pack_text.py"))
-    contents = {"a.csv": b"text,label\n" * 300, "b.gguf": bytes(range(256)) * 40}
-    pieces = tool["split"](contents, tmp_path / "pieces", 3000)
-    assert len(pieces) > 3
-    assert tool["unpack"](tmp_path / "pieces", tmp_path / "data") == list(contents)
-    assert {name: (tmp_path / "data" / name).read_bytes() for name in contents} == contents
-    pieces[1].unlink()
-    with pytest.raises(ValueError, match="copy them again"):
-        tool["unpack"](tmp_path / "pieces", tmp_path / "data")
 
 
 # ---- the denoiser

@@ -23,6 +23,7 @@ from tokensteer.core.kernels.schedule import uniform_steps
 from tokensteer.core.models.context import Context, joined
 from tokensteer.core.models.denoiser import FromLogits, Time, from_logits
 from tokensteer.core.models.diffusion import Diffusion
+from tokensteer.core.models.guided_reference import product_network
 from tokensteer.core.models.product import Product
 
 Decoder = Callable[[Tensor], Tensor]
@@ -70,12 +71,11 @@ class ImageModel:
     def guided(self, powers: tuple[float, float]) -> FromLogits:
         """The denoiser of the usual guided sampler, which normalises the product of two models at each site. Its rows
         of context are those of the condition and, behind them, those of what it is guided away from."""
+        codes = self.network.codes
+        product = product_network(codes, codes, len(self.nothing), powers, timed=not self.ignores_time)
 
         def logits(x: Tensor, *given: Time) -> Tensor:
-            before = 0 if self.ignores_time else 1
-            time, context, own = given[:before], given[before:], len(self.nothing)
-            conditional, other = (self.network.codes(x, *time, *rows) for rows in (context[:own], context[own:]))
-            return self.network.widened(powers[0] * conditional + powers[1] * other)
+            return self.network.widened(product(x, *given))  # after the product: codes may be few among all ids
 
         return from_logits(logits, self.mask_id, ignores_time=self.ignores_time)
 

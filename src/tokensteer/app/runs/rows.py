@@ -18,6 +18,7 @@ from tokensteer.app.runs.recipes import Recipe, learned, other_reward
 from tokensteer.app.words.numbers import stored
 from tokensteer.core.particles.result import Result
 from tokensteer.core.particles.triggers import never
+from tokensteer.core.proposals.gradient import Gradient
 from tokensteer.core.twists.estimators import Sampled
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.tasks.catalogue import TASKS
@@ -106,7 +107,9 @@ def resolved(ready: PreparedJob) -> dict[str, Any]:
         found["reward"] = task.reward or rewards[0]
     found |= {} if task.goal is None else {"goal": task.goal}
     found |= {"guidance": task.guidance} if ready.recipe.guides and task.guidance is not None else {}
-    twist = method.steering.twist
+    proposal, twist = method.steering.proposal, method.steering.twist
+    if isinstance(proposal, Gradient) and proposal.clip is not None:
+        found["clip"] = proposal.clip
     if isinstance(twist, Tilt):
         found |= {"kl": twist.kl, "draws": twist.draws if twist.drawn else 0}
         found["ramp"] = choices.ramp_name(twist.ramp, steps)

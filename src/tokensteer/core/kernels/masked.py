@@ -21,7 +21,7 @@ from tokensteer.core.kernels.choices import Remasking
 from tokensteer.core.kernels.kernel import MaskedKernel, Memory, Sigma, safe_log, where_like
 from tokensteer.core.kernels.measure import Reveal
 from tokensteer.core.kernels.schedule import Linear, LoopSchedule, Schedule, alphas
-from tokensteer.core.numerics.domains import check_callable, check_number
+from tokensteer.core.numerics.domains import check_callable, check_flags, check_number
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.particles.path import Sites, Step
 
@@ -139,6 +139,7 @@ class ConfidenceRemask:
 
     def __post_init__(self) -> None:
         check_number("ConfidenceRemask.sharpness", self.sharpness)
+        check_flags(self)
 
     @property
     def mask_id(self) -> int:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensteer.core.categorical.forms import CategoricalStore, HiddenLogits, Logits, masked_log_softmax
+from tokensteer.core.numerics.domains import check_flags
 
 Time = float | Tensor  # one for all particles, or one for each, (P,)
 Denoiser = Callable[..., Tensor]  # x, a `Time` and the rows of the context, if the model has one
@@ -53,6 +54,9 @@ class FromLogits:
     network: Callable[..., Tensor]
     mask_id: int
     ignores_time: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_flags(self)
 
     def logits(self, x: Tensor, t: Time, *context: Tensor) -> Tensor:
         """What the network returns, (P, L, V)."""
@@ -92,6 +96,7 @@ class FromHidden:
 
     def __post_init__(self) -> None:
         check_head(self.head)
+        check_flags(self)
 
     def _hidden(self, x: Tensor, t: Time, *context: Tensor) -> Tensor:
         return self.trunk(x, *context) if self.ignores_time else self.trunk(x, t, *context)

@@ -19,6 +19,7 @@ from tokensteer.core.models.denoiser import Denoiser, Structured, Time, ignores_
 from tokensteer.core.models.prediction import NewRows, Prediction, all_distinct, changed, updated
 from tokensteer.core.models.validation import check_denoiser, check_shape, unwritten
 from tokensteer.core.numerics.batching import Chunks, Meter
+from tokensteer.core.numerics.domains import check_flags
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.numerics.rows import distinct
 from tokensteer.core.particles.path import Sites, Step
@@ -148,6 +149,7 @@ class Diffusion(Predicting):
     _fixes: bool = field(default=True, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_flags(self)
         check_shape(self.template, self.steps, self.kernel)
         # Without a mask a prompt is known by its sites. A row may belong to any template, so only sites that all
         # templates fix count, (L, 1); the others are pinned during moves and not known to estimates.

@@ -9,16 +9,21 @@ path. That product is the target of `guided` (`core.models.product`), whose weig
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tokensteer.core.categorical.product import product_of_powers
-from tokensteer.core.models.context import Context, joined
+from tokensteer.core.models.context import joined
 from tokensteer.core.models.denoiser import Denoiser, FromLogits, Time, from_logits, ignores_time
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.numerics.domains import check_number
+
+Network = Callable[..., Tensor]
+"""Logits (P, L, V) of ids (P, L), the time if it depends on that, and rows of context."""
 
 
 def guided_reference(conditional: Diffusion, other: Diffusion, scale: float) -> Diffusion:
@@ -35,26 +40,36 @@ def guided_reference(conditional: Diffusion, other: Diffusion, scale: float) -> 
         )
     if scale == 1:
         return conditional
-    own, mask_id = len(conditional.conditions), conditional.kernel.mask_id
-
-    def predicted(x: Tensor, t: Time, *context: Tensor) -> Tensor:
-        parts = ((conditional.denoiser, context[:own]), (other.denoiser, context[own:]))
-        found = (_logits(denoiser, x, t, rows, mask_id) for denoiser, rows in parts)
-        return product_of_powers(found, (scale, 1.0 - scale))
-
+    mask_id = conditional.kernel.mask_id
     timeless = ignores_time(conditional.denoiser) and ignores_time(other.denoiser)
-
-    def at_any_time(x: Tensor, *context: Tensor) -> Tensor:
-        return predicted(x, 0.5, *context)
-
-    denoiser = from_logits(at_any_time if timeless else predicted, mask_id, ignores_time=timeless)
+    one, two = (_logits(model.denoiser, mask_id, timed=not timeless) for model in (conditional, other))
+    network = product_network(one, two, len(conditional.conditions), (scale, 1.0 - scale), timed=not timeless)
+    denoiser = from_logits(network, mask_id, ignores_time=timeless)
     return replace(conditional, denoiser=denoiser, context=joined(conditional.conditions, other.conditions))
 
 
-def _logits(denoiser: Denoiser, x: Tensor, t: Time, context: Context, mask_id: int) -> Tensor:
-    """The logs of a prediction up to a constant at each site; 0 at the mask, which the product leaves out."""
-    found = denoiser.logits(x, t, *context) if isinstance(denoiser, FromLogits) else denoiser(x, t, *context)
-    found = found.to(torch.promote_types(found.dtype, torch.float32))
-    if not 0 <= mask_id < found.shape[-1]:
-        return found
-    return found.masked_fill(torch.arange(found.shape[-1], device=found.device) == mask_id, 0.0)
+def product_network(one: Network, other: Network, own: int, powers: tuple[float, float], *, timed: bool) -> Network:
+    """A network with the logits powers[0] · one + powers[1] · other. All three are called with x, the time if they are
+    `timed`, and tensors of context: the first `own` of those given are for `one`, the rest for `other`."""
+
+    def logits(x: Tensor, *given: Time) -> Tensor:
+        before = 1 if timed else 0
+        time, context = given[:before], given[before:]
+        parts = (one, context[:own]), (other, context[own:])
+        return product_of_powers((network(x, *time, *rows) for network, rows in parts), powers)
+
+    return logits
+
+
+def _logits(denoiser: Denoiser, mask_id: int, *, timed: bool) -> Network:
+    """The logs of predictions up to a constant at each site; 0 at the mask, which the product leaves out."""
+
+    def logits(x: Tensor, *given: Any) -> Tensor:
+        given = given if timed else (0.5, *given)  # any time: it is ignored
+        found = denoiser.logits(x, *given) if isinstance(denoiser, FromLogits) else denoiser(x, *given)
+        found = found.to(torch.promote_types(found.dtype, torch.float32))
+        if not 0 <= mask_id < found.shape[-1]:
+            return found
+        return found.masked_fill(torch.arange(found.shape[-1], device=found.device) == mask_id, 0.0)
+
+    return logits

@@ -30,7 +30,7 @@ from tokensteer.core.kernels.ranked import Ranked
 from tokensteer.core.models.context import Query
 from tokensteer.core.models.diffusion import Diffusion, Model, predict_all
 from tokensteer.core.models.prediction import Prediction
-from tokensteer.core.numerics.domains import check_callable, check_number
+from tokensteer.core.numerics.domains import check_callable, check_flags, check_number
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.particles.path import Sites, Step
 
@@ -94,6 +94,7 @@ class Product(Model):
             )
         if not all(isinstance(model, Diffusion) for model in cast("Sequence[object]", self.models)):
             raise TypeError("Product: every model must be a Diffusion: products of products are one product of powers")
+        check_flags(self)
         check_callable("Product.convention", self.convention, "a measure, the sum of powers and alpha_t/alpha_s")
         first = self.models[0]
         for k, model in enumerate(self.models[1:], 1):

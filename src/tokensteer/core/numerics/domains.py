@@ -1,9 +1,13 @@
-"""Checks that numbers and functions given by users are what they should be, for use at construction."""
+"""Checks that numbers, flags and functions given by users are what they should be, for use at construction."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from operator import index
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 def check_whole(name: str, value: object, least: int = 1, hint: str = "") -> None:
@@ -55,6 +59,21 @@ def check_numbers(owner: str, domain: str, /, **values: object) -> None:
     for name, value in values.items():
         if value is not None:
             check_number(f"{owner}.{name}", value, domain)
+
+
+def check_flag(name: str, value: object, optional: bool = False) -> None:
+    """Raise ValueError unless the value is True or False, or None if it is `optional`; 1 and "False" are neither."""
+    if not isinstance(value, bool) and not (optional and value is None):
+        choices = "True, False or None" if optional else "True or False"
+        raise ValueError(f"{name} must be {choices}, got {value!r}")
+
+
+def check_flags(part: DataclassInstance) -> None:
+    """`check_flag` for the fields of an object that are declared as `bool` or as `bool | None`."""
+    for field in fields(part):
+        optional = field.type in ("bool | None", bool | None)
+        if optional or field.type in ("bool", bool):
+            check_flag(f"{type(part).__name__}.{field.name}", getattr(part, field.name), optional)
 
 
 def check_callable(name: str, value: object, of: str) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.numerics.domains import check_whole
+from tokensteer.core.numerics.domains import check_flag, check_flags, check_whole
 from tokensteer.core.numerics.draws import inverse_cdf, uniforms
 from tokensteer.core.particles.loop import summarise, sweep
 from tokensteer.core.particles.path import Evaluation, Moved, Proposing, Record, Step, Wrapper
@@ -53,6 +53,9 @@ class Pinned(Wrapper[Proposing]):
     ancestor_sampling: bool = False
     _latest: tuple[Tensor, Evaluation, int] | None = field(default=None, init=False, repr=False)
     _uncovered: Tensor | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_flags(self)
 
     def _rows(self, rows: int) -> Tensor:
         """Indices of the pinned particles, (B,)."""
@@ -160,6 +163,7 @@ def particle_gibbs(
         )
     check_whole("particle_gibbs: sweeps", sweeps)
     check_whole("particle_gibbs: num_particles", num_particles, 2, "one of them is pinned")
+    check_flag("particle_gibbs: ancestor_sampling", ancestor_sampling)
     check_pinnable(path, generator)
     before = path.resources.spent()
     records: Sequence[Record] = []

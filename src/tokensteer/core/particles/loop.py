@@ -21,7 +21,7 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer.core.numerics.capture import capturing
-from tokensteer.core.numerics.domains import check_callable, check_whole
+from tokensteer.core.numerics.domains import check_callable, check_flag, check_whole
 from tokensteer.core.particles.path import FeynmanKac, Record, Resources, Step
 from tokensteer.core.particles.resampling import Resampler, ess, systematic
 from tokensteer.core.particles.result import Result, narrowed, with_rows
@@ -92,7 +92,7 @@ def _fires(when: Trigger, log_w: Tensor, step: Step) -> Tensor:
     if not isinstance(now, Tensor) or now.shape != log_w.shape[:1] or now.dtype != torch.bool:
         raise ValueError(
             f"a trigger must return for each of {len(log_w)} populations whether it resamples, a tensor of bools "
-            f"({len(log_w)},), got {_described(now)}"
+            f"({len(log_w)},), got {described(now)}"
         )
     return now
 
@@ -107,11 +107,12 @@ def _resampled(resample: Resampler, log_w: Tensor, generator: Generator | None) 
         case _:
             raise ValueError(
                 f"a resampler must return ancestors, int64, and log-weights, both of shape {tuple(log_w.shape)}, got "
-                + ", ".join(map(_described, parts))
+                + ", ".join(map(described, parts))
             )
 
 
-def _described(value: object) -> str:
+def described(value: object) -> str:
+    """What a user's function returned, for a message."""
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
@@ -189,6 +190,7 @@ def smc(
     resources = cast("Resources | None", getattr(path, "resources", None))
     if resources is None:
         raise TypeError(f"smc runs a Steering, got {type(path).__name__}: wrap a model as Steering(model, tilt)")
+    check_flag("smc: progress", progress)
     before = resources.spent()
     records = sweep(path, num_particles, populations, resample=resample, when=when, generator=generator)
     with resources.limited(memory):

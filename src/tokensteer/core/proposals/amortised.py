@@ -17,7 +17,7 @@ from tokensteer.core.models.denoiser import Denoiser, check_head
 from tokensteer.core.models.diffusion import Model, clock, located
 from tokensteer.core.models.prediction import Prediction, stored_prediction
 from tokensteer.core.numerics.batching import Meter
-from tokensteer.core.numerics.domains import check_callable, check_number
+from tokensteer.core.numerics.domains import check_callable, check_flags, check_number
 from tokensteer.core.particles.path import Evaluation, Step
 from tokensteer.core.proposals.proposal import SiteProposal, chosen
 from tokensteer.core.twists.tilt import Tilt
@@ -42,6 +42,7 @@ class Amortised(SiteProposal):
 
     def __post_init__(self) -> None:
         check_number("Amortised.scale", self.scale, "(0, 1]")
+        check_flags(self)
 
     @property
     def meters(self) -> tuple[Meter, ...]:

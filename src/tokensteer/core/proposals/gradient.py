@@ -13,7 +13,7 @@ from tokensteer.core.kernels.measure import SiteMeasure
 from tokensteer.core.models.diffusion import Model
 from tokensteer.core.models.prediction import Prediction
 from tokensteer.core.numerics.batching import Meter
-from tokensteer.core.numerics.domains import check_number, check_whole
+from tokensteer.core.numerics.domains import check_flags, check_number, check_whole
 from tokensteer.core.particles.path import Evaluation, Step
 from tokensteer.core.proposals.proposal import FromModel, SiteProposal
 from tokensteer.core.twists.tilt import Tilt
@@ -44,6 +44,7 @@ class Gradient(SiteProposal):
         if self.clip is not None:
             check_number("Gradient.clip", self.clip, "[0, inf]", "None does not clip")
         check_number("Gradient.scale", self.scale, "[0, inf)", "1 is the first-order expansion of the twist")
+        check_flags(self)
 
     @property
     def needs_gradient(self) -> bool:

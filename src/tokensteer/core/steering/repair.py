@@ -24,7 +24,7 @@ from torch import Generator, Tensor
 
 from tokensteer.core.models.diffusion import Model
 from tokensteer.core.models.forward import ForwardPaths
-from tokensteer.core.numerics.domains import check_number, check_whole
+from tokensteer.core.numerics.domains import check_flag, check_number, check_whole
 from tokensteer.core.particles.gibbs import Chain, Pinned, check_pinnable, pick
 from tokensteer.core.particles.loop import check_generator, summarise, sweep
 from tokensteer.core.particles.path import Record
@@ -76,6 +76,7 @@ def repair(
     check_number("repair: share", share, "(0, 1]")
     check_whole("repair: sweeps", sweeps)
     check_whole("repair: num_particles", num_particles, 2, "one of them is pinned")
+    check_flag("repair: progress", progress)
     model = steering.model
     forward = ForwardPaths.of(model)
     x = _checked(x, model)

@@ -19,7 +19,7 @@ from tokensteer.core.categorical.forms import rows_at_once
 from tokensteer.core.categorical.sites import Categoricals, SiteDistributions, as_table, by_site
 from tokensteer.core.kernels.kernel import NO_MASK
 from tokensteer.core.models.denoiser import carry_over
-from tokensteer.core.numerics.domains import check_callable, check_number, check_whole
+from tokensteer.core.numerics.domains import check_callable, check_flags, check_number, check_whole
 from tokensteer.core.numerics.draws import NEVER, replace_neg_inf, shared_uniforms, spread_uniforms, uniforms_at
 from tokensteer.core.numerics.rows import distinct, support
 
@@ -211,6 +211,7 @@ class Relaxed:
 
     def __post_init__(self) -> None:
         check_number("Relaxed.temperature", self.temperature, "(0, inf)")
+        check_flags(self)
 
     def with_draws(self, draws: int) -> Relaxed:
         return self
@@ -247,7 +248,8 @@ class SoftInput:
 
 @dataclass(frozen=True)
 class Exact:
-    """The expectation over all completions, by enumeration; for few open sites or a small vocabulary."""
+    """The expectation over all completions, by enumeration; for few open sites or a small vocabulary. At most `limit`
+    sequences are in memory together, so that no row may have more."""
 
     limit: int = 1_000_000
     random: bool = field(default=False, init=False, repr=False)
@@ -261,7 +263,19 @@ class Exact:
             return self._estimate(tilt, state)
         places = state.tokens.index[:, :1]  # rows of a population that share a prediction are equal
         first, row = distinct(places if state.of is None else torch.cat([places, state.of.unsqueeze(-1)], -1))
-        return self._estimate(tilt, state.take(first))[row]
+        some = state.take(first)
+        return torch.cat([self._estimate(tilt, some.take(part)) for part in self._parts(some)])[row]
+
+    def _parts(self, state: NoisyState) -> list[Tensor]:
+        """The rows, in parts whose completions are within the limit, or of a single row."""
+        ends = (state.clean_probs() > 0).sum(-1).double().prod(-1).cumsum(0)
+        rows, first, parts = torch.arange(len(ends), device=ends.device), 0, list[Tensor]()
+        while first < len(rows) or not parts:
+            before = ends[first - 1] if first else 0.0
+            last = max(first + 1, int(torch.searchsorted(ends, before + self.limit, right=True)))
+            parts.append(rows[first:last])
+            first = last
+        return parts
 
     def _estimate(self, tilt: Tilt, state: NoisyState) -> Tensor:
         row, x0 = support(state.clean_probs().detach().log(), self.limit)
@@ -288,6 +302,7 @@ class Value:
 
     def __post_init__(self) -> None:
         check_callable("Value.function", self.function, "x and t, a network that returns (P,)")
+        check_flags(self)
 
     def __call__(self, tilt: Tilt, state: NoisyState, generator: Generator | None) -> Tensor:
         return self.function(state.x, state.t)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Generator, Tensor
 
-from tokensteer.core.numerics.domains import check_callable
+from tokensteer.core.numerics.domains import check_callable, check_flags
 from tokensteer.core.twists.estimators import NoisyState
 from tokensteer.core.twists.potentials import difference
 from tokensteer.core.twists.ramps import constant as constant_ramp
@@ -29,6 +29,7 @@ class LearnedTwist:
 
     def __post_init__(self) -> None:
         check_callable("LearnedTwist.value", self.value, "x and t, a network that returns (P,)")
+        check_flags(self)
 
     def __call__(self, tilt: Tilt, state: NoisyState, generator: Generator | None) -> Tensor:
         return tilt.kl * self._lookahead(tilt, state).double()

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from tokensteer.core.numerics.domains import check_callable, check_flags
+from tokensteer.core.particles.loop import described
 from tokensteer.core.particles.path import Evaluation
 
 PotentialRule = Callable[[float | Tensor, Tensor, Evaluation | None], tuple[Tensor, Tensor | None]]
@@ -17,7 +20,7 @@ PotentialRule = Callable[[float | Tensor, Tensor, Evaluation | None], tuple[Tens
 
 @dataclass(frozen=True)
 class Potential:
-    """A rule, and what may be left out without changing it. `Tilt` wraps a plain function as `Potential(function)`.
+    """A rule, and what may be left out without changing it. `Potential(function)` leaves nothing out.
 
     `memoryless`: the log-twist depends on the present estimate alone, so estimates are reused, and skipped where no
     weight is read. `factors`: each step multiplies the weight by a factor, which is 1 where the ramp is 0, so that the
@@ -28,8 +31,23 @@ class Potential:
     memoryless: bool = False
     factors: bool = False
 
+    def __post_init__(self) -> None:
+        check_callable(
+            "Potential.rule", self.rule, "ramp(t)/kl, the estimates and the parent: potentials.total has one"
+        )
+        check_flags(self)
+
     def __call__(self, scale: float | Tensor, r: Tensor, parent: Evaluation | None) -> tuple[Tensor, Tensor | None]:
-        return self.rule(scale, r, parent)
+        found = cast("object", self.rule(scale, r, parent))
+        parts = cast("tuple[object, ...]", found if isinstance(found, tuple) else (found,))
+        match parts:
+            case Tensor(shape=r.shape) as log_twist, (Tensor() | None) as carry:
+                return log_twist, carry
+            case _:
+                raise ValueError(
+                    f"Potential.rule must return a log-twist for each of {len(r)} particles, shape ({len(r)},), and "
+                    f"what they carry on or None, got {', '.join(map(described, parts))}"
+                )
 
 
 def _difference(scale: float | Tensor, r: Tensor, parent: Evaluation | None) -> tuple[Tensor, Tensor | None]:

@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 from tokensteer.core.models.context import Context, as_tensors, context_rows, population_of
 from tokensteer.core.models.validation import unwritten
 from tokensteer.core.numerics.batching import Chunks, Meter
-from tokensteer.core.numerics.domains import check_callable, check_number, check_whole
+from tokensteer.core.numerics.domains import check_callable, check_flags, check_number, check_whole
 from tokensteer.core.numerics.draws import replace_neg_inf
 from tokensteer.core.particles.path import Evaluation
 from tokensteer.core.twists.estimators import Average, NoisyState, Relaxed, Sampled, SoftInput, log_mean_exp
@@ -88,6 +88,7 @@ class Tilt:
             raise ValueError(f"Tilt.ramp(0) must be 1, got {end:.6g}: the final target would not be exp(r/kl)")
         check_number("Tilt.kl", self.kl, "(0, inf)", "it divides the reward")
         check_whole("Tilt.draws", self.draws)
+        check_flags(self)
         check_callable("Tilt.average", self.average, "rewards, log-weights and kl: estimators.mean is one")
         if self.log_lookahead is not None:
             check_callable("Tilt.log_lookahead", self.log_lookahead, "a tilt and a NoisyState")
