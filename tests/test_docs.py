@@ -88,13 +88,14 @@ def test_broken_links_and_pages_that_are_not_listed_are_found(tmp_path: Path) ->
     (tmp_path / "README.md").write_text("[here](docs/a.md#a-b) [nowhere](docs/c.md)")
     (tmp_path / "CONTRIBUTING.md").write_text("[web](https://example.org)\n```md\n[in code](d.md)\n```\n")
     (tmp_path / "docs" / "a.md").write_text("# A `b`\n\n[self](#a-b) [other](b.md#nothing) [source](../code.py)")
-    (tmp_path / "docs" / "b.md").write_text("# B\n")
+    (tmp_path / "docs" / "b.md").write_text('# B\n\n<a id="c"></a> <a id="c"></a> <a id="d"></a>\n')
     (tmp_path / "code.py").write_text("x = 1\n")
     (tmp_path / "mkdocs.yml").write_text(
         "site_name: x\nnav:\n  - A: a.md\n  - More:\n      - C: c.md\n      - A: a.md\n"
     )
     assert site.faults() == [
         "docs/a.md: b.md#nothing has no such heading",
+        "docs/b.md: the id c is there twice",
         "README.md: docs/c.md leads nowhere",
         "docs/b.md is not in the navigation of mkdocs.yml",
         "mkdocs.yml lists c.md, which is not in docs/",

@@ -239,6 +239,7 @@ def task(recipe: Recipe, setup: Setup | None = None) -> Task:
             written={".jsonl": write},
             prompted=Prompted(kept, failed, only),
             reward=own,
+            decode=texts_of,
             piece=vocabulary.written,
             goal=goal,
             rule=rule,
