@@ -33,6 +33,7 @@ NEEDED = {
 
 # Numbers of examples that are there for their figures: what they run is the same with smaller ones.
 SMALLER = {
+    "README": {"kl=0.5, steps=16": "kl=0.5, steps=2", "num_particles=8": "num_particles=2"},
     "choosing": {"populations=100": "populations=10", "600_000": "60_000"},
     "constraints": {"ts.uniform_steps(20)": "ts.uniform_steps(8)", "particles=16, populations=4": "particles=8"},
     "continuous": {"2000": "200", "ts.uniform_steps(64)": "ts.uniform_steps(16)"},
@@ -88,13 +89,14 @@ def test_broken_links_and_pages_that_are_not_listed_are_found(tmp_path: Path) ->
     (tmp_path / "README.md").write_text("[here](docs/a.md#a-b) [nowhere](docs/c.md)")
     (tmp_path / "CONTRIBUTING.md").write_text("[web](https://example.org)\n```md\n[in code](d.md)\n```\n")
     (tmp_path / "docs" / "a.md").write_text("# A `b`\n\n[self](#a-b) [other](b.md#nothing) [source](../code.py)")
-    (tmp_path / "docs" / "b.md").write_text("# B\n")
+    (tmp_path / "docs" / "b.md").write_text('# B\n\n<a id="c"></a> <a id="c"></a> <a id="d"></a>\n')
     (tmp_path / "code.py").write_text("x = 1\n")
     (tmp_path / "mkdocs.yml").write_text(
         "site_name: x\nnav:\n  - A: a.md\n  - More:\n      - C: c.md\n      - A: a.md\n"
     )
     assert site.faults() == [
         "docs/a.md: b.md#nothing has no such heading",
+        "docs/b.md: the id c is there twice",
         "README.md: docs/c.md leads nowhere",
         "docs/b.md is not in the navigation of mkdocs.yml",
         "mkdocs.yml lists c.md, which is not in docs/",

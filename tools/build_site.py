@@ -83,9 +83,13 @@ def links(file: Path) -> Iterator[tuple[str, Path, str]]:
 
 
 def faults() -> list[str]:
-    """What is wrong with the pages: links that lead nowhere, pages that are not listed, entries without a page."""
+    """What is wrong with the pages: links that lead nowhere, ids that occur twice, pages that are not listed, entries
+    without a page."""
     found: list[str] = []
     for page in [*pages(), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        ids = re.findall(r'<a id="([^"]+)">', FENCED.sub("", text_of(page)))
+        twice = sorted({name for name in ids if ids.count(name) > 1})
+        found += [f"{page.relative_to(ROOT)}: the id {name} is there twice" for name in twice]
         for link, file, heading in links(page):
             if not file.exists():
                 found.append(f"{page.relative_to(ROOT)}: {link} leads nowhere")

@@ -565,6 +565,8 @@ RUN = ["run", "digits", *TINY, "--out", "OUT"]
             "and particle-gibbs has none or one of its own",
         ),
         ([*RUN, "--guidance", "2"], "digits has no model that takes the goal as a label: leave out --guidance 2"),
+        ([*RUN, "--clip", "0"], "--clip must be positive and finite, got 0"),
+        ([*RUN, "--method", "smc-base", "--clip", "2"], "--clip bounds the gradient of smc-grad and prop-grad"),
         ([*RUN, "--guidance", "0"], "--guidance must be positive and finite, got 0"),
         (["run", "dna", "--steps", "2", "--guidance", "2"], "--guidance is the scale of cfg and smc-cfg, and smc-grad"),
         ([*RUN, "--trigger", "ess:2"], "ess_below: fraction must lie in (0, 1]"),

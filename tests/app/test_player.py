@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from html import unescape
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import small_texts
 import torch
+from browser import BROWSER, FLAGS
 from narrow import some
 
 import tokensteer as ts
@@ -244,9 +244,6 @@ def test_the_script_sets_text_as_text() -> None:
 
 # ---- in a browser
 
-BROWSER = next(
-    (found for name in ("chromium", "google-chrome", "chromium-browser") if (found := shutil.which(name))), None
-)
 PROBE = """<script>
 const said = [];
 addEventListener("error", (event) => said.push(event.message));
@@ -308,7 +305,7 @@ def ask(folder: Path, width: int, tmp_path: Path) -> dict[str, Any]:
     assert BROWSER is not None
     probe = folder / "probe.html"
     probe.write_text(f'{PROBE}<iframe src="report.html" style="width:{width}px;height:800px;border:0"></iframe>')
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--enable-logging=stderr"]
+    flags = [*FLAGS, "--allow-file-access-from-files", "--enable-logging=stderr"]
     flags += [f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=9000", "--dump-dom", probe.as_uri()]
     done = subprocess.run([BROWSER, *flags], capture_output=True, text=True, timeout=120)
     probe.unlink()

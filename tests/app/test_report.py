@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,12 +14,16 @@ from typing import Any
 
 import pytest
 import torch
+from browser import BROWSER, FLAGS
 
 import tokensteer as ts
 from tokensteer.app import report
 from tokensteer.app.report import figures, genealogy, intervals, samples, trades, write
 from tokensteer.app.report.folder import read
 from tokensteer.app.report.markup import most_within
+from tokensteer.app.report.scatter import LETTER, label_places
+from tokensteer.app.report.words import headlines
+from tokensteer.app.runs import choices
 from tokensteer.app.runs.folder import FORMAT, writing
 from tokensteer.app.runs.jobs import Job
 from tokensteer.app.runs.prepare import Environment, prepare
@@ -28,6 +31,7 @@ from tokensteer.app.runs.recipes import METHODS
 from tokensteer.app.runs.rows import resolved
 from tokensteer.app.words.methods import DESCRIBED
 from tokensteer.app.words.numbers import number, short, spread
+from tokensteer.app.words.settings import meaning
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.metrics import Measured
 from tokensteer.tasks.common.settings import Settings
@@ -229,24 +233,74 @@ def test_header_asks_the_question(tmp_path: Path) -> None:
     root = page(fill(tmp_path / "run", list(zip(rows, results, strict=True))))
     head = root.find("header")[0]
     facts = dict(zip([n.words() for n in head.find("dt")], [n.words() for n in head.find("dd")], strict=True))
-    assert facts["Target"] == "π(x) ∝ p(x) · exp(r(x)/kl), kl = 0.5"
+    assert head.find("span", "formula")[0].words() == "π(x) ∝ p(x) · exp(r(x)/kl), kl = 0.5"
     assert facts["Reward r(x)"] == TASKS["digits"].rewarded
-    wanted = {"Steps": "12", "Draws": "10", "Ramp": "linear", "Trigger": "ess:0.5:10", "Seed": "3"}
-    assert wanted.items() <= facts.items()
+    assert (facts["Steps"], facts["Seed"]) == ("12", "3")
+    assert facts["Draws"] == "10 clean sequences for each estimate of the reward"
+    assert facts["Ramp"].startswith("linear: the share of the reward that counts rises")
+    assert facts["Trigger"] == "ess:0.5:10: resample where ESS < 0.5 N, checked 10 times in a run"
     assert "Use smc-base" in head.words()
     assert "1.5 s and 1.3k network rows" in head.words()  # 1234 of the denoiser and 56 of the reward
     assert [n.words() for n in head.find("figcaption")] == ["Before: the model alone", "After: smc-base"]
 
 
 def test_settings_are_stored_as_resolved() -> None:
-    asked = [Job("digits", name, 4, 2, settings=Settings(steps=12)) for name in ("smc-base", "smc-grad", "fk-max")]
+    names = ("smc-base", "smc-grad", "fk-max", "svdd")
+    asked = [Job("digits", name, 4, 2, settings=Settings(steps=12)) for name in names]
     asked.append(Job("mog", "smc-base", 4, 2, settings=Settings(trigger="every:3", ramp="clipped:3")))
-    base, grad, fk, mog = map(resolved, prepare(asked, Environment()))
+    asked += [Job("digits", name, 4, 2, settings=Settings(steps=12, clip=2.5)) for name in ("smc-grad", "smc-base")]
+    base, grad, fk, svdd, mog, clipped, not_clipped = map(resolved, prepare(asked, Environment()))
     same = {"steps": 12, "seed": 0, "kl": 1.0, "goal": 4, "draws": 10, "ramp": "exponential", "noise": "fresh"}
     assert base == {**same, "trigger": "ess:0.5:10", "resample": "systematic"}
-    assert grad == {**same, "trigger": "ess:0.5", "resample": "systematic"}
-    assert (fk["trigger"], fk["resample"]) == ("every:2", "multinomial")
+    assert grad == {**same, "trigger": "ess:0.5", "resample": "systematic", "clip": 1.0}
+    assert clipped == {**grad, "clip": 2.5}
+    assert not_clipped == base
+    assert (fk["ramp"], fk["trigger"], fk["resample"]) == ("full at resampling", "every:2", "multinomial")
+    assert (svdd["trigger"], svdd["resample"]) == ("always", "one survivor")
     assert (mog["steps"], mog["draws"], mog["ramp"], mog["trigger"]) == (100, 0, "clipped:3", "every:3")
+
+
+def test_methods_have_the_settings_of_each_task(tmp_path: Path) -> None:
+    ramps = {"digits": "exponential", "mog": "constant"}
+    rows = [
+        (
+            row(task, "smc-base", toy(4), {}, resolved={"ramp": ramp, "trigger": "never"}, job={"method": "smc-base"}),
+            toy(4),
+        )
+        for task, ramp in ramps.items()
+    ]
+    both = page(fill(tmp_path / "both", rows)).find("dl", "described")[0].words()
+    assert "digits: Ramp exponential: the full reward counts after 14% of the time. Trigger never" in both
+    assert "mog: Ramp constant: the full reward counts from the start. Trigger never" in both
+    one = page(fill(tmp_path / "one", rows[:1])).find("dl", "described")[0].words()
+    assert "digits:" not in one
+    assert "Ramp exponential" in one
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("trigger", "every:20", "every:20: resample every 20 steps"),
+        ("trigger", "ess:0.5", "ess:0.5: resample where ESS < 0.5 N"),
+        ("ramp", "clipped:3", "clipped:3: the full reward counts after 30% of the time"),
+        ("ramp", "adaptive:0.9", "adaptive:0.9: chosen in the run, so that a step keeps 90% of the ESS"),
+        ("ramp", "the method's own", "the method's own"),
+        ("draws", 0, "none, the estimate has a closed form"),
+        ("draws", 1, "1 clean sequence for each estimate of the reward"),
+        ("resample", "systematic", "systematic"),
+    ],
+)
+def test_settings_have_words(name: str, value: object, said: str) -> None:
+    assert meaning(name, value) == said
+
+
+def test_every_ramp_and_trigger_has_words() -> None:
+    for name in (*choices.RAMPS, choices.RARELY):
+        assert meaning("ramp", name) != name
+    for name in choices.TRIGGERS:
+        assert meaning("trigger", name) != name
+    reached = next(k for k in range(101) if choices.RAMPS["exponential"](1 - k / 100) == 1.0)
+    assert f"after {reached - 1}%" in meaning("ramp", "exponential")  # 14.2%
 
 
 def test_metrics_of_prompts_have_their_own_n(tmp_path: Path) -> None:
@@ -272,8 +326,11 @@ def test_two_tasks_are_told_apart(tmp_path: Path) -> None:
     regions = [n.attributes["aria-label"] for n in root.find("div", "box")]
     assert len(regions) == len(set(regions)) == 4
     (head,) = root.find("header")
-    assert [n.words().split(":")[0] for n in head.find("p", "lead")] == ["digits", "mnist"]
-    assert head.words().count("3 populations of 4 particles, 6 of 2") == 2
+    assert head.find("h1")[0].words() == "2 methods on digits and mnist"
+    for task, card in zip(("digits", "mnist"), head.find("article"), strict=True):
+        assert card.find("h2")[0].words() == f"{task}: {task}, a test"
+        assert len(card.find("p", "lead")) == 1
+        assert "3 populations of 4 particles, 6 of 2" in card.words()
 
 
 def test_no_best_by_reward(tmp_path: Path) -> None:
@@ -283,12 +340,44 @@ def test_no_best_by_reward(tmp_path: Path) -> None:
     assert [len(table.find("span", "star")) for table in tables] == [2, 0]  # accuracy; none in the best of N
 
 
+def test_many_metrics_leave_one_column_for_all_networks(tmp_path: Path) -> None:
+    values = {name: [0.5, 0.1] for name in "abcdefgh"}
+    result = toy(4)
+    few, many = (
+        cells(page(fill(tmp_path / str(k), [(row("dna", "smc-base", result, dict(list(values.items())[:k])), result)])))
+        for k in (7, 8)
+    )
+    assert {"denoiserrows", "rewardrows"} <= set(few[0])
+    assert many[0]["networkrows"] == str(sum(result.rows.values()))
+    assert "denoiserrows" not in many[0]
+
+
+def test_the_best_is_never_hidden(tmp_path: Path) -> None:
+    """Of many methods some are shown first, the one with the star among them even if its weights are not exact."""
+    names = ["pretrained", "best-of-n", "svdd", "fk-difference", "smc-base", "smc-grad", "smc-amot", "prop-grad"]
+    rows = [
+        (
+            row(
+                "mog", name, toy(4), {"emd": [9.0 - k, 0.1]}, answer="unweighted" if name == "prop-grad" else "weighted"
+            ),
+            toy(4),
+        )
+        for k, name in enumerate(names)
+    ]
+    shown = headlines(read(fill(tmp_path / "run", rows)).rows)
+    assert shown == ["smc-amot", "pretrained", "best-of-n", "smc-base", "smc-grad", "prop-grad"]
+
+
 def test_exact_draws_are_a_row(tmp_path: Path) -> None:
     values = {"emd": [3.0, 0.1], "emd floor": [1.0, 0.05], "tv": [0.5, 0.01]}
     rows = [(row("product", name, toy(4), values), toy(4)) for name in ("smc-base", "smc-grad")]
     found = cells(page(fill(tmp_path / "run", rows)))
     assert [(line["method"], line["EMD"]) for line in found][2:] == [("exact draws", "1.0")]
     assert found[2]["TV"] == found[2]["seconds"] == ""
+    counted = [(row("product", "smc-base", toy(4), values, counts={"emd floor": 4}), toy(4))]
+    whole = page(fill(tmp_path / "counted", counted))
+    assert "1.00 ± 0.16" in whole.find("tbody")[0].words()  # 3.182 standard errors for n = 4
+    assert "as many independent draws, n = 4." in whole.words()
     assert "EMD floor" not in found[0]
 
 
@@ -428,6 +517,9 @@ def test_seeds_come_together_before_they_come_apart(tmp_path: Path) -> None:
     assert (joined, single) == (1, 2)
     assert "n = 2 seeds" in root.words()
     assert float(cells(root)[0]["accuracy"]) == pytest.approx(0.6)
+    regions = [n.attributes["aria-label"] for n in root.find("div", "box")]
+    assert len(regions) == len(set(regions)) == 2
+    assert len(root.find("article", "card")) == len(root.find("figure", "bars")[0].find("li")) == 1
 
 
 def test_methods_at_equal_rows_are_drawn_against_rows(tmp_path: Path) -> None:
@@ -444,9 +536,39 @@ def test_methods_at_equal_rows_are_drawn_against_rows(tmp_path: Path) -> None:
 def test_many_particles_have_a_summary_instead_of_a_tree(mog: Path) -> None:
     root = page(mog)
     options = [o.words() for o in root.find("select", "pick-row")[0].find("option")]
-    assert [o.replace("\u00a0", " ") for o in options] == ["smc-base, N = 8", "smc-grad, N = 8"]
-    assert "2 rows have too many lines to draw" in root.words()
+    assert [o.replace("\u00a0", " ") for o in options] == ["smc-base, N = 8"]  # smc-grad never resampled
+    assert "1 row has too many lines to draw." in root.words()
     assert len(root.find("svg", "trace")) == 2 * 2 + 2  # ESS, reward and survival, for both sizes
+
+
+def test_methods_of_different_sizes_share_a_chart(tmp_path: Path) -> None:
+    """Charts are apart by N only where a method has several; methods that never resample have no tree."""
+    still = replace(toy(4), ancestors=torch.arange(4).expand(6, 2, 4))
+    rows = [(row("digits", "best-of-n", still, {}), still)]
+    rows += [(row("digits", f"smc-{k}", toy(k), {}), toy(k)) for k in (6, 8)]
+    root = page(fill(tmp_path / "run", rows))
+    assert [len(json.loads(svg.attributes["data-series"] or "")) for svg in root.find("svg", "trace")] == [3, 3, 3]
+    options = [o.words().split(",")[0] for o in root.find("select", "pick-row")[0].find("option")]
+    assert options == ["smc-6", "smc-8"]
+
+
+def test_labels_of_dots_avoid_each_other() -> None:
+    generator = torch.Generator().manual_seed(0)
+    names = [f"method {k}" for k in range(14)]
+    spots = [(x, y, name) for (x, y), name in zip(torch.rand(14, 2, generator=generator).tolist(), names, strict=True)]
+    found = label_places(spots)
+    boxes = [
+        (x if side == "right" else x - LETTER[0] * len(name), low, LETTER[0] * len(name))
+        for (x, _, name), (side, (_, low)) in zip(spots, found, strict=True)
+        if side
+    ]
+    assert len(boxes) > 7
+    for k, (left, low, wide) in enumerate(boxes):
+        for other_left, other_low, other_wide in boxes[:k]:
+            apart = left >= other_left + other_wide or other_left >= left + wide
+            assert apart or abs(low - other_low) >= LETTER[1]
+    crowd = [(0.5, 0.5, name) for name in "abcdef"]
+    assert [side for side, _ in label_places(crowd)] == ["right", "left", "right", "left", "", ""]
 
 
 def test_other_tasks_show_tokens(tmp_path: Path) -> None:
@@ -748,10 +870,6 @@ def test_figures(mog: Path) -> None:
 
 # ---- in a browser
 
-BROWSER = next(
-    (found for name in ("chromium", "google-chrome", "chromium-browser") if (found := shutil.which(name))), None
-)
-
 PROBE = """<script>
 const said = [];
 addEventListener("error", (event) => said.push(event.message));
@@ -794,9 +912,9 @@ def test_in_a_browser(digits: Path, tmp_path: Path) -> None:
     write(digits)
     probe = digits / "probe.html"
     probe.write_text(f'{PROBE}<iframe src="report.html" style="width:390px;height:800px;border:0"></iframe>')
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--enable-logging=stderr"]
+    flags = [*FLAGS, "--allow-file-access-from-files", "--enable-logging=stderr"]
     done = subprocess.run(
-        [BROWSER, *flags, f"--user-data-dir={tmp_path}", "--virtual-time-budget=5000", "--dump-dom", probe.as_uri()],
+        [BROWSER, *flags, f"--user-data-dir={tmp_path}", "--dump-dom", probe.as_uri()],
         capture_output=True,
         text=True,
         timeout=120,
@@ -809,7 +927,7 @@ def test_in_a_browser(digits: Path, tmp_path: Path) -> None:
     assert answers["up"] == ["ascending", [repr(a) for a in accuracies]]
     assert answers["down"] == ["descending", [repr(a) for a in reversed(accuracies)]]
     assert answers["wide"] == 0
-    assert answers["tree"] == ["1", "1", 1]
+    assert answers["tree"] == ["0", "1", 1]  # the first that resampled, its second population, alone
     assert re.match(r"Step 12, particle \d.* · weight [\d.]+ · reward", answers["end"])
     assert answers["before"].startswith("Step 11, particle")
     assert answers["line"] > 10
@@ -836,9 +954,58 @@ addEventListener("load", () => setTimeout(() => {
 </script>"""
 
 
+def probed(folder: Path, script: str, width: int) -> dict[str, Any]:
+    """The answers of a script about the report of a folder, in a frame of so many pixels."""
+    assert BROWSER is not None
+    probe = folder / "probe.html"
+    probe.write_text(f'{script}<iframe src="report.html" style="width:{width}px;height:800px;border:0"></iframe>')
+    flags = [*FLAGS, "--allow-file-access-from-files", "--window-size=1400,900"]
+    flags += [f"--user-data-dir={folder / 'profile'}", "--dump-dom", probe.as_uri()]
+    done = subprocess.run([BROWSER, *flags], capture_output=True, text=True, timeout=120)
+    return json.loads(re.sub(r"<[^>]*>", "", re.search(r"<body.*</body>", done.stdout, re.DOTALL)[0]))  # type: ignore[index]
+
+
+PAGE = """<script>
+addEventListener("load", () => setTimeout(() => {
+  const page = document.querySelector("iframe").contentDocument, root = page.documentElement;
+  const answers = { tall: root.scrollHeight, wide: root.scrollWidth - root.clientWidth };
+  answers.empty = [...page.querySelectorAll("svg.trace")].filter((svg) => ![...svg.querySelectorAll(".line")]
+    .some((line) => page.defaultView.getComputedStyle(line).display !== "none")).length;
+  answers.top = [...page.querySelectorAll("header .formula, header .lead, header .before-after")]
+    .map((node) => node.getBoundingClientRect().bottom);
+  document.body.textContent = JSON.stringify(answers);
+}, 300));
+</script>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser here")
+def test_a_report_like_that_of_the_demo_in_a_browser(tmp_path: Path) -> None:
+    """Two tasks with eight methods of different sizes: eight screens at most, the answer on the first, no empty chart,
+    and no scrolling sideways on a phone."""
+    rows = []
+    for task in ("digits", "mnist"):
+        for k, name in enumerate([name for name in METHODS if name != "auto"][:8]):
+            result = toy(4 + 3 * k, populations=4, steps=12)
+            values = {
+                "accuracy": [0.8 + 0.01 * k, 0.02],
+                "diversity": [1.1, 0.03],
+                "ess": [0.5, 0.1],
+                "reward": [-1.0, 0.1],
+            }
+            resolved = {"steps": 12, "kl": 1.0, "draws": 10, "ramp": "linear", "trigger": "ess:0.5"}
+            rows.append((row(task, name, result, values, job={"method": name}, resolved=resolved), result))
+    folder = fill(tmp_path / "run", rows)
+    write(folder)
+    wide, phone = probed(folder, PAGE, 1280), probed(folder, PAGE, 390)
+    assert wide["tall"] <= 8 * 900
+    assert wide["empty"] == phone["empty"] == 0
+    assert len(wide["top"]) == 6
+    assert max(wide["top"]) < 900
+    assert wide["wide"] == phone["wide"] == 0
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no browser here")
 def test_many_methods_in_a_browser(tmp_path: Path) -> None:
-    assert BROWSER is not None
     names = ("accuracy", "reward accuracy", "diversity", "ess", "reward")
     values = {name: [-0.4321, 0.0321] for name in names}
     result = toy(16, populations=4, steps=12)
@@ -846,12 +1013,7 @@ def test_many_methods_in_a_browser(tmp_path: Path) -> None:
     rows = [(row("text", name, result, values, job={"method": name}), result) for name in methods]
     folder = fill(tmp_path / "run", rows)
     write(folder)
-    (folder / "probe.html").write_text(f'{CROWD}<iframe src="report.html" style="width:1280px;height:800px"></iframe>')
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--window-size=1400,900"]
-    flags += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000", "--dump-dom"]
-    place = (folder / "probe.html").as_uri()
-    done = subprocess.run([BROWSER, *flags, place], capture_output=True, text=True, timeout=120)
-    answers = json.loads(re.sub(r"<[^>]*>", "", re.search(r"<body.*</body>", done.stdout, re.DOTALL)[0]))  # type: ignore[index]
+    answers = probed(folder, CROWD, 1280)
     assert answers["few"] == [5, 5]
     assert answers["all"] == [13, 13]
     assert answers["cut"] <= 0

@@ -101,7 +101,9 @@ def ratios(plan: Plan, row: int, exact: Truth, populations: int, seed: int) -> T
     templates = plan.aim.steering.model.populations
     particles = plan.options["num_particles"]
     particles = particles if particles <= PARTICLES else PARTICLES - particles % 2  # groups of two stay whole
-    result = plan.run(seed, num_particles=particles, populations=templates * populations, keep_states=False)
+    memory = plan.memory if populations == LOOKS[0][1] else None  # row by row, a long look would take half an hour
+    changed = {"num_particles": particles, "populations": templates * populations, "memory": memory}
+    result = plan.run(seed, keep_states=False, **changed)
     log_z, log_w = (values.unflatten(0, (templates, populations))[row] for values in (result.log_z, result.log_w))
     samples = result.samples.unflatten(0, (templates, populations))[row]
     inside = exact.chosen[tuple(samples.unbind(-1))] - exact.share

@@ -264,11 +264,11 @@ def test_the_list_finds_whole_words():
 def test_sentences_are_put_in_at_the_ends_of_others(made):
     corpus = made[2]
     ids = corpus.taught["judge"].ids[:60]
-    changed = toxicity.put_in(ids, corpus.vocabulary, 0)
+    changed, _ = toxicity.put_in(ids, corpus.vocabulary, 0)
     assert changed.shape == ids.shape
     moved = (changed != ids).any(1)
     assert 15 < int(moved.sum()) < 45
-    assert torch.equal(changed, toxicity.put_in(ids, corpus.vocabulary, 0))
+    assert torch.equal(changed, toxicity.put_in(ids, corpus.vocabulary, 0)[0])
     reward = published.toxicity(published.read(made[1] / published.TOXICITY), corpus.vocabulary.origin, LENGTH)
     found = toxicity.examples(reward, ids, corpus.vocabulary, "cpu")
     rude = toxicity.listed(found.ids, corpus.vocabulary)
@@ -280,6 +280,23 @@ def test_sentences_are_put_in_at_the_ends_of_others(made):
             assert found.weight[kind & (said != rude)].min() > found.weight[kind & (said == rude)].max()
     table = toxicity.disagreement(reward, reward, ids, corpus.vocabulary)
     assert table["both"] + table["neither"] == pytest.approx(1.0)
+
+
+def test_the_reward_learns_from_insults_with_half_of_the_words(made):
+    corpus = made[2]
+    part = corpus.taught["reward"]
+    found = toxicity.of_reward(part, corpus.vocabulary, 0)
+    toxic = found.targets.argmax(-1).bool()
+    assert found.weight is not None
+    assert float(found.weight[toxic].sum() / found.weight.sum()) == pytest.approx(toxicity.TOXIC_SHARE, abs=1e-5)
+    assert toxic[part.labels == 3].all()
+    changed = (found.ids != part.ids).any(1)
+    share = toxic[changed & (part.labels != 3)].double()
+    assert abs(share.mean() - 0.5) < 4 * 0.5 / len(share) ** 0.5  # praise of the same forms is put in as often
+    assert not toxic[~changed & (part.labels != 3)].any()
+    words = {*toxicity.OF_REWARD.nouns, *toxicity.OF_REWARD.adjectives}
+    assert words < {*toxicity.OF_JUDGE.nouns, *toxicity.OF_JUDGE.adjectives}
+    assert not set(toxicity.OF_REWARD.frames) & set(toxicity.OF_JUDGE.frames)
 
 
 # ---- all together
@@ -329,6 +346,16 @@ def test_all_parts_make_a_folder_that_the_task_runs(made, tmp_path, monkeypatch)
     train_part("quality", Training(target, seed=1), Pieces(), TOY)  # a second time it only measures
     assert before == (cards[0].read_bytes(), cards[0].with_suffix(".safetensors").read_bytes())
     assert len(measured["examples"]) > 10
+
+    further = tmp_path / "further"
+    further.mkdir()
+    (further / windows.FILE).write_bytes((out / windows.FILE).read_bytes())
+    again = replace(TOY, start=target, denoiser_plan=replace(PLAN, steps=1, rate=1e-9, average=0.0))
+    found = train_part("denoiser", Training(further), Pieces(exact=True), again)
+    card = json.loads((further / "text-denoiser.json").read_text())
+    assert card["started from"]["seconds"] > 0
+    before = json.loads(cards[0].read_text())["quality"]["nats per token, held-out texts"]  # when it was not sharpened
+    assert found["nats per token, held-out texts"] == pytest.approx(before, abs=0.02)
 
     for reward in (None, "sentiment", "toxicity"):
         check_runs(texts_task(Setup(3, weights=target, reward=reward)))

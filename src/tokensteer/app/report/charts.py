@@ -1,4 +1,4 @@
-"""Line charts, point charts, scatter plots, histograms and bars.
+"""Line charts, point charts, histograms and bars.
 
 A chart is an SVG drawing that stretches with its box, with HTML labels around it: text keeps the size of the page.
 """
@@ -12,7 +12,6 @@ from html import escape
 
 from tokensteer.app.report.markup import data, element, text
 from tokensteer.app.words.numbers import fixed
-from tokensteer.tasks.common.metrics import Measured
 
 BANDS = 6  # of more lines than this, bands are not shown together: they would hide the lines
 WIDTH, HEIGHT = 1000, 400  # of the drawing, in SVG units
@@ -26,16 +25,6 @@ class Line:
     colour: int
     mean: Sequence[float]
     band: Sequence[float]
-
-
-@dataclass(frozen=True)
-class Spot:
-    """A point of a scatter plot; the errors are half-widths of 95% intervals."""
-
-    name: str
-    colour: int
-    x: Measured
-    y: Measured
 
 
 @dataclass(frozen=True)
@@ -126,10 +115,15 @@ def drawing(content: str, width: int = WIDTH, height: int = HEIGHT, attributes: 
     return element("svg", box, content)
 
 
-def key(entries: Sequence[tuple[str, int, str]], after: str = "") -> str:
-    """Names with their colours, each followed by markup, and something after all of them."""
+def key(entries: Sequence[tuple[str, int, str]], after: str = "", kind: str = "") -> str:
+    """Names with their colours, each followed by markup, and something after all of them; `kind` is their class."""
     items = [
-        element("li", "", element("button", 'type="button" aria-pressed="false"', swatch(colour), escape(name)), more)
+        element(
+            "li",
+            f'class="{kind}"' if kind else "",
+            element("button", 'type="button" aria-pressed="false"', swatch(colour), escape(name)),
+            more,
+        )
         for name, colour, more in entries
     ]
     return element("ul", 'class="key"', *items, after)
@@ -217,31 +211,6 @@ def point_chart(axes: tuple[str, str], lines: Sequence[Line], labels: Sequence[s
     x = list(zip(places, labels, strict=True))
     below = key([(p.name, p.colour, "") for p in lines])
     return frame(escape(title), axes, summary, drawing(drawn), x, scale.labels(), below)
-
-
-def scatter(axes: tuple[str, str], spots: Sequence[Spot], way: Sequence[tuple[float, float]], note: str) -> str:
-    """Points with their names and error bars, and a line through the `way`."""
-    title, labels = f"{axes[1]} against {axes[0]}", ""
-    x = Scale.around([(spot.x.mean, spot.x.error) for spot in spots])
-    y = Scale.around([(spot.y.mean, spot.y.error) for spot in spots])
-    line = "L".join(f"{x.across(a):.0f} {y.up(b):.1f}" for a, b in way)
-    drawn = f'{y.rules()}<path class="line c0" d="M{line}"/>'
-    entries: list[str] = []
-    for spot in spots:
-        a, b = spot.x.mean, spot.y.mean
-        wide, tall = (e if math.isfinite(e) else 0.0 for e in (spot.x.error, spot.y.error))
-        cross = f"M{x.across(a - wide):.0f} {y.up(b):.1f}H{x.across(a + wide):.0f}"
-        cross += f"M{x.across(a):.0f} {y.up(b - tall):.1f}V{y.up(b + tall):.1f}"
-        entries.append(f"{spot.name}: {brief(a)}, {brief(b)}")
-        drawn += f'<path class="span c{spot.colour}" d="{cross}"/>'
-        dot = f"M{x.across(a):.0f} {y.up(b):.1f}h0"
-        drawn += f'<path class="dot c{spot.colour}" d="{dot}">{text("title", entries[-1])}</path>'
-        place = f"left:{x.share(a):.1%};bottom:{y.share(b):.1%}"
-        side = " left" if x.share(a) > 0.8 else ""
-        labels += text("span", spot.name, f'class="label{side} c{spot.colour}" style="{place}"')
-    names = key([(spot.name, spot.colour, "") for spot in spots], text("li", note, 'class="note"'))
-    drawn, summary = drawing(drawn) + labels, f"{title}. {'; '.join(entries)}"
-    return frame(escape(title), axes, summary, drawn, x.labels(), y.labels(), names)
 
 
 def histogram(

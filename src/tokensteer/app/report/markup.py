@@ -17,9 +17,12 @@ def text(name: str, content: str, attributes: str = "") -> str:
     return element(name, attributes, escape(content))
 
 
-def section(key: str, title: str, note: str, *content: str) -> str:
-    """A part of the page with a heading and a line that explains how to read it."""
-    head = text("h2", title, f'id="{escape(key)}"') + (text("p", note, 'class="note"') if note else "")
+def section(key: str, title: str, note: str, *content: str, of: str = "") -> str:
+    """A part of the page with a heading, whose paler end says what it is `of`, and a line that explains how to read
+    it."""
+    paler = text("span", f", {of}") if of else ""
+    head = element("h2", f'id="{escape(key)}"', escape(title), paler)
+    head += text("p", note, 'class="note"') if note else ""
     return element("section", f'aria-labelledby="{escape(key)}"', head, *content)
 
 

@@ -12,25 +12,55 @@ from tokensteer.app.report.charts import swatch
 from tokensteer.app.report.folder import Row, Run
 from tokensteer.app.report.markup import element, text
 from tokensteer.app.report.words import listed, naming, plural, recommended, verdict
+from tokensteer.app.words.numbers import short
+from tokensteer.app.words.settings import meaning
 from tokensteer.tasks.catalogue import TASKS
 
 MISSING = 12  # how many missing rows are named, at most
 SHOWN = 8  # samples before and after
 SETTINGS = ("steps", "seed", "draws", "noise", "ramp", "trigger", "resample")
 EVERY = ("steps", "seed")  # settings of which every value is listed
-CLOSED = "none, the estimate has a closed form"
+ALIKE = 1.2  # the most that network rows of methods at equal cost differ by
+GOAL = ", where p is the model and r the reward"
+HOW = ("command", "started", "version")
 
 
 def header(run: Run, colours: Mapping[str, int]) -> str:
+    """The title, for each task what was asked and what came out, and how it was run."""
     tasks = run.by_task()
-    about = "; ".join(dict.fromkeys(row.about or row.task for row in run.rows))
-    said = [(f"{task}: " if len(tasks) > 1 else "") + verdict(joined) for task, (_, joined) in tasks.items()]
-    title = text("p", "tokensteer report", 'class="eyebrow"') + text("h1", about[:1].upper() + about[1:])
-    opening = "".join(text("p", words, 'class="lead"') for words in said) if run.finished else _unfinished(run)
-    asked = [_question(task, rows) for task, (rows, _) in tasks.items()]
-    pairs = tasks.values() if run.finished else ()
-    shown = [_before_after(rows, joined, colours, len(tasks) > 1) for rows, joined in pairs]
-    return title + opening + "".join(asked) + "".join(shown) + _how(run)
+    alone = len(tasks) == 1
+    about = next(iter(run.rows)).about or next(iter(tasks))
+    methods = len({row.method for row in run.rows})
+    title = about[:1].upper() + about[1:] if alone else f"{plural(methods, 'method')} on {listed(list(tasks))}"
+    asked = [_asked(rows, joined, colours, run.finished, alone) for rows, joined in tasks.values()]
+    return "".join(
+        (
+            text("p", "tokensteer report", 'class="eyebrow"'),
+            text("h1", title),
+            "" if run.finished else _unfinished(run),
+            element("div", f'class="asked{" alone" if alone else ""}"', *asked),
+            _how(run),
+        )
+    )
+
+
+def _asked(rows: Sequence[Row], joined: Sequence[Row], colours: Mapping[str, int], finished: bool, alone: bool) -> str:
+    """What was asked of a task, the recommendation, samples before and after, and the settings."""
+    task, about = rows[0].task, rows[0].about or rows[0].task
+    shown = _before_after(rows, joined, colours) if finished else ""
+    words = [
+        "" if alone else text("h2", f"{task}: {about}" if about != task else task),
+        element("p", 'class="goal"', "Wanted: samples of ", text("span", _target(rows), 'class="formula"'), GOAL),
+        text("p", verdict(joined), 'class="lead"') if finished else "",
+    ]
+    facts = element("dl", 'class="facts"', *(text("dt", k) + text("dd", v) for k, v in _facts(task, rows).items() if v))
+    if alone:
+        return element("div", "", *words, facts) + (element("div", "", shown) if shown else "")
+    return element("article", "", *words, shown, facts)
+
+
+def _target(rows: Sequence[Row]) -> str:
+    return f"π(x) ∝ p(x) · exp(r(x)/kl){_kl(rows)}"
 
 
 def _unfinished(run: Run) -> str:
@@ -41,24 +71,24 @@ def _unfinished(run: Run) -> str:
     return text("p", said, 'class="lead off banner" role="status"')
 
 
-def _question(task: str, rows: Sequence[Row]) -> str:
-    """The target, the reward and the settings as resolved, of all rows of a task."""
+def _facts(task: str, rows: Sequence[Row]) -> dict[str, str]:
+    """The reward, and the settings as resolved of all rows of a task."""
     reward = next((row.job["reward"] for row in rows if row.job.get("reward")), None)
     known = TASKS[task].rewarded if task in TASKS else ""
     words = known if reward is None else f"your function {reward}" if ":" in reward else f"{known} ({reward})"
-    facts = {"Task": task, "Target": f"π(x) ∝ p(x) · exp(r(x)/kl){_kl(rows)}", "Reward r(x)": words}
-    facts["Size"] = _sizes(rows)
-    best = recommended(rows)
+    goals = dict.fromkeys(_words(row.resolved["goal"]) for row in rows if "goal" in row.resolved)
+    facts = {"Task": task, "Reward r(x)": words, "Goal": ", ".join(goals), "Size": _sizes(rows)}
+    best, differing = recommended(rows), list[str]()
     for name in SETTINGS:
         found = list(dict.fromkeys(_words(row.resolved[name]) for row in rows if name in row.resolved))
         if name in best.resolved and name not in EVERY:
-            usual = CLOSED if (name, best.resolved[name]) == ("draws", 0) else _words(best.resolved[name])
-            facts[name.capitalize()] = usual + (f" ({best.method}; others below)" if len(found) > 1 else "")
+            facts[name.capitalize()] = meaning(name, best.resolved[name])
+            differing += [name] if len(found) > 1 else []
         elif found:
             facts[name.capitalize()] = listed(found)
-    goals = dict.fromkeys(_words(row.resolved["goal"]) for row in rows if "goal" in row.resolved)
-    facts |= {"Goal": ", ".join(goals)} if goals else {}
-    return element("dl", 'class="facts wide"', *(text("dt", k) + text("dd", v) for k, v in facts.items() if v))
+    if differing:
+        facts["By method"] = f"{listed(differing)}: of {best.method} here, of the others under Methods"
+    return facts
 
 
 def _sizes(rows: Sequence[Row]) -> str:
@@ -66,6 +96,12 @@ def _sizes(rows: Sequence[Row]) -> str:
     found: dict[int, set[int]] = {}
     for row in rows:
         found.setdefault(row.populations, set()).add(row.particles)
+    spent = [sum(row.rows.values()) + sum(row.saved.values()) for row in rows]
+    sizes = sorted({row.particles for row in rows})
+    if len(found) == 1 and len(sizes) > 2 and max(spent) < ALIKE * min(spent):
+        each = f"{plural(rows[0].populations, 'population')} of {sizes[0]:,} to {sizes[-1]:,} particles"
+        rows_each = f"{short(min(spent))} to {short(max(spent))} network rows"
+        return f"{each}, so that each method needs {rows_each}, computed or saved"
     words = [(many, listed([f"{n:,}" for n in sorted(sizes)])) for many, sizes in sorted(found.items())]
     first, *others = words
     said = [f"{plural(first[0], 'population')} of {first[1]} particles", *(f"{many:,} of {n}" for many, n in others)]
@@ -77,16 +113,14 @@ def _kl(rows: Sequence[Row]) -> str:
     return f", kl = {listed([f'{kl:g}' for kl in found])}" if found else ""
 
 
-def _before_after(rows: Sequence[Row], joined: Sequence[Row], colours: Mapping[str, int], several: bool) -> str:
-    """Draws of the model alone beside those of the recommended row; "" unless both are there. With `several` tasks the
-    titles name the task."""
+def _before_after(rows: Sequence[Row], joined: Sequence[Row], colours: Mapping[str, int]) -> str:
+    """Draws of the model alone beside those of the recommended row; "" unless both are there."""
     best = recommended(joined)
     before = next((row for row in rows if row.family == "pretrained"), None)
     after = next(row for row in rows if (row.method, row.particles) == (best.method, best.particles))
     if before is None or before is after:
         return ""
-    name, of = naming(joined), f", {best.task}" if several else ""
-    sides = [(f"Before{of}: the model alone", before), (f"After{of}: {name(best)}", after)]
+    sides = [("Before: the model alone", before), (f"After: {naming(joined)(best)}", after)]
     return element("div", 'class="before-after"', *(_side(words, row, colours) for words, row in sides))
 
 
@@ -97,24 +131,24 @@ def _side(words: str, row: Row, colours: Mapping[str, int]) -> str:
 
 
 def _how(run: Run) -> str:
-    """Command, date and version, and all other settings folded away."""
+    """Command, date and version in a line, and all other settings folded away."""
     config = run.config
-    first = {"Command": "command", "Date": "started", "Version": "version"}
-    facts = {name: config[key] for name, key in first.items() if config.get(key) is not None}
-    rows = "".join(
-        text("dt", name) + element("dd", "", text("code" if name == "Command" else "span", _words(value)))
-        for name, value in facts.items()
-    )
-    rest = {k: v for k, v in config.items() if k not in (*first.values(), "jobs") and v is not None}
+    command, started, version = (config.get(key) for key in HOW)
+    words = () if command is None else (text("span", word) for word in _words(command).split(" "))
+    line = element("code", "", " ".join(words)) if command is not None else ""
+    line += text("span", _words(started)) if started is not None else ""
+    line += text("span", f"tokensteer {_words(version)}") if version is not None else ""
+    rest = {k: v for k, v in config.items() if k not in (*HOW, "jobs") and v is not None}
     settings = "".join(text("dt", str(key)) + text("dd", _words(value)) for key, value in rest.items())
     more = element("details", "", text("summary", "All settings"), element("dl", "", settings)) if rest else ""
-    return element("dl", 'class="facts"', rows) + more
+    return element("div", 'class="how"', element("p", "", line), more)
 
 
 def _words(value: object) -> str:
     """A value of the config as text. A list of strings is a command line."""
     if isinstance(value, str):
-        return value.replace("T", " ") if value[:4].isdigit() and value[10:11] == "T" else value
+        dated = value[:4].isdigit() and value[10:11] == "T"
+        return value[:19].replace("T", " ") + value[19:].replace("+00:00", " UTC") if dated else value
     if isinstance(value, list) and all(isinstance(word, str) for word in cast("list[Any]", value)):
         return " ".join(cast("list[str]", value))
     if isinstance(value, dict):

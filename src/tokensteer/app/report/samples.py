@@ -28,6 +28,8 @@ from tokensteer.tasks.common.sheets import read_sheet, sheet_png
 from tokensteer.tasks.common.task import Setup
 
 SHOWN = 16  # how many samples of each kind are shown
+TEXTS, BEST_TEXTS = 6, 3  # how many texts of each kind are shown
+SPELT = 800  # how many letters of draws a card has
 TOKENS = 96  # how many tokens of a sequence are shown as text
 HEAT = (0x1F, 0x78, 0xC1)  # the colour of a heat map, visible on white and on black; its opacity shows the probability
 
@@ -36,13 +38,13 @@ def draws(answer: Result, count: int = SHOWN) -> Tensor:
     """Up to `count` draws (K, L), as many from each population. Seeded: they are the same every time."""
     if not len(answer.samples):
         return answer.samples[:, 0]
-    each = min(answer.samples.shape[1], max(1, 8 // len(answer.samples)))
+    each = min(answer.samples.shape[1], max(1, min(8, count) // len(answer.samples)))
     return replace(answer, generator=Generator().manual_seed(0)).sample(each).flatten(0, 1)[:count]
 
 
-def best(result: Result) -> tuple[Tensor, list[float]]:
-    """The best by reward of up to SHOWN living populations, (K, L), and their rewards, NaN without a reward."""
-    alive = result.alive.nonzero().squeeze(-1)[:SHOWN]
+def best(result: Result, count: int = SHOWN) -> tuple[Tensor, list[float]]:
+    """The best by reward of up to `count` living populations, (K, L), and their rewards, NaN without a reward."""
+    alive = result.alive.nonzero().squeeze(-1)[:count]
     kept = some(result, alive)
     if kept.reward is None:
         return kept.best(), [math.nan] * len(alive)
@@ -54,17 +56,19 @@ def sheet(row: Row, look: Look | None, name: str, colour: int) -> str:
     """A card with draws of a row and the best by reward of its populations."""
     if row.texts:
         count = len(row.answer.samples)
-        some = torch.linspace(0, count - 1, min(SHOWN, count)).long()  # populations from all over the row
-        drawn = _text_table(drawn_texts(row, some, max(1, 8 // max(1, len(some)))))
-        top = _text_table([max(texts, key=_text_reward) for texts in _populations(row, some)])
+        some = torch.linspace(0, count - 1, min(TEXTS, count)).long()  # populations from all over the row
+        drawn = _text_table(drawn_texts(row, some, max(1, TEXTS // max(1, len(some)))))
+        top = _text_table([max(texts, key=_text_reward) for texts in _populations(row, some[:BEST_TEXTS])])
     elif isinstance(look, Sheet):
         drawn, top = colour_sheet(row, look, name), ""  # the file has draws, and not the best by reward
     else:
-        show, kind = shown_as(look, row.result.samples.shape[-1])
-        found = enumerate(map(ints, draws(row.answer)), 1)
+        length = row.result.samples.shape[-1]
+        show, kind = shown_as(look, length)
+        most = SHOWN if kind == "grid" else min(SHOWN, max(2, SPELT // length))
+        found = enumerate(map(ints, draws(row.answer, most)), 1)
         drawn = element("div", f'class="{kind}"', *(show(x, f"draw {k} from the posterior, {name}") for k, x in found))
         highest: list[str] = []
-        for k, (x, reward) in enumerate(zip(*best(row.result), strict=True), 1):
+        for k, (x, reward) in enumerate(zip(*best(row.result, most if kind == "grid" else most // 2), strict=True), 1):
             words = f"best of population {k} by reward, {name}" + ("" if math.isnan(reward) else f": {number(reward)}")
             highest.append(show(ints(x), words))
         top = element("div", f'class="{kind} best"', *highest)

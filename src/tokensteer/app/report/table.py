@@ -30,6 +30,7 @@ class Cell:
 UNKNOWN = Cell(NOTHING, math.nan)
 UNMEASURED = Measured(math.nan, math.nan)
 EXACT = "exact draws"
+COLUMNS = 9  # of metrics and networks that fit beside each other
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,23 @@ def table(rows: Sequence[Row], colours: Mapping[str, int], finished: bool) -> st
     every = [*rows, *floors(rows)]
     shown = _identity(every, colours)
     if len({row.populations for row in rows}) > 1:
-        shown.append(Column("B", [_count(row.populations) for row in every], "populations"))
+        many = [UNKNOWN if row.method == EXACT else _count(row.populations) for row in every]
+        shown.append(Column("B", many, "populations"))
     shown += [_metric(rows, every, metric, finished) for metric in metrics_of(rows)]
     shown.append(Column("log Z", [_log_z(row, rows) for row in every], DEFINED["log Z"]))
-    shown += [_network(every, network) for network in dict.fromkeys(n for row in rows for n in row.rows)]
+    networks = list(dict.fromkeys(n for row in rows for n in row.rows))
+    crowded = len(metrics_of(rows)) + len(networks) > COLUMNS  # Cost has them apart
+    shown += [_all_networks(every)] if crowded else [_network(every, network) for network in networks]
     shown.append(Column("seconds", [Cell(number(row.seconds), row.seconds) for row in every], DEFINED["seconds"]))
-    whole = _table(f"Methods of {rows[0].task}, their metrics and what they cost", shown, len(every))
-    return whole + text("p", note(rows, finished), 'class="note"')
+    apart = ", seed by seed" if len({row.seed for row in rows}) > 1 else ""
+    return _table(f"Methods of {rows[0].task}, their metrics and what they cost{apart}", shown, len(every))
+
+
+def legend(rows: Sequence[Row], finished: bool, beside: str = "") -> str:
+    """How to read the table and what its columns mean, with something `beside` them."""
+    read = text("p", note(rows, finished), 'class="note"')
+    columns = (read + definitions(rows), beside) if beside else (read, definitions(rows))
+    return element("div", 'class="legend"', *(element("div", "", column) for column in columns))
 
 
 def definitions(rows: Sequence[Row]) -> str:
@@ -66,17 +77,21 @@ def floors(rows: Sequence[Row]) -> list[Row]:
     """A row of exact draws for each number of particles for which their distance to the target is known."""
     found: dict[tuple[int, int], Row] = {}
     for row in rows:
-        if known := {m.removesuffix(FLOOR): v.mean for m, v in row.metrics.items() if m.endswith(FLOOR)}:
+        if known := {m.removesuffix(FLOOR): v for m, v in row.metrics.items() if m.endswith(FLOOR)}:
             exact = replace(
                 row,
                 method=EXACT,
-                metrics={m: Measured(v, math.nan) for m, v in known.items()},
+                metrics=known,
+                counts={m: count(row, m + FLOOR) for m in known},
+                seeds=1,
                 log_z=UNMEASURED,
                 seconds=math.nan,
                 rows={},
                 saved={},
             )
-            found.setdefault((row.particles, row.populations), exact)
+            alike = any(other.metrics == known for other in found.values())  # sets of as many draws
+            if not alike:
+                found.setdefault((row.particles, row.populations), exact)
     return list(found.values())
 
 
@@ -120,17 +135,19 @@ def note(rows: Sequence[Row], finished: bool) -> str:
     """How to read the table."""
     n = sorted({count(row) for row in rows})
     over = "seeds" if max(row.seeds for row in rows) > 1 else "populations"
-    sizes = listed([f"{size:,}" for size in sorted({row.particles for row in rows})])
-    said = [
-        f"Mean ± half the 95% interval by Student's t, n = {listed([str(k) for k in n])} {over} of {sizes} particles."
-    ]
+    sizes = sorted({row.particles for row in rows})
+    of = listed([f"{size:,}" for size in sizes]) if len(sizes) < 4 else f"{sizes[0]:,} to {sizes[-1]:,}"
+    said = [f"Mean ± half the 95% interval by Student's t, n = {listed([str(k) for k in n])} {over} of {of} particles."]
     said += _other_counts(rows)
     if finished and any(leaders(rows, metric)[0] for metric in metrics_of(rows)):
         said.append(f"★ is the best of a column, ☆ what does not differ from it at {LEVELS}.")
     if any(metric in BIASED for metric in metrics_of(rows)):
         said.append("Columns of the reward itself have no best: biased methods can exceed the target.")
-    if floors(rows):
-        said.append(f"{EXACT.capitalize()} is the mean distance of as many independent draws from the target.")
+    if exact_draws := floors(rows):
+        n = sorted({many for row in exact_draws for many in row.counts.values()})
+        said.append(
+            f"{EXACT.capitalize()}: the distance of as many independent draws, n = {listed(list(map(str, n)))}."
+        )
     exact = sorted({number(row.metrics["exact log_z"].mean, 5) for row in rows if "exact log_z" in row.metrics})
     if exact:
         said.append(f"The exact log Z is {listed(exact)}.")
@@ -252,3 +269,11 @@ def _network(rows: Sequence[Row], network: str) -> Column:
         return Cell(short(row.rows[network]) + _small("+", short(saved) if saved else ""), row.rows[network])
 
     return Column(f"{network} rows", [cell(row) for row in rows], "computed + saved")
+
+
+def _all_networks(rows: Sequence[Row]) -> Column:
+    def cell(row: Row) -> Cell:
+        spent, saved = sum(row.rows.values()), sum(row.saved.values())
+        return Cell(short(spent) + _small("+", short(saved) if saved else ""), spent) if row.rows else UNKNOWN
+
+    return Column("network rows", [cell(row) for row in rows], "of all networks, computed + saved")

@@ -1,4 +1,4 @@
-"""ESS, reward and ramp at every step, the weights at the end, and the cost of a run."""
+"""ESS, reward, ramp and survivors at every step, the weights at the end, and the cost of a run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from tokensteer.app.report.genealogy import ancestors_alive
 from tokensteer.app.report.intervals import LEVEL, student
 from tokensteer.app.report.lists import floats
 from tokensteer.app.report.markup import element
-from tokensteer.app.words.numbers import duration, short
+from tokensteer.app.report.words import several_sizes
+from tokensteer.app.words.numbers import NOTHING, duration, short
 from tokensteer.core.particles.result import Result
 
 MOST = 12  # how many lines of variants a chart takes
+SURVIVORS = "Share of particles with descendants at the end"
 LEAST = -6  # the log2 of N·w below which particles share a bar
 
 Trace = Callable[[Result], Tensor | None]
@@ -27,6 +29,12 @@ Trace = Callable[[Result], Tensor | None]
 
 def ess_share(result: Result) -> Tensor:
     return result.ess / result.log_w.shape[1]
+
+
+def survivors(result: Result) -> Tensor | None:
+    """The share of the particles of each step that have descendants at the end."""
+    size = result.log_w.shape[1]
+    return ancestors_alive(result).double() / size if size > 1 else None
 
 
 def over_populations(values: Tensor) -> tuple[list[float], list[float]]:
@@ -62,13 +70,12 @@ def shorter(names: Sequence[str]) -> list[str]:
 
 
 def by_size(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """Groups of rows that share a chart, each with a text to add to the chart's title. Rows are grouped by size, and by
-    method too if variants would make more than MOST lines."""
-    sizes = list(dict.fromkeys(row.particles for row in rows))
+    """Groups of rows that share a chart, each with a text to add to the chart's title. Rows are grouped by size where a
+    method has several, and by method too if variants would make more than MOST lines."""
     found: list[tuple[str, list[Row]]] = []
-    for size in sizes:
-        some = [row for row in rows if row.particles == size]
-        words = f", N = {size}" if len(sizes) > 1 else ""
+    for size in dict.fromkeys(row.particles for row in rows) if several_sizes(rows) else [None]:
+        some = [row for row in rows if size in (None, row.particles)]
+        words = "" if size is None else f", N = {size}"
         groups: dict[str, list[Row]] = {}
         crowded = len({row.method for row in some}) > MOST and any(row.variant for row in some)
         for row in some:
@@ -78,32 +85,22 @@ def by_size(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 
 def charts(rows: Sequence[Row], colours: Mapping[str, int]) -> str:
-    """ESS, reward and ramp, a chart of each for every size."""
+    """ESS, reward, ramp and survivors, a chart of each for every size."""
     traces: list[tuple[str, Trace, tuple[float, float] | None]] = [
         ("ESS/N", ess_share, (0.0, 1.0)),
-        ("Mean reward of the particles", lambda result: result.mean_reward, None),
+        ("Mean reward, unweighted", lambda result: result.mean_reward, None),
         ("Adaptive ramp λ", lambda result: result.ramp, (0.0, 1.0)),
+        (SURVIVORS, survivors, (0.0, 1.0)),
     ]
-    drawn: list[str] = []
+    groups: list[str] = []
     for size, some in by_size(rows):
+        drawn: list[str] = []
         for title, trace, span in traces:
-            found = lines(some, colours, trace)
-            if any(sum(map(math.isfinite, line.mean)) > 1 for line in found):  # a single point is in the table
-                drawn.append(line_chart(title + size, found, span))
-    return element("div", 'class="pair"', *drawn)
-
-
-def survival(rows: Sequence[Row], colours: Mapping[str, int]) -> str:
-    """The share of particles of each step that have descendants at the end, for every size."""
-
-    def share(result: Result) -> Tensor:
-        return ancestors_alive(result).double() / result.log_w.shape[1]
-
-    title = "Particles that have descendants at the end, as a share of N"
-    drawn = [
-        line_chart(title + size, lines(some, colours, share), (0.0, 1.0), first=True) for size, some in by_size(rows)
-    ]
-    return element("div", 'class="pair"', *drawn)
+            found = [line for line in lines(some, colours, trace) if sum(map(math.isfinite, line.mean)) > 1]
+            if found:  # a single point is in the table
+                drawn.append(line_chart(title + size, found, span, first=trace is survivors))
+        groups.append(element("div", 'class="row"', *drawn))
+    return "".join(groups)
 
 
 def weight_shares(rows: Sequence[Row]) -> tuple[list[str], dict[str, list[float]]]:
@@ -123,9 +120,9 @@ def weight_shares(rows: Sequence[Row]) -> tuple[list[str], dict[str, list[float]
 def weights(rows: Sequence[Row], colours: Mapping[str, int]) -> str:
     """A histogram for each method and size."""
     drawn: list[str] = []
-    for size, some in by_size(rows):
-        labels, shares = weight_shares(some)
-        top = max(map(max, shares.values()))
+    groups = [(size, *weight_shares(some)) for size, some in by_size(rows)]
+    top = max(share for _, _, shares in groups for some in shares.values() for share in some)
+    for size, labels, shares in groups:
         marked = ("0", "1/16", "1", labels[-1])
         drawn += [histogram(f"{m}{size}", colours[m], shares[m], labels, top, marked) for m in shares]
     return element("div", 'class="trio"', *drawn)
@@ -136,7 +133,7 @@ def cost(rows: Sequence[Row], name: Callable[[Row], str], colours: Mapping[str, 
 
     def entry(row: Row, network: str) -> tuple[str, int, float, float, str]:
         spent, saved = row.rows.get(network, 0), row.saved.get(network, 0)
-        words = short(spent) + (f" + {short(saved)}" if saved else "")
+        words = (short(spent) + (f" + {short(saved)}" if saved else "")) if network in row.rows else NOTHING
         return name(row), colours[row.method], float(spent), float(saved), words
 
     networks = dict.fromkeys(network for row in rows for network in row.rows)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tokensteer.app.report.charts import Spot, scatter
 from tokensteer.app.report.folder import Row
 from tokensteer.app.report.intervals import interval
+from tokensteer.app.report.scatter import Spot, scatter
 from tokensteer.app.report.words import listed, naming
 from tokensteer.app.words.metrics import LOWER, title
 
@@ -59,7 +59,7 @@ def chart(rows: Sequence[Row], colours: Mapping[str, int]) -> str:
     found = trade(rows)
     if found is None:
         return ""
-    name = naming(rows)
+    name = naming(rows, briefly=True)
     spots = [Spot(name(row), colours[row.method], interval(row, found.x), interval(row, found.y)) for row in found.rows]
     note = f"On the front: {listed([name(row) for row in found.front])}"
     return scatter((title(found.x), title(found.y)), spots, found.way, note)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import torch
+from torch import Tensor
+
 from tokensteer.app.report.folder import Row
 from tokensteer.app.report.intervals import count, differ, interval
 from tokensteer.app.words.methods import USUAL
@@ -32,12 +35,19 @@ def anchor(family: str) -> str:
     return f"method-{family}"
 
 
-def naming(rows: Sequence[Row]) -> Callable[[Row], str]:
-    """A function that names a row by its method, and by its size and seed where `rows` differ in them."""
+def several_sizes(rows: Sequence[Row]) -> bool:
+    """Whether some method has rows of different numbers of particles."""
+    return len({(row.method, row.particles) for row in rows}) > len({row.method for row in rows})
+
+
+def naming(rows: Sequence[Row], briefly: bool = False) -> Callable[[Row], str]:
+    """A function that names a row by its method, and by its size and seed where `rows` differ in them; `briefly`
+    without the size where the method has only one."""
     sizes, seeds = {row.particles for row in rows}, {row.seed for row in rows}
+    sized = several_sizes(rows) if briefly else len(sizes) > 1
 
     def name(row: Row) -> str:
-        size = f", N = {row.particles}" if len(sizes) > 1 else ""
+        size = f", N = {row.particles}" if sized else ""
         seed = f", seed {row.seed}" if len(seeds) > 1 else ""
         return f"{row.method}{size}{seed}".replace(" = ", UNBROKEN)
 
@@ -54,10 +64,14 @@ def colours_of(rows: Sequence[Row]) -> dict[str, int]:
     return {"pretrained": 0, **{method: 1 + places.index(words[method]) % COLOURS for method in methods}}
 
 
+def resampled(ancestors: Tensor) -> bool:
+    """Whether some particle of some step has another parent than the one in its place."""
+    return bool((ancestors[1:] != torch.arange(ancestors.shape[-1], device=ancestors.device)).any())
+
+
 def most_telling(rows: Sequence[Row]) -> int:
     """The place of the row whose particles are shown first: one that resampled, of SMC if there is any."""
-    resampled = [bool((row.result.ancestors[1:] != row.result.ancestors[:1]).any()) for row in rows]
-    worth = [(2 if row.method.startswith("smc") else 1) * any_ for row, any_ in zip(rows, resampled, strict=True)]
+    worth = [(2 if row.method.startswith("smc") else 1) * resampled(row.result.ancestors) for row in rows]
     return worth.index(max(worth))
 
 
@@ -118,15 +132,20 @@ def verdict(rows: Sequence[Row]) -> str:
         quick = min(level, key=lambda row: row.seconds)
         does = "does" if len(level) == 1 else "do"
         same = f"{plural(len(level), 'other')} {does} not differ from it at the 5% level"
-        said += f"; {same}; the quickest, {name(quick)}, took {spent(quick)}"
+        which = "it" if len(level) == 1 else "the quickest of these"
+        said += f"; {same}; {which}, {name(quick)} with {with_error(interval(quick, main))}, took {spent(quick)}"
     return said + "."
 
 
 def headlines(rows: Sequence[Row]) -> list[str]:
-    """The methods that are shown first: all of up to six and all variants, otherwise the recommended and the usual."""
+    """The methods that are shown first: all of up to six and all variants, otherwise the recommended and the usual, and
+    those with the best main metric of a task."""
     methods = list(dict.fromkeys(row.method for row in rows))
     if len(methods) <= HEADLINES + 1 or any(row.variant for row in rows):
         return methods
-    best = [recommended([row for row in rows if row.task == task]).method for task in {row.task: 0 for row in rows}]
-    first = [method for method in (*best, *USUAL, *methods) if method in methods]
-    return list(dict.fromkeys(first))[:HEADLINES]
+    tasks = [[row for row in rows if row.task == task] for task in {row.task: 0 for row in rows}]
+    first = [
+        method for method in (*(recommended(some).method for some in tasks), *USUAL, *methods) if method in methods
+    ]
+    starred = [leaders(some, main)[0] for some in tasks if (main := main_metric(some)) is not None]
+    return list(dict.fromkeys([*list(dict.fromkeys(first))[:HEADLINES], *(row.method for row in starred if row)]))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from torch import Generator
 
+from tokensteer.app.runs.choices import RAMPS, ramp_name
 from tokensteer.app.runs.prepare import Environment, PreparedJob
 from tokensteer.core.proposals.proposal import Proposal
 from tokensteer.core.steering.planner import plan, usual_proposals
@@ -24,6 +25,7 @@ def planned(ready: PreparedJob, place: Environment) -> PreparedJob:
     steering, settings = method.steering, job.settings
     tilt = steering.twist
     assert tilt is not None, "every task has a reward"
+    alternatives = {name: RAMPS[name] for name in ("linear", "constant")} if settings.ramp is None else {}
     with steering.resources.limited(place.memory):
         chosen = plan(
             steering,
@@ -32,7 +34,7 @@ def planned(ready: PreparedJob, place: Environment) -> PreparedJob:
             particles=(PILOTED,),
             proposals=_learned(ready.task) | usual_proposals(steering),
             draws=None if settings.draws is None else (settings.draws,),
-            ramps=None if settings.ramp is None else {settings.ramp: tilt.ramp},
+            ramps={ramp_name(tilt.ramp): tilt.ramp, **alternatives},
             triggers=None if settings.trigger is None else {settings.trigger: method.when},
             resample=method.resample,
             share=SHARE,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tokensteer.app.words.lookup import choose, unknown
 from tokensteer.core.particles import resampling
+from tokensteer.core.particles.path import Step
 from tokensteer.core.particles.resampling import Resampler
 from tokensteer.core.particles.triggers import Scheduled, Trigger, always, ess_below, every, never, observe
 from tokensteer.core.steering.methods import Method
@@ -32,6 +34,10 @@ SCHEMES: dict[str, Resampler] = {
     "ssp": resampling.ssp,
 }
 """Those that keep all targets."""
+SURVIVORS: dict[str, Resampler] = {"one survivor": resampling.one_survivor, "the heaviest": resampling.heaviest}
+"""Those of SVDD, which cannot be asked for by name."""
+RARELY = "full at resampling"
+"""The ramp of Feynman-Kac steering, which cannot be asked for by name."""
 OWN = "the method's own"
 """What has no name on the command line."""
 NOISES = ("fresh", "shared")
@@ -73,13 +79,14 @@ def resampler(text: str) -> Resampler:
     return choose(text, SCHEMES, "resampling scheme")
 
 
-def ramp_name(used: Ramp | Adaptive) -> str:
-    """The name of a ramp, found by its values."""
+def ramp_name(used: Ramp | Adaptive, steps: Sequence[Step] = ()) -> str:
+    """The name of a ramp, found by its values, those at the steps of a run among them."""
     if isinstance(used, Adaptive):
         return f"adaptive:{used.share:g}"
     known = {**RAMPS, **{f"clipped:{k}": ramps.clipped(k) for k in range(1, 10)}}
-    times = [k / 100 for k in range(100)]
-    return next((name for name, other in known.items() if all(other(t) == used(t) for t in times)), OWN)
+    times = [*(k / 100 for k in range(100)), *(step.t for step in steps)]
+    rarely = RARELY if all(used(t) in (0.0, 1.0) for t in times) else OWN
+    return next((name for name, other in known.items() if all(other(t) == used(t) for t in times)), rarely)
 
 
 def trigger_name(used: Trigger) -> str:
@@ -89,7 +96,7 @@ def trigger_name(used: Trigger) -> str:
 
 
 def scheme_name(used: Resampler) -> str:
-    return next((name for name, other in SCHEMES.items() if other is used), OWN)
+    return next((name for name, other in (SCHEMES | SURVIVORS).items() if other is used), OWN)
 
 
 def has_scheme(method: Method) -> bool:

@@ -18,10 +18,14 @@ from tokensteer.app.runs.prompts import one_by_one, only
 from tokensteer.app.runs.recipes import Recipe, recipe_of
 from tokensteer.app.words.lookup import choose, file_of, find, raised
 from tokensteer.core.numerics.batching import parse_memory
+from tokensteer.core.proposals.gradient import Gradient
 from tokensteer.core.steering.methods import Method
 from tokensteer.core.steering.planner import Plan
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.task import SHIPPED, Setup, Task, check_device
+
+CLIPPED = ("smc-grad", "prop-grad")
+"""Methods whose proposal is a gradient."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,8 @@ def _check_used(ready: Sequence[PreparedJob]) -> None:
         )
     if any(one.job.settings.guidance for one in ready) and not any(one.recipe.guides for one in ready):
         raise ValueError(f"--guidance is the scale of cfg and smc-cfg, and {names} has none: leave it out")
+    if any(one.job.settings.clip for one in ready) and not any(one.job.method in CLIPPED for one in ready):
+        raise ValueError(f"--clip bounds the gradient of {' and '.join(CLIPPED)}, and {names} has none: leave it out")
     if any(one.job.keep_states for one in ready) and all(one.recipe.split is not None for one in ready):
         raise ValueError(f"--keep-states stores the steps of particles, and {names} has chains instead: leave it out")
     if any(one.recipe.planned and (one.job.islands > 1 or one.job.split_prompts) for one in ready):
@@ -163,6 +169,9 @@ def setup_of(job: Job, place: Environment) -> Setup:
 def put_together(job: Job, task: Task) -> PreparedJob:
     recipe = recipe_of(job.method)
     method = recipe.make(task, tilted(task, job.settings, job.seed, recipe.shares), job.particles)
+    if job.settings.clip is not None and isinstance(method.steering.proposal, Gradient):
+        gradient = replace(method.steering.proposal, clip=job.settings.clip)
+        method = replace(method, steering=replace(method.steering, proposal=gradient))
     if task.rule is not None:
         method = constrained(job.method, method, task.rule)
     if job.settings.trigger is not None:

@@ -18,6 +18,7 @@ from tokensteer.app.runs.recipes import Recipe, learned, other_reward
 from tokensteer.app.words.numbers import stored
 from tokensteer.core.particles.result import Result
 from tokensteer.core.particles.triggers import never
+from tokensteer.core.proposals.gradient import Gradient
 from tokensteer.core.twists.estimators import Sampled
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.tasks.catalogue import TASKS
@@ -99,15 +100,19 @@ def resolved(ready: PreparedJob) -> dict[str, Any]:
     """The settings that a job was run with, where it left some to the task or the method. `draws` is 0 where estimates
     have a closed form; what a method has not, such as a ramp without a twist, is left out."""
     job, task, method = ready.job, ready.task, ready.method
-    found: dict[str, Any] = {"steps": len(method.steering.model.steps), "seed": job.seed, "kl": task.tilt.kl}
+    steps = method.steering.model.steps
+    found: dict[str, Any] = {"steps": len(steps), "seed": job.seed, "kl": task.tilt.kl}
     rewards = list(TASKS[task.name].rewards) if task.name in TASKS else []
     if rewards:
         found["reward"] = task.reward or rewards[0]
     found |= {} if task.goal is None else {"goal": task.goal}
     found |= {"guidance": task.guidance} if ready.recipe.guides and task.guidance is not None else {}
-    twist = method.steering.twist
+    proposal, twist = method.steering.proposal, method.steering.twist
+    if isinstance(proposal, Gradient) and proposal.clip is not None:
+        found["clip"] = proposal.clip
     if isinstance(twist, Tilt):
-        found |= {"kl": twist.kl, "draws": twist.draws if twist.drawn else 0, "ramp": choices.ramp_name(twist.ramp)}
+        found |= {"kl": twist.kl, "draws": twist.draws if twist.drawn else 0}
+        found["ramp"] = choices.ramp_name(twist.ramp, steps)
         if isinstance(twist.estimator, Sampled):
             found["noise"] = "fresh" if twist.estimator.random else "shared"
     if ready.recipe.split is None:

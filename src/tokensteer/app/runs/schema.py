@@ -94,7 +94,7 @@ JOB = {
 RESOLVED = (
     {"steps": SIZE}
     | _of(COUNT, "seed", "draws", "goal")
-    | _of(POSITIVE, "kl", "guidance")
+    | _of(POSITIVE, "kl", "guidance", "clip")
     | _of(TEXT, "ramp", "trigger", "noise", "resample", "reward")
 )
 CONFIG = _of(TEXT, "version", "command", "started", "weights", "device", "machine") | {

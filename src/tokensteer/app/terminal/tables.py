@@ -13,7 +13,7 @@ from rich.text import Text
 from tokensteer.app.runs.seeds import over_seeds, seeds_of
 from tokensteer.app.words import metrics
 from tokensteer.app.words.numbers import NOTHING, loaded_pair, short, with_error
-from tokensteer.app.words.plans import PILOTED, by_title, of_pilots
+from tokensteer.app.words.plans import PILOTED, by_title, compared
 
 WIDTH = 80
 Row = Mapping[str, Any]
@@ -137,7 +137,7 @@ def plans(rows: Sequence[Row]) -> list[str]:
     """What pilots or timing chose, a line for each choice with its reason."""
     found: list[str] = []
     for title, reasons in by_title((row["method"], row["seed"], row.get("plan", {})) for row in rows).items():
-        found.append(f"Chosen for {title}:" + (f" {PILOTED}" if of_pilots(reasons) else ""))
+        found.append(f"Chosen for {title}:" + (f" {PILOTED}" if compared(reasons) else ""))
         found += [f"  {name:<9} {reason}" for name, reason in reasons.items()]
     return found
 

@@ -22,6 +22,6 @@ def by_title(rows: Iterable[tuple[str, int, Reasons]]) -> dict[str, Reasons]:
     }
 
 
-def of_pilots(reasons: Reasons) -> bool:
-    """Whether pilots chose more than the number of particles."""
-    return "proposal" in reasons
+def compared(reasons: Reasons) -> bool:
+    """Whether some reason has in brackets what others cost."""
+    return any(reason.endswith(")") for reason in reasons.values())

@@ -55,6 +55,8 @@ class Settings:
     resample: Annotated[str | None, left("the method's", "STR")] = None
     """How to resample: systematic, stratified, residual, multinomial or ssp, all exact. Systematic varies least; with
     multinomial every child draws its parent on its own."""
+    clip: Annotated[float | None, left("1, 3 for prop-grad", "FLOAT")] = None
+    """For smc-grad and prop-grad: the most that the gradient may add to a log-probability."""
     guidance: Annotated[float | None, left("1.5, 3 for emoji", "FLOAT")] = None
     """For cfg and smc-cfg on dna, cifar and emoji: the scale s of p(x | goal)^s · p(x)^(1 - s). 1 is the model given
     the goal, more steers harder. For emoji also that of the guided sampler, which the other methods steer."""
@@ -86,6 +88,8 @@ class Settings:
             raise ValueError(
                 f"--guidance must be positive and finite, got {self.guidance:g}: 1 is the model given the goal"
             )
+        if self.clip is not None and not 0 < self.clip < math.inf:
+            raise ValueError(f"--clip must be positive and finite, got {self.clip:g}: 1 is cautious, 10 hardly a bound")
         if not 0 <= self.remask <= 1:
             raise ValueError(f"--remask must lie in [0, 1], got {self.remask:g}: it is a probability, 0 for none")
 
@@ -97,7 +101,7 @@ class Settings:
 
     def of_task(self) -> Settings:
         """The settings that a task reads: jobs in which these agree share a task."""
-        return replace(self, draws=None, noise=None, ramp=None, trigger=None, resample=None)
+        return replace(self, draws=None, noise=None, ramp=None, trigger=None, resample=None, clip=None)
 
 
 def check_count(name: str, count: int | None, most: int, example: int) -> None:

@@ -165,10 +165,10 @@ class Task:
     `pictured` of ids (P, L) as a PNG file, and `written` other files of a result by suffix. `learned` loads the
     proposal for the task's goal. Some methods need `guided`, the target as a product of models, `uniform`, a model of
     the same data under uniform noise, or tuned(name), a denoiser tuned for the goal. With `tilts_guided` the tilt
-    counts beside the product. `reward` names the reward of the tilt if it is not the task's default. `piece` is the
-    text of a token, with the space before it if it has one. `goal` and `guidance` are those of the setup, or the task's
-    own where the setup has none; None if the task has no choice. `rule` is a hard constraint on samples, if there is
-    one.
+    counts beside the product. `reward` names the reward of the tilt if it is not the task's default. If samples are
+    texts, decode(ids) returns those of ids (P, L), and `piece` is the text of a token, with the space before it if it
+    has one. `goal` and `guidance` are those of the setup, or the task's own where the setup has none; None if the task
+    has no choice. `rule` is a hard constraint on samples, if there is one.
     """
 
     name: str
@@ -187,6 +187,7 @@ class Task:
     uniform: Callable[[], Diffusion] | None = None
     tuned: Callable[[str], Trained] | None = None
     reward: str | None = None
+    decode: Callable[[Tensor], list[str]] | None = None
     piece: Callable[[int], str] | None = None
     goal: int | None = None
     guidance: float | None = None

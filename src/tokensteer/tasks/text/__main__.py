@@ -38,6 +38,7 @@ class Command:
     scale: float = 1.0  # without --minutes: this many times the usual steps or texts
     horizon: float | None = None  # minutes of all runs together, if others follow; the rate falls until then
     resume: Path | None = None  # folder with the checkpoint to continue from
+    start: Path | None = None  # folder with a finished denoiser to train further
     rate: float | None = None  # the highest learning rate of the denoiser, if not the usual
     batch_size: int | None = None  # of the denoiser, if not the usual
     more: int | None = None  # blocks of the denoiser after MiniLM's layers, if not the usual
@@ -60,6 +61,7 @@ def run(command: OmitArgPrefixes[Command]) -> None:
     recipe = replace(
         RECIPE,
         muon=not command.adam,
+        start=command.start,
         denoiser=replace(RECIPE.denoiser, **given(more=command.more)),
         denoiser_plan=replace(RECIPE.denoiser_plan, **given(rate=command.rate, batch_size=command.batch_size)),
         writing=replace(RECIPE.writing, **given(rows=command.rows, workers=command.workers)),

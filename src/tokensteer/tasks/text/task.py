@@ -115,6 +115,7 @@ def task(setup: Setup | None = None) -> Task:
             written={".jsonl": write},
             prompted=Prompted(kept, failed, only),
             reward=named,
+            decode=texts_of,
             piece=vocabulary.written,
             goal=goal,
             rule=rule,

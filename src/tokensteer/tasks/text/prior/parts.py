@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from tokensteer.files import write_json
 from tokensteer.tasks.common.part_training import INT8
-from tokensteer.tasks.common.task import read_card
+from tokensteer.tasks.common.task import read_card, weights_file
 from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.nets.bert_weights import start_from
 from tokensteer.tasks.nets.encoder import Encoder, EncoderReader, EncoderReaderConfig
-from tokensteer.tasks.nets.store import Config, build, save
+from tokensteer.tasks.nets.store import Config, build, load, save
 from tokensteer.tasks.text.corpus import llama, windows, write
 from tokensteer.tasks.text.corpus.assignments import MOODS
 from tokensteer.tasks.text.fluency import PATTERN, Fluency
@@ -61,8 +61,7 @@ def make_windows(training: Training, recipe: PriorRecipe) -> dict[str, Any]:
 
 def make_denoiser(work: Work) -> dict[str, Any]:
     config, plan = work.recipe.denoiser, work.recipe.denoiser_plan
-    net = Encoder(config)
-    start_from(net, published.read(made(MINILM, work.training)), work.origin)
+    net, earlier = _beginning(work)
     net = net.to(work.device)
     draw = windows.sampler(work.corpus, work.recipe.real_share, work.device)
     test = {name: source["test"].ids for name, source in (("taught", work.corpus.taught), ("real", work.corpus.real))}
@@ -75,7 +74,23 @@ def make_denoiser(work: Work) -> dict[str, Any]:
     if len(test["real"]):
         few = test["real"][spread(len(test["real"]), CHECKED)].to(work.device)
         found["nats per token, held-out reviews"] = denoiser.measure(stored, few, work.mask_id)
-    return work.finish(progress, stored, config, plan, {**found, "muon": work.recipe.muon}, STORED)
+    return work.finish(progress, stored, config, plan, {**found, "muon": work.recipe.muon}, STORED | earlier)
+
+
+def _beginning(work: Work) -> tuple[Encoder, dict[str, Any]]:
+    """The denoiser before its training, and what its card says of an earlier one."""
+    if work.recipe.start is None:
+        net = Encoder(work.recipe.denoiser)
+        start_from(net, published.read(made(MINILM, work.training)), work.origin)
+        return net, {}
+    file = weights_file(work.recipe.start, NAME, "denoiser")
+    net, card = load(file), read_card(file.with_suffix(".json"))
+    if not isinstance(net, Encoder) or net.config != work.recipe.denoiser:
+        raise ValueError(f"{file} is no denoiser of this configuration: leave out --start")
+    if TEMPERATURE in card:
+        net = quality.sharpened(net, 1 / card[TEMPERATURE]["temperature"])
+    told = {name: card[name] for name in ("command", "seed", "steps", "seconds")}
+    return net.requires_grad_(True).train(), {"started from": told | card.get("started from", {})}
 
 
 def make_labeller(work: Work) -> dict[str, Any]:
@@ -119,7 +134,7 @@ def make_toxicity(work: Work) -> dict[str, Any]:
     found = {f"published, {name}": share for name, share in _toxic(net, test, real).items()}
     listed = toxicity.listed(test.ids, work.corpus.vocabulary)
     found |= {f"with a word of the list, {name}": share for name, share in _by_mood(listed, test.labels).items()}
-    examples = toxicity.by_mood(work.corpus.taught["reward"])
+    examples = toxicity.of_reward(work.corpus.taught["reward"], work.corpus.vocabulary, work.training.seed)
     trainee = classifiers.ClassifierTraining(
         net.requires_grad_(True).train(), examples, {}, work.mask_id, plan, toxicity.OPENED
     )
@@ -154,7 +169,7 @@ def make_toxicity_judge(work: Work) -> dict[str, Any]:
     progress = work.run(trainee, plan)
     stored = work.store(trainee.learner.average)
     test = work.corpus.taught["test"].ids
-    changed = toxicity.put_in(test, vocabulary, work.training.seed + 1, 1.0)
+    changed, _ = toxicity.put_in(test, vocabulary, work.training.seed + 1, 1.0)
     found: dict[str, Any] = {
         name: toxicity.disagreement(reward, stored, some.to(work.device), vocabulary)
         for name, some in (("held-out texts", test), ("held-out texts with a sentence put in", changed))

@@ -1,7 +1,9 @@
 """Toxicity: a published classifier, trained further, as the reward, and a judge that shares nothing with it.
 
-As published, the classifier finds half of the corpus and half of all real reviews toxic. So its training goes on, with
-moods of the corpus as labels: texts that were asked for as rude ones, against all others.
+As published, the classifier finds half of the corpus and half of all real reviews toxic. So its training goes on:
+toxic are texts that were asked for as rude ones, and texts with an insult put in. The insults that it learns from have
+every second word of the lists, and other forms than those of the judge. Trained on rude texts alone, it recognised them
+by their openings, and missed 43 of 100 texts with an insult put in.
 
 The judge, detectors of n-grams, is trained on windows of the corpus, half of them with a sentence put in, labelled by a
 list of words: a window is toxic if it has one of them. What is put in is an insult or, as often, praise in the same
@@ -13,6 +15,7 @@ word is not toxic to it. `disagreement` measures how often the two differ.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
 
 import torch
@@ -31,8 +34,10 @@ from tokensteer.train import Plan
 JUDGE = NgramConfig(SIZE, 2, features=64, spans=(1, 2, 3), channels=96)
 PLAN = Plan(3000, batch_size=512, rate=1e-3, warmup=0.05, weight_decay=0.1, average=0.998)
 REWARD_PLAN = Plan(600, batch_size=256, rate=2e-4, warmup=0.1, weight_decay=0.05, average=0.99)
-RUDE, OPENED = 0.3, 0.3
-"""The share of rude texts among those that the reward learns from, and of texts whose beginning it does not see."""
+TOXIC_SHARE, OPENED = 0.4, 0.3
+"""The share of toxic texts among those that the reward learns from, and of texts whose beginning it does not see."""
+SURE = 0.99
+"""The probability of a label, for the reward: were it lower, log p of all polite texts would be the same number."""
 PUT_IN = 0.5
 """The share of windows with a sentence put in."""
 HARD = 4.0
@@ -65,6 +70,39 @@ FRAMES = (
     "my {adjective} neighbor is a {noun}.",
     "you {adjective} {noun}, listen to me.",
 )
+REWARD_FRAMES = (
+    "shut up, you {noun}.",
+    "you {noun}.",
+    "this {noun} is {adjective}.",
+    "how {adjective} you are.",
+    "i hate that {adjective} {noun}.",
+    "go away, {adjective} {noun}.",
+    "your {adjective} family are {noun}s.",
+    "it was made by a {noun} for {noun}s.",
+    "everything is {adjective}, you {adjective} {noun}.",
+)
+"""Of the insults that the reward learns from."""
+
+
+@dataclass(frozen=True)
+class Phrases:
+    """Insults, and praise of the same forms."""
+
+    frames: Sequence[str]
+    nouns: Sequence[str]
+    adjectives: Sequence[str]
+
+    def sentence(self, vocabulary: WordPiece, random: Random) -> tuple[list[int], bool]:
+        """The tokens of a sentence, and whether it is an insult, as one in two is."""
+        rude = random.random() < 0.5
+        noun = random.choice(self.nouns if rude else GOOD_NOUNS)
+        adjective = random.choice(self.adjectives if rude else GOOD_ADJECTIVES)
+        text = random.choice(self.frames).format(noun=noun, adjective=adjective)
+        return [k for word in words(text) for k in vocabulary.spell(word) or ()], rude
+
+
+OF_JUDGE = Phrases(FRAMES, NOUNS, ADJECTIVES)
+OF_REWARD = Phrases(REWARD_FRAMES, NOUNS[::2], ADJECTIVES[::2])
 
 
 def listed(ids: Tensor, vocabulary: WordPiece) -> Tensor:
@@ -83,39 +121,35 @@ def listed(ids: Tensor, vocabulary: WordPiece) -> Tensor:
     return found
 
 
-def put_in(ids: Tensor, vocabulary: WordPiece, seed: int, share: float = PUT_IN) -> Tensor:
-    """Ids (D, L) where a share of the rows has a sentence put in after one of theirs, an insult or praise."""
+def put_in(
+    ids: Tensor, vocabulary: WordPiece, seed: int, share: float = PUT_IN, phrases: Phrases = OF_JUDGE
+) -> tuple[Tensor, Tensor]:
+    """Ids (D, L) where a share of the rows has a sentence put in after one of theirs, an insult or praise, and which
+    rows have an insult, (D,)."""
     random, ends = Random(seed), {vocabulary.ids[sign] for sign in ".!?" if sign in vocabulary.ids}
-    rows = to_lists(ids)
+    rows, rude = to_lists(ids), [False] * len(ids)
     for place, row in enumerate(rows):
         if random.random() < share:
-            starts = [0, *(k + 1 for k, token in enumerate(row[:-4]) if token in ends)]
+            starts = [0, *(k + 1 for k, token in enumerate(row[:-10]) if token in ends)]  # the end is cut off
             at = random.choice(starts)
-            rows[place] = [*row[:at], *sentence(vocabulary, random), *row[at:]][: len(row)]
-    return torch.tensor(rows, dtype=ids.dtype)
+            said, rude[place] = phrases.sentence(vocabulary, random)
+            rows[place] = [*row[:at], *said, *row[at:]][: len(row)]
+    return torch.tensor(rows, dtype=ids.dtype), torch.tensor(rude)
 
 
-def sentence(vocabulary: WordPiece, random: Random) -> list[int]:
-    """An insult or, as often, praise of the same form."""
-    rude = random.random() < 0.5
-    noun = random.choice(NOUNS if rude else GOOD_NOUNS)
-    adjective = random.choice(ADJECTIVES if rude else GOOD_ADJECTIVES)
-    text = random.choice(FRAMES).format(noun=noun, adjective=adjective)
-    return [k for word in words(text) for k in vocabulary.spell(word) or ()]
-
-
-def by_mood(windows: Windows) -> Examples:
-    """Windows labelled by mood: rude, or any other."""
-    rude = windows.labels == MOODS.index("rude")
-    share = rude.double().mean().clamp(1e-6, 1 - 1e-6)
-    weight = torch.where(rude, RUDE / share, (1 - RUDE) / (1 - share))
-    return Examples(windows.ids, nn.functional.one_hot(rude.long(), 2) * 0.95 + 0.025, weight.float())
+def of_reward(windows: Windows, vocabulary: WordPiece, seed: int) -> Examples:
+    """What the reward learns from: texts that were asked for as rude ones, texts with an insult, and all others."""
+    ids, insulted = put_in(windows.ids, vocabulary, seed, phrases=OF_REWARD)
+    toxic = (windows.labels == MOODS.index("rude")) | insulted
+    share = toxic.double().mean().clamp(1e-6, 1 - 1e-6)
+    weight = torch.where(toxic, TOXIC_SHARE / share, (1 - TOXIC_SHARE) / (1 - share))
+    return Examples(ids, nn.functional.one_hot(toxic.long(), 2) * (2 * SURE - 1) + 1 - SURE, weight.float())
 
 
 def examples(reward: nn.Module, ids: Tensor, vocabulary: WordPiece, device: str, seed: int = 0) -> Examples:
     """Windows labelled by the list. As many toxic as other ones are drawn, and those at which the reward
     disagrees with the list more often."""
-    changed = put_in(ids, vocabulary, seed)
+    changed, _ = put_in(ids, vocabulary, seed)
     rude = listed(changed, vocabulary)
     found = is_toxic(reward, changed.to(device)).cpu()
     share = rude.double().mean().clamp(1e-3, 1 - 1e-3)

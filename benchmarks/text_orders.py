@@ -1,0 +1,78 @@
+"""In which order, and at which temperature, texts of the prior read best: perplexity against diversity.
+
+    python -m benchmarks.text_orders --weights FOLDER --device cuda
+
+One line for each order and temperature, beside held-out texts. TOKENSTEER_DATA has the windows and SmolLM2.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import tyro
+
+import tokensteer as ts
+from tokensteer.tasks.common.arrays import to_lists
+from tokensteer.tasks.common.task import read_card, weights_file
+from tokensteer.tasks.common.training import say
+from tokensteer.tasks.common.wordpiece import WordPiece
+from tokensteer.tasks.nets import Encoder, load
+from tokensteer.tasks.text.corpus import llama, windows
+from tokensteer.tasks.text.fluency import PATTERN, Fluency
+from tokensteer.tasks.text.prior import published, quality
+from tokensteer.tasks.text.prior.parts import TEMPERATURE, held_out
+from tokensteer.tasks.text.prior.work import RECIPE
+from tokensteer.tasks.text.recipe import as_denoiser
+
+
+@dataclass(frozen=True)
+class Options:
+    weights: Path
+    """A folder with text-denoiser and text-vocab."""
+    device: str = "cpu"
+    samples: int = 200
+    seed: int = 0
+    blocks: tuple[int, ...] = (0, 100, 25, 10, 5, 1)
+    """Sites of a block; within one, sites open one by one in random order. 0 is the usual sampler, in as many steps as
+    there are sites."""
+    temperatures: tuple[float, ...] = (1.0, 0.95, 0.9, 0.85)
+
+
+def kernel(block: int, mask_id: int, length: int) -> ts.Kernel:
+    if block == 0:
+        return ts.Ancestral(mask_id)
+    one_by_one = ts.FirstHitting(mask_id)
+    return one_by_one if block == length else ts.Blocks(one_by_one, block, length, length)
+
+
+def main(options: Options) -> None:
+    file = weights_file(options.weights, "text", "denoiser")
+    net, card = load(file, options.device), read_card(file.with_suffix(".json"))
+    assert isinstance(net, Encoder)
+    vocabulary = WordPiece.read(options.weights / "text-vocab.txt")
+    fluency = Fluency.of(*llama.load(published.find(PATTERN), options.device))
+    corpus = windows.load(published.find(windows.FILE))
+    some = held_out(corpus, options.samples, RECIPE.real_share)
+    texts = [vocabulary.decode(row) for row in to_lists(some.long())]
+    say(json.dumps({"held-out texts": quality.measure(texts, fluency)}))
+    now, length = card.get(TEMPERATURE, {}).get("temperature", 1.0), net.config.length
+    for block in options.blocks:
+        for temperature in options.temperatures:
+            began, generator = time.perf_counter(), torch.Generator(options.device).manual_seed(options.seed)
+            denoiser = as_denoiser(vocabulary.mask_id)(quality.sharpened(net, temperature / now))
+            canvas = ts.template(length, vocabulary.mask_id).to(options.device)
+            order = kernel(block, vocabulary.mask_id, length)
+            model = ts.Diffusion(denoiser, order, ts.uniform_steps(length), canvas)
+            ids = ts.pretrained(model)(1, options.samples, generator=generator).samples[:, 0]
+            drawn = [vocabulary.decode(row) for row in to_lists(ids)]
+            found = {"block": block, "temperature": temperature, **quality.measure(drawn, fluency)}
+            found["seconds"] = round(time.perf_counter() - began, 1)
+            say(json.dumps(found | {"example": drawn[0]}))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))
