@@ -21,6 +21,7 @@ import tokensteer as ts
 from tokensteer import tensorfile as stored
 from tokensteer.app import cli
 from tokensteer.app.commands import fluency
+from tokensteer.app.report import samples
 from tokensteer.app.runs import folder as runs
 from tokensteer.core.categorical.sites import as_table
 from tokensteer.core.twists.straight_through import takes_embeddings
@@ -341,7 +342,7 @@ def test_the_report_shows_texts(weights, tmp_path):
     shown = [
         line["text"] for row in (0, 1) for line in lines_of(out, row) if line["text"].replace("'", "&#x27;") in page
     ]
-    assert len(shown) >= 32
+    assert len(shown) >= 2 * samples.TEXTS
     assert 'class="texts"' in page
     assert tokensteer(*words, "--force") == 0
     assert len(list((out / runs.ROWS).glob("*.jsonl"))) == 2
