@@ -231,7 +231,8 @@ def test_forbidden_sites_never_appear_and_log_z_is_right():
     motif = sites(SECOND, 0.05)
     for tilt in (None, ts.Tilt(Hits(motif), 0.5, draws=2)):
         truth = answer(model, ts.Tilt(Satisfies(rule, None if tilt is None else tilt.reward), 0.5))
-        outcome = trial(constrain(model, rule, tilt), truth, populations=2048, seed=4)
+        # Copies of a sequence in one population count once: with fewer populations rare ones have no normal scores.
+        outcome = trial(constrain(model, rule, tilt), truth, populations=16_384, seed=4)
         assert outcome.unbiased, str(outcome)
 
 

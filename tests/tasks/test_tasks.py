@@ -231,13 +231,13 @@ def test_trained_mog_is_near_the_data_and_steered_to_its_own_target():
 @pytest.mark.slow
 def test_small_populations_of_mog_are_measured_together():
     sizes = [(10, 2000), (4, 1000), (4000, 5), (3, 1000), (8, 16), (300, 1), (5000, 1), (1, 9000)]
-    assert [grid.sets(*size) for size in sizes] == [10, 2, 10, 1, 8, 1, 2, 1]
+    assert [grid.sets(*size) for size in sizes] == [10, 4, 40, 3, 8, 1, 10, 1]
     task = mog_trained.task(Setup(steps=5))
     small, large = (
-        ts.prop_grad(task.model, task.tilt, clip=None)(*n, generator=seeded()) for n in ((2, 2000), (2000, 2))
+        ts.prop_grad(task.model, task.tilt, clip=None)(*n, generator=seeded()) for n in ((2, 2000), (500, 8))
     )
     alone, together = task.metrics(large)["emd"], task.metrics(small)["emd"]
-    assert math.isfinite(together.error)  # two laws of 2,000 samples each
+    assert math.isfinite(together.error)  # eight laws of 500 samples each
     assert together.mean == pytest.approx(alone.mean, abs=0.3)
 
 
