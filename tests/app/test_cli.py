@@ -26,6 +26,7 @@ from tokensteer.app.runs import rows as rows_of
 from tokensteer.app.runs.prepare import Environment
 from tokensteer.app.terminal import tables as table
 from tokensteer.app.words.environment import EXTRAS
+from tokensteer.app.words.settings import meaning
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.metrics import Measured, measured
 from tokensteer.tasks.common.settings import Settings
@@ -317,6 +318,16 @@ def test_every_ramp_of_the_table_is_known_here_and_one_adapts():
     assert set(choices.RAMPS) == {"linear", "constant", "end", "exponential"}
     assert choices.ramp("adaptive:0.8") == ts.Adaptive(0.8)
     assert untyped(choices.ramp("exponential"))(0.95) == pytest.approx(1.05**5 - 1)  # 100 steps of 5 %
+
+
+def test_the_words_of_ramps_are_true():
+    """`app.words.settings` states when the full reward counts, and does not load the ramps."""
+    exponential = choices.RAMPS["exponential"]
+    assert exponential(1 - 0.15) == 1 > exponential(1 - 0.14)
+    assert "14%" in meaning("ramp", "exponential")
+    clipped = untyped(choices.ramp("clipped:3"))
+    assert clipped(0.7) == 1 > clipped(0.71)
+    assert "30%" in meaning("ramp", "clipped:3")
 
 
 def test_triggers_have_names():

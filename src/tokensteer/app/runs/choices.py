@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tokensteer.app.words.lookup import choose, unknown
+from tokensteer.app.words.settings import RARELY
 from tokensteer.core.particles import resampling
 from tokensteer.core.particles.path import Step
 from tokensteer.core.particles.resampling import Resampler
@@ -36,8 +37,6 @@ SCHEMES: dict[str, Resampler] = {
 """Those that keep all targets."""
 SURVIVORS: dict[str, Resampler] = {"one survivor": resampling.one_survivor, "the heaviest": resampling.heaviest}
 """Those of SVDD, which cannot be asked for by name."""
-RARELY = "full at resampling"
-"""The ramp of Feynman-Kac steering, which cannot be asked for by name."""
 OWN = "the method's own"
 """What has no name on the command line."""
 NOISES = ("fresh", "shared")

@@ -24,9 +24,6 @@ from tokensteer.core.steering.planner import Plan
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.task import SHIPPED, Setup, Task, check_device
 
-CLIPPED = ("smc-grad", "prop-grad")
-"""Methods whose proposal is a gradient."""
-
 
 @dataclass(frozen=True)
 class Environment:
@@ -106,8 +103,8 @@ def _check_used(ready: Sequence[PreparedJob]) -> None:
         )
     if any(one.job.settings.guidance for one in ready) and not any(one.recipe.guides for one in ready):
         raise ValueError(f"--guidance is the scale of cfg and smc-cfg, and {names} has none: leave it out")
-    if any(one.job.settings.clip for one in ready) and not any(one.job.method in CLIPPED for one in ready):
-        raise ValueError(f"--clip bounds the gradient of {' and '.join(CLIPPED)}, and {names} has none: leave it out")
+    if any(one.job.settings.clip for one in ready) and not any(one.recipe.clips for one in ready):
+        raise ValueError(f"--clip bounds the gradient of smc-grad and prop-grad, and {names} has none: leave it out")
     if any(one.job.keep_states for one in ready) and all(one.recipe.split is not None for one in ready):
         raise ValueError(f"--keep-states stores the steps of particles, and {names} has chains instead: leave it out")
     if any(one.recipe.planned and (one.job.islands > 1 or one.job.split_prompts) for one in ready):

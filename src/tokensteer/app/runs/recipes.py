@@ -34,9 +34,9 @@ class Recipe:
 
     With `sweeps`, that many sweeps of particle Gibbs follow the first run; with `split`, split Gibbs is run instead.
     `trained` finds the networks that were trained for it. Unless it `estimates` the normaliser, its log Z is not
-    reported. If `planned`, pilots choose what it is made of; if it `guides`, it has a scale of guidance. Unless it
-    `shares`, its draws have fresh noise even where the task shares noise: methods that accumulate estimates along the
-    path need their noise to average out.
+    reported. If `planned`, pilots choose what it is made of; if it `guides`, it has a scale of guidance, and if it
+    `clips`, a gradient with a bound. Unless it `shares`, its draws have fresh noise even where the task shares noise:
+    methods that accumulate estimates along the path need their noise to average out.
     """
 
     make: Callable[[Task, Tilt, int], Method]
@@ -48,6 +48,7 @@ class Recipe:
     shares: bool = True
     planned: bool = False
     guides: bool = False
+    clips: bool = False
 
 
 def _twisted(task: Task, tilt: Tilt) -> Tilt:
@@ -152,7 +153,9 @@ METHODS: dict[str, Recipe] = {
     "fk-max": Recipe(_fk(maximum), shares=False),
     "fk-sum": Recipe(_fk(total), shares=False),
     # The gradient proposal without its weights: classifier guidance.
-    "prop-grad": Recipe(lambda task, tilt, n: methods.prop_grad(task.model, tilt, _clip(tilt, 3.0)), unweighted),
+    "prop-grad": Recipe(
+        lambda task, tilt, n: methods.prop_grad(task.model, tilt, _clip(tilt, 3.0)), unweighted, clips=True
+    ),
     # Classifier-free guidance without its weights, and with the weights that make it exact.
     "cfg": Recipe(lambda task, tilt, n: replace(_guided(task, tilt), when=never), unweighted, guides=True),
     "smc-cfg": Recipe(lambda task, tilt, n: _guided(task, tilt), guides=True),
@@ -164,7 +167,7 @@ METHODS: dict[str, Recipe] = {
     "sgdd-long": _split_gibbs(SplitGibbs(50, steps=32, flips=200)),
     # SMC with the model as proposal, the gradient proposal, and the locally optimal one by enumeration (few states).
     "smc-base": Recipe(lambda task, tilt, n: methods.smc_base(task.model, tilt)),
-    "smc-grad": Recipe(lambda task, tilt, n: methods.smc_grad(task.model, tilt, _clip(tilt, methods.CLIP))),
+    "smc-grad": Recipe(lambda task, tilt, n: methods.smc_grad(task.model, tilt, _clip(tilt, methods.CLIP)), clips=True),
     "smc-enumerated": Recipe(lambda task, tilt, n: Method(Steering(task.model, tilt, Enumerated()))),
     # The learned proposal without its weights, with them, and with the learned twist too.
     "prop-amot": Recipe(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+RARELY = "full at resampling"
+"""The ramp of Feynman-Kac steering, which cannot be asked for by name."""
 RAMPS = {
     "linear": "the share of the reward that counts rises evenly from 0 to 1",
     "constant": "the full reward counts from the start",
     "end": "the reward counts at the end only",
     "exponential": "the full reward counts after 14% of the time",
-    "full at resampling": "the full reward counts at the steps that resample",
+    RARELY: "the full reward counts at the steps that resample",
 }
 TRIGGERS = {
     "always": "resample at every step",

@@ -20,6 +20,7 @@ STATES = 64
 MASK = STATES
 SAMPLES = 2000
 """Particles of a population in the paper."""
+REPEATS = 16  # sets of exact draws behind a floor
 FEWEST = 500
 """Samples of a set whose distance to the target is measured, at least."""
 
@@ -95,9 +96,9 @@ def _transport(origin: Tensor, goal: Tensor, cost: Tensor) -> float:
     return float(answer[0])
 
 
-def floor(target: Target, count: int, repeats: int, generator: Generator | None = None) -> Tensor:
-    """The EMD of `count` exact draws, `repeats` times: the least that a sampler of that size has on average."""
-    draws = (target.sample(count, generator) for _ in range(repeats))
+def floor(target: Target, count: int, generator: Generator | None = None) -> Tensor:
+    """The EMD of `count` exact draws, `REPEATS` times: the least that a sampler of that size has on average."""
+    draws = (target.sample(count, generator) for _ in range(REPEATS))
     return torch.tensor([emd(histogram(x), target.pmf) for x in draws], dtype=torch.float64)
 
 
