@@ -2,7 +2,9 @@
 
     python -m benchmarks.text_orders --weights FOLDER --device cuda
 
-One line for each order and temperature, beside held-out texts. TOKENSTEER_DATA has the windows and SmolLM2.
+One line for each order, number of steps and temperature, beside held-out texts. TOKENSTEER_DATA has the windows and
+SmolLM2. A random order that is drawn anew in each step is no kernel to steer with, because p and q would choose
+different sites, but it samples.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
 import tyro
+from torch import Tensor
 
 import tokensteer as ts
 from tokensteer.tasks.common.arrays import to_lists
@@ -36,17 +40,20 @@ class Options:
     device: str = "cpu"
     samples: int = 200
     seed: int = 0
-    blocks: tuple[int, ...] = (0, 100, 25, 10, 5, 1)
-    """Sites of a block; within one, sites open one by one in random order. 0 is the usual sampler, in as many steps as
-    there are sites."""
+    orders: tuple[str, ...] = ("usual", "random", "left to right")
+    """usual is the ancestral sampler; random and left to right open equally many sites in each step."""
+    steps: tuple[int, ...] = (100,)
     temperatures: tuple[float, ...] = (1.0, 0.95, 0.9, 0.85)
 
 
-def kernel(block: int, mask_id: int, length: int) -> ts.Kernel:
-    if block == 0:
+def anywhere(log_x0: Tensor) -> Tensor:
+    return torch.rand(log_x0.shape[0], device=log_x0.device)
+
+
+def kernel(order: str, mask_id: int) -> ts.Kernel:
+    if order == "usual":
         return ts.Ancestral(mask_id)
-    one_by_one = ts.FirstHitting(mask_id)
-    return one_by_one if block == length else ts.Blocks(one_by_one, block, length, length)
+    return ts.LeftToRight(mask_id) if order == "left to right" else ts.Ranked(mask_id, confidence=anywhere)
 
 
 def main(options: Options) -> None:
@@ -60,16 +67,15 @@ def main(options: Options) -> None:
     texts = [vocabulary.decode(row) for row in to_lists(some.long())]
     say(json.dumps({"held-out texts": quality.measure(texts, fluency)}))
     length = net.config.length
-    for block in options.blocks:
+    for order, steps in product(options.orders, options.steps):
         for temperature in options.temperatures:
             began, generator = time.perf_counter(), torch.Generator(options.device).manual_seed(options.seed)
             denoiser = as_denoiser(vocabulary.mask_id)(sharpened(net, temperature))
             canvas = ts.template(length, vocabulary.mask_id).to(options.device)
-            order = kernel(block, vocabulary.mask_id, length)
-            model = ts.Diffusion(denoiser, order, ts.uniform_steps(length), canvas)
+            model = ts.Diffusion(denoiser, kernel(order, vocabulary.mask_id), ts.uniform_steps(steps), canvas)
             ids = ts.pretrained(model)(1, options.samples, generator=generator).samples[:, 0]
             drawn = [vocabulary.decode(row) for row in to_lists(ids)]
-            found = {"block": block, "temperature": temperature, **quality.measure(drawn, fluency)}
+            found = {"order": order, "steps": steps, "temperature": temperature, **quality.measure(drawn, fluency)}
             found["seconds"] = round(time.perf_counter() - began, 1)
             say(json.dumps(found | {"example": drawn[0]}))
 

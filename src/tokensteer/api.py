@@ -34,6 +34,7 @@ from tokensteer.core.kernels.masked import remdm_loop as remdm_loop
 from tokensteer.core.kernels.maskgit import MaskGIT as MaskGIT
 from tokensteer.core.kernels.noise import Interpolating as Interpolating
 from tokensteer.core.kernels.noise import uniform_noise as uniform_noise
+from tokensteer.core.kernels.ranked import LeftToRight as LeftToRight
 from tokensteer.core.kernels.ranked import Ranked as Ranked
 from tokensteer.core.kernels.schedule import Cosine as Cosine
 from tokensteer.core.kernels.schedule import Geometric as Geometric

@@ -144,6 +144,7 @@ def test_kernels_of_the_toys(sampler: str, dtype: torch.dtype):
         ts.Ancestral(MASK, ts.LogLinear(), sigma=ts.Cap(0.3)),
         ts.Ancestral(MASK, sigma=ts.Rescale(1.0)),
         ts.Ranked(0),
+        ts.LeftToRight(0),
     ],
 )
 def test_kernels_of_the_library(kernel: ts.Kernel):

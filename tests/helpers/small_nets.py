@@ -12,6 +12,7 @@ KERNELS = {
     "remdm": ts.Ancestral(3, sigma=ts.Cap(0.2)),
     "lowconf": ts.Ranked(3, count=lambda step, masked: (step.index % 2 == 0) + 0 * masked),
     "entropy": ts.Ranked(3, confidence=ts.ranked.negative_entropy),
+    "cursors": ts.LeftToRight(3),
     "jumps": ts.FirstHitting(3),
     "maskgit": ts.MaskGIT(3),
 }

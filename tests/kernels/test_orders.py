@@ -144,6 +144,8 @@ ORDERS: dict[str, tuple[Any, int]] = {
     "entropy": (Ranked(M, ts.ranked.fixed(1), ts.ranked.negative_entropy), 2),
     "margin": (Ranked(M, ts.ranked.cosine_count, ts.ranked.margin), 2),
     "threshold": (Ranked(M, ts.ranked.fixed(1), threshold=math.log(0.5)), 3),
+    "left to right": (ts.LeftToRight(M), 3),
+    "cursors": (ts.LeftToRight(M), 2),
     "maskgit": (MaskGIT(M, count=ts.ranked.fixed(1)), 3),
     "maskgit-cosine": (MaskGIT(M), 2),
     "blocks": (Blocks(ANCESTRAL, size=1, length=3, num_steps=6), 6),
@@ -176,7 +178,9 @@ def test_orders_are_unbiased(name: str, proposal: str) -> None:
 
 
 @pytest.mark.parametrize("proposal", [ts.FromModel(), ts.Guided(), ts.Optimal()], ids=["base", "cfg", "optimal"])
-@pytest.mark.parametrize("name", ["entropy", "maskgit", "maskgit-cosine", "blocks", "loop", "confidence"])
+@pytest.mark.parametrize(
+    "name", ["entropy", "left to right", "maskgit", "maskgit-cosine", "blocks", "loop", "confidence"]
+)
 def test_products_are_unbiased(name: str, proposal: ts.Proposal) -> None:
     kernel, num_steps = ORDERS[name]
     model = ts.Product((model_of(kernel, num_steps), model_of(kernel, num_steps, joint="p2")), POWERS)
@@ -241,6 +245,51 @@ def test_ranked_kernels(confidence: str, count: str) -> None:
     testing.assert_kernel(kernel, 5, num_steps=3)
     testing.assert_kernel(Blocks(kernel, 2, 4, 4), 5)
     testing.assert_kernel(Blocks(kernel, 1, 4, 4, start=2), 5)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_left_to_right_is_a_kernel(count: str) -> None:
+    testing.assert_kernel(ts.LeftToRight(4, COUNTS[count]), 5, num_steps=3)
+    testing.assert_kernel(Blocks(ts.LeftToRight(4, COUNTS[count]), 2, 4, 4), 5)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(("length", "num_steps"), [(12, 12), (12, 3), (12, 5), (13, 6), (7, 20), (1, 4)])
+def test_cursors_open_the_first_sites_of_equal_parts(length: int, num_steps: int) -> None:
+    """A site in three is given. All masked ones open, as many in each step as `evenly` says, from left to right."""
+    kernel, x = ts.LeftToRight(0), torch.zeros(2, length).long()
+    x[1, 1::3] = 1
+    when = torch.full(x.shape, -1)
+    for step in ts.uniform_steps(num_steps):
+        masked = (x == 0).sum(-1)
+        opens = kernel.choose(x, torch.zeros(2, length, 2), step)
+        assert torch.equal(opens.sum(-1), ts.ranked.evenly(step, masked).clamp(max=masked))
+        assert (x[opens] == 0).all()
+        first = (x == 0).int().argmax(-1)[masked > 0]
+        assert opens[masked > 0].gather(-1, first.unsqueeze(-1)).all()
+        when[opens], x = step.index, x.masked_fill(opens, 1)
+    assert (x == 1).all()
+    if num_steps >= length:  # one cursor
+        assert (when[0].diff() > 0).all()
+    elif length % num_steps == 0:  # several, at equal distances
+        assert torch.equal(when[0], torch.arange(length) % num_steps)
+
+
+@pytest.mark.fast
+def test_left_to_right_is_one_site_blocks() -> None:
+    """With as many steps as sites it is `FirstHitting` in blocks of one site."""
+    length, x = 4, torch.tensor([[3, 3, 3, 3], [1, 3, 3, 3], [1, 2, 3, 3], [1, 2, 0, 3]])
+    log_p = torch.randn(4, length, 4, generator=torch.Generator().manual_seed(0)).double()
+    log_p[..., 3] = -torch.inf
+    log_p = log_p.log_softmax(-1)
+    blocks = Blocks(ts.FirstHitting(3), 1, length, length)
+    states = testing.all_sequences(4, length)
+    for row, step in enumerate(ts.uniform_steps(length)):
+        ours, theirs = (
+            kernel(x[row : row + 1], log_p[row : row + 1], step).take(torch.zeros(len(states)).long()).log_prob(states)
+            for kernel in (ts.LeftToRight(3), blocks)
+        )
+        assert torch.equal(ours.exp(), theirs.exp())
 
 
 def test_remdm_loop_keeps_the_marginals() -> None:

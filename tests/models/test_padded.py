@@ -138,6 +138,7 @@ KERNELS = {
     "low": Case(lambda m, n: ts.Ranked(m)),
     "entropy": Case(lambda m, n: ts.Ranked(m, ts.ranked.fixed(1), ts.ranked.negative_entropy)),
     "threshold": Case(lambda m, n: ts.Ranked(m, threshold=math.log(0.5))),
+    "cursors": Case(lambda m, n: ts.LeftToRight(m)),
     "maskgit": Case(lambda m, n: ts.MaskGIT(m)),
     "extended": Case(lambda m, n: MaskGITExtended(ts.MaskGIT(m)), truth=lambda m, n: ts.MaskGIT(m)),
     "leaps": Case(lambda m, n: ts.TauLeap(m)),

@@ -257,6 +257,7 @@ def factorised(length: int, sampler: str, *, seed: int = 5, steps: int = 5, toke
         "mdm": ts.Ancestral(3),
         "remdm": ts.Ancestral(3, sigma=ts.Rescale(0.5)),
         "lowconf": ts.Ranked(3),
+        "cursors": ts.LeftToRight(3),
     }
     return ts.Diffusion(
         lambda x, t: log_p.expand(len(x), -1, -1),
@@ -276,7 +277,7 @@ def mass(model: ts.Diffusion, automaton: Automaton, length: int) -> float:
 
 
 @pytest.mark.parametrize("tokens", [(), (0, 1)], ids=["free", "prompt"])
-@pytest.mark.parametrize("sampler", ["mdm", "remdm", "lowconf"])
+@pytest.mark.parametrize("sampler", ["mdm", "remdm", "lowconf", "cursors"])
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_factorised_model_has_equal_weights(name, sampler, tokens):
     automaton = both(EXAMPLES[name](4), regex(".*", "abc", vocab_size=4))

@@ -84,6 +84,7 @@ RUNS = {
     "learned": {"proposal": "learned"},
     "remasking": {"kernel": ts.Ancestral(MASK, sigma=ts.Cap(0.2))},
     "confident": {"kernel": ts.Ranked(MASK)},
+    "cursors": {"kernel": ts.LeftToRight(MASK)},
     "ranked": {"kernel": ts.Ranked(MASK, confidence=ts.ranked.negative_entropy)},
     "first hitting": {"kernel": ts.FirstHitting(MASK), "steps": ts.uniform_steps(LENGTH - 1)},
     "leaps": {"kernel": ts.TauLeap(MASK)},

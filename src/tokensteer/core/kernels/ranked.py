@@ -1,4 +1,4 @@
-"""Kernels that open the masked sites of highest confidence first.
+"""Kernels that decide which sites open: those of highest confidence, or from left to right.
 
 The confidence of a site comes from the prediction there. If it depends only on x_t and on noise that p and q share, the
 ratio p/q runs over the newly opened sites. `choose` makes the choice once, and p and q share it as `sites`.
@@ -67,6 +67,12 @@ def margin(log_x0: Tensor) -> Tensor:
     return first - second
 
 
+def opening(x: Tensor, log_x0: Categoricals, mask_id: int, opens: Tensor) -> Reveal:
+    """The law of a step that opens exactly the sites `opens` (P, L)."""
+    log_stay, log_move = where_like(opens, NEVER, 0.0, log_x0), where_like(opens, 0.0, NEVER, log_x0)
+    return Reveal(x, log_stay, log_move, by_site(log_x0), mask_id, opens)
+
+
 @dataclass(frozen=True)
 class Ranked(MaskedKernel):
     """Open the `count` masked sites of highest confidence, and all whose confidence reaches `threshold`.
@@ -102,5 +108,29 @@ class Ranked(MaskedKernel):
 
     def __call__(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None = None) -> Reveal:
         opens = self.choose(x, log_x0, step) if sites is None else open_mask(sites)
-        log_stay, log_move = where_like(opens, NEVER, 0.0, log_x0), where_like(opens, 0.0, NEVER, log_x0)
-        return Reveal(x, log_stay, log_move, by_site(log_x0), self.mask_id, opens)
+        return opening(x, log_x0, self.mask_id, opens)
+
+
+@dataclass(frozen=True)
+class LeftToRight(MaskedKernel):
+    """Open the first masked site of each of `count` equal parts of those that are masked.
+
+    With as many steps as sites one opens at a time, as an autoregressive model writes. With fewer steps several cursors
+    move to the right at equal distances, so that neighbours are hardly ever opened together.
+    """
+
+    count: Count = evenly
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_callable("LeftToRight.count", self.count, "step and masked: ranked.fixed(2) is one")
+
+    def choose(self, x: Tensor, log_x0: Categoricals, step: Step) -> Tensor:
+        masked = x == self.mask_id
+        left = masked.sum(-1)
+        count, left = checked_count(self.count, step, left).unsqueeze(-1), left.unsqueeze(-1).clamp(min=1)
+        return masked & ((masked.cumsum(-1) - 1) * count % left < count)
+
+    def __call__(self, x: Tensor, log_x0: Categoricals, step: Step, sites: Sites | None = None) -> Reveal:
+        opens = self.choose(x, log_x0, step) if sites is None else open_mask(sites)
+        return opening(x, log_x0, self.mask_id, opens)

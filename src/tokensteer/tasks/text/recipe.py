@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Generator, Tensor, nn
 
+from tokensteer.core.kernels.ranked import LeftToRight
 from tokensteer.core.models.denoiser import Denoiser, from_hidden
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.models.template import template
@@ -31,8 +32,8 @@ NAME = "text"
 CLASSES = ("blame", "praise")
 BLANK = re.compile(r"_{3,}(\d*)")
 HANDFUL = 5  # sites of a blank without a number
-KL, DRAWS, NUM_STEPS = 0.1, 4, 64
-TEMPERATURE = 0.85
+KL, DRAWS, NUM_STEPS = 0.1, 4, 100
+TEMPERATURE = 0.95
 """Logits of the denoiser are divided by it."""
 
 
@@ -101,9 +102,11 @@ def load_denoiser(file: Path, device: str) -> Encoder:
 
 
 def model(setup: Setup, net: nn.Module, canvases: Sequence[Tensor], mask_id: int) -> Diffusion:
-    """The denoiser as a sampler on canvases (L,), with equally many populations each."""
+    """The denoiser as a sampler on canvases (L,), with equally many populations each: from left to right, or with
+    remasking in random order."""
     canvas = canvases[0] if len(canvases) == 1 else torch.stack(list(canvases))
-    return setup.diffusion(as_denoiser(mask_id)(net), mask_id, canvas)
+    found = setup.diffusion(as_denoiser(mask_id)(net), mask_id, canvas)
+    return found if setup.remask else replace(found, kernel=LeftToRight(mask_id))
 
 
 @dataclass(frozen=True, eq=False)

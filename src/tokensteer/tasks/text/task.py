@@ -92,7 +92,7 @@ def task(setup: Setup | None = None) -> Task:
         kept = [prompt for prompt, _ in canvases]
 
         def metrics(result: Result) -> Mapping[str, Measured]:
-            return assess(result, len(kept), marks, texts_of, fluency)
+            return assess(result, len(kept), marks, texts_of, fluency, reads=setup.reward_function is None)
 
         def write(result: Result, file: Path) -> None:
             flat = result.samples.flatten(0, 1)
@@ -144,15 +144,19 @@ def assess(
     marks: Callable[[Tensor], Tensor],
     texts_of: Callable[[Tensor], list[str]],
     fluency: Fluency | None,
+    reads: bool = True,
 ) -> dict[str, Measured]:
     """Means over populations, or over prompts where texts of the same prompt are compared.
 
-    `accuracy` is the weighted share of samples that the judge assigns to the goal. One draw of each population gives
+    `accuracy` is the weighted share of samples that the judge assigns to the goal, and `reward accuracy`, if the reward
+    `reads` log p(goal), that of samples that the reward assigns to it. One draw of each population gives
     `perplexity` under SmolLM2 (`Fluency`), `distinct-n`, the share of distinct n-grams of words, and `self-BLEU`, how
     much draws of the same prompt repeat each other (`diversity`). `ess` is a share of N.
     """
     found = {"accuracy": weighted(result, marks(result.samples.flatten(0, 1)))}
     if result.reward is not None:
+        if reads:
+            found["reward accuracy"] = weighted(result, (result.reward > math.log(0.5)).double())
         found["reward"] = weighted(result, result.reward)
     drawn = texts_of(result.sample()[:, 0])
     if fluency is not None:
