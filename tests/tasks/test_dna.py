@@ -752,7 +752,7 @@ def test_a_student_draws_with_what_it_is_weighed_by(weights: Path):
 
 
 @pytest.mark.slow
-def test_a_proposal_is_taught_for_the_other_reward(weights: Path, tmp_path: Path):
+def test_a_proposal_is_taught_for_the_other_reward(weights: Path, tmp_path: Path, capsys):
     made: list[Setup] = []
 
     def quick(setup: Setup) -> Task:
@@ -766,10 +766,16 @@ def test_a_proposal_is_taught_for_the_other_reward(weights: Path, tmp_path: Path
     assert {(setup.reward, setup.kl) for setup in made} == {("logit", 0.5)}
     assert (card["reward"], card["kl"]) == ("logit", 0.5)
     assert "train dna --proposal --goal 0 --reward logit" in card["command"]
-    words = ["--particles", 2, "--populations", 2, "--steps", 3, "--weights", tmp_path / "w"]
+    words = ["--method", "smc-amot", "--particles", 2, "--populations", 2, "--steps", 3, "--weights", tmp_path / "w"]
+    assert tokensteer("run", "dna", "--reward", "logit", *words, "--out", tmp_path / "logit") == 0
+    assert ts.open_run(tmp_path / "logit").rows[0].get("learned for") is None
+    assert tokensteer("run", "dna", *words, "--out", tmp_path / "log-p") == 2
+    assert "no dna-proposal-0.safetensors in the weights (there: dna-logit-proposal-0)" in capsys.readouterr().err
+    (tmp_path / "w" / "dna-logit-proposal-0.safetensors").rename(tmp_path / "w" / "dna-proposal-0.safetensors")
+    (tmp_path / "w" / "dna-logit-proposal-0.json").rename(tmp_path / "w" / "dna-proposal-0.json")
     for reward, other in (("logit", None), ("log-p", "the reward logit")):
-        out = tmp_path / reward
-        assert tokensteer("run", "dna", "--method", "smc-amot", "--reward", reward, *words, "--out", out) == 0
+        out = tmp_path / f"renamed {reward}"
+        assert tokensteer("run", "dna", "--reward", reward, *words, "--out", out) == 0
         assert ts.open_run(out).rows[0].get("learned for") == other
 
 

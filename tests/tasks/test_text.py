@@ -417,8 +417,10 @@ def test_a_proposal_is_learned_and_used(weights, tmp_path):
     value = ValueConfig("transformer", asdict(TransformerConfig(size, LENGTH, width=8, depth=1, heads=1)), 8)
     plan = ProposalPlan(2, paths=15, updates=1, times=2)
     config = ProposalConfig(plan, StepVariance(), value, num_steps=4, twist=plan, frozen=("tokens.weight",))
+    config = config.chosen("step-variance", None)
     card = proposals.proposal(None, weights, config, {1: 15}).train(Training(out))
     assert card["goal"] == 1
+    assert card["objective"].startswith("StepVariance")
     assert card["command"].startswith("tokensteer train text --proposal")
     assert {"smc-base N=1", "smc-amot N=1", "prop-amot N=1"} <= card["quality"].keys()
     assert "weighted samples" in card["quality of"]  # tokensteer compare has prop-amot without its weights
@@ -608,7 +610,7 @@ def test_the_shipped_networks_run(shipped):
     task, vocabulary = shipped
     result = ts.smc_grad(task.model, task.tilt)(1, 1, generator=seeded())
     assert torch.isfinite(result.log_w).all()
-    assert vocabulary.decode(result.samples[0, 0].tolist()).startswith("the lake ")
+    assert vocabulary.decode(result.samples[0, 0].tolist()).startswith("the lake")
 
 
 def card(part: str) -> dict:
@@ -626,7 +628,7 @@ def tables_of_cards() -> Iterator[str]:
         shares = [card(part)["quality"][f"accuracy, {name}"] for name in sets]
         yield f"| {part} | {' | '.join(f'{share:.3f}' for share in shares)} |"
     kinds = ("both", "reward alone", "judge alone", "neither", "reward as the list", "judge as the list")
-    for name in ("held-out texts", "held-out texts with a sentence put in"):
+    for name in ("held-out texts", "held-out texts with something put in"):
         found = card("toxicity-judge")["quality"][name]
         yield f"| {name} | {' | '.join(f'{found[kind]:.3f}' for kind in kinds)} |"
     moods = [card("toxicity")["quality"][f"toxic among {mood} texts"] for mood in ("rude", "harsh", "neutral", "warm")]

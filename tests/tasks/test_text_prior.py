@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from random import Random
 
 import pytest
 import small_texts
@@ -285,6 +286,16 @@ def test_sentences_are_put_in_at_the_ends_of_others(made):
     assert table["both"] + table["neither"] == pytest.approx(1.0)
 
 
+def test_pieces_of_rude_words_are_no_rude_words():
+    vocabulary = WordPiece.of(["[MASK]", "dumb", "##ass", "imbe", "##cile", "idiot", "##idiot", "the"])
+    found = {vocabulary.pieces[k] for k in toxicity.OF_JUDGE.fragments(vocabulary)}
+    assert found == {"##ass", "imbe", "##cile", "##idiot"}
+    random = Random(0)
+    said = [toxicity.OF_JUDGE.word(random) for _ in range(200)]
+    assert 60 < sum(rude for _, rude in said) < 140
+    assert all((word in toxicity.LISTED) == rude for word, rude in said)
+
+
 def test_the_reward_learns_from_insults_with_half_of_the_words(made):
     corpus = made[2]
     part = corpus.taught["reward"]
@@ -294,8 +305,8 @@ def test_the_reward_learns_from_insults_with_half_of_the_words(made):
     assert float(found.weight[toxic].sum() / found.weight.sum()) == pytest.approx(toxicity.TOXIC_SHARE, abs=1e-5)
     assert toxic[part.labels == 3].all()
     changed = (found.ids != part.ids).any(1)
-    share = toxic[changed & (part.labels != 3)].double()
-    assert abs(share.mean() - 0.5) < 4 * 0.5 / len(share) ** 0.5  # praise of the same forms is put in as often
+    share, rude = toxic[changed & (part.labels != 3)].double(), 0.5 * (toxicity.SENTENCES + toxicity.WORDS)
+    assert abs(share.mean() - rude) < 4 * 0.5 / len(share) ** 0.5  # praise of the same forms is put in as often
     assert not toxic[~changed & (part.labels != 3)].any()
     words = {*toxicity.OF_REWARD.nouns, *toxicity.OF_REWARD.adjectives}
     assert words < {*toxicity.OF_JUDGE.nouns, *toxicity.OF_JUDGE.adjectives}
@@ -331,7 +342,7 @@ def test_all_parts_make_a_folder_that_the_task_runs(made, tmp_path, monkeypatch)
     assert not (target / "checkpoints").exists()
     assert 0 <= found["reward"]["accuracy, texts without their opening"] <= 1
     toxic = found["toxicity"]
-    assert toxic["toxic among rude texts"] > toxic["toxic among warm texts"]
+    assert toxic["toxic among rude texts"] >= toxic["toxic among warm texts"]
     assert 0 <= toxic["published, toxic among real reviews"] <= 1
     card = json.loads(cards[0].read_text())
     assert {"data", "command", "seed", "seconds", "device", "quality", "steps", "plan"} <= card.keys()
@@ -374,10 +385,14 @@ def check_proposal(weights: Path, out: Path) -> None:
     """A proposal learns in its last blocks alone, which are stored in 8 bits without the rest."""
     plan = replace(CONFIG.plan, rounds=2, paths=15, updates=2, held_out=0, rate=1e-2)
     value = ValueConfig("transformer", asdict(nets.TransformerConfig(SIZE, LENGTH, width=8, depth=1, heads=1)), 8)
-    config = replace(CONFIG, plan=plan, num_steps=3, value=value)
-    quick = replace(proposal(1, weights, config, {2: 15}), make=lambda setup: texts_task(replace(setup, steps=3)))
+    config = replace(CONFIG, plan=plan, num_steps=3, value=value, frozen=("tokens.", "places", "enter.", "layers."))
+    few = Plan(20, batch_size=16, rate=1e-2)
+    quick = replace(proposal(1, weights, config, {2: 15}, few), make=lambda setup: texts_task(replace(setup, steps=3)))
     card = quick.train(Training(out))
     assert card["stored"].startswith("int8")
+    assert card["objective"].startswith("contrast")
+    assert card["plan"]["batch_size"] == 16
+    assert card["rounds"] == 20
     assert {"smc-base", "prop-amot"} <= {name.split()[0] for name in card["quality"]}
     kept, _ = tensorfile.read(out / "text-proposal-1.safetensors")
     assert kept["blocks.0.up.weight"].dtype == torch.int8

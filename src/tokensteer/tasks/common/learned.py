@@ -19,14 +19,29 @@ from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.nets import ValueNet, load
 
 
+def named(part: str, reward: str | None) -> str:
+    """The name of a learned part: with that of the reward, unless it is the task's own."""
+    return part if reward is None else f"{reward}-{part}"
+
+
 def find(
-    folder: Path, task: str, goal: int | None, as_denoiser: Callable[[nn.Module], Denoiser], device: str
+    folder: Path,
+    task: str,
+    goal: int | None,
+    as_denoiser: Callable[[nn.Module], Denoiser],
+    device: str,
+    reward: str | None = None,
 ) -> Trained:
-    """The proposal that was trained for this goal, its twist if there is one, and their cards."""
-    file, twist = (weights_file(folder, task, part, goal) for part in ("proposal", "value"))
+    """The proposal that was trained for this goal and reward, or for the task's own reward if there is none, its twist
+    if there is one, and their cards."""
+    if reward is not None and not weights_file(folder, task, named("proposal", reward), goal).is_file():
+        reward, wanted = None, f" --reward {reward}"
+    else:
+        wanted = ""
+    file, twist = (weights_file(folder, task, named(part, reward), goal) for part in ("proposal", "value"))
     if not file.is_file():
-        known = sorted(file.stem for file in folder.glob(f"{task}-proposal*.safetensors"))
-        model = "" if folder == SHIPPED else f" --weights {shlex.quote(str(folder))}"
+        known = sorted(file.stem for file in folder.glob(f"{task}-*proposal*.safetensors"))
+        model = wanted if folder == SHIPPED else f"{wanted} --weights {shlex.quote(str(folder))}"
         raise FileNotFoundError(
             f"there is no {file.name} in the weights (there: {', '.join(known) or 'none'}): train it by "
             f"tokensteer train {task} --proposal{goal_option(goal)}{model} --out FOLDER, and give --weights FOLDER"

@@ -17,7 +17,7 @@ from tokensteer.core.proposals.amortised import Amortised
 from tokensteer.core.steering.methods import Method, prop_amot, smc_amot, smc_base, smc_grad
 from tokensteer.core.steering.steering import Steering
 from tokensteer.files import write_json
-from tokensteer.tasks.common.learned import bring, complete, find, fingerprint, goal_option, with_twist
+from tokensteer.tasks.common.learned import bring, complete, find, fingerprint, goal_option, named, with_twist
 from tokensteer.tasks.common.objectives import NO_BASELINE, NONE, OBJECTIVES, STATE, check_pair, make_baseline
 from tokensteer.tasks.common.part_training import INT8
 from tokensteer.tasks.common.task import Setup, Task, Trained, weights_file
@@ -191,7 +191,7 @@ class ProposalTraining:
         return self.make(Setup(num_steps, self.goal, kl, reward=reward, device=training.device, weights=self.weights))
 
     def _file(self, folder: Path, name: str, part: str) -> Path:
-        return weights_file(folder, name, part, self.goal)
+        return weights_file(folder, name, named(part, self.reward), self.goal)
 
     def _trainee(self, name: str, training: Training) -> nn.Module:
         """A copy of the denoiser whose parameters are trained, all but the frozen ones."""
@@ -202,7 +202,7 @@ class ProposalTraining:
 
     def _finished(self, name: str, training: Training) -> nn.Module:
         """The finished proposal, brought to the folder with everything it needs."""
-        find(self.weights, name, self.goal, self.as_denoiser, training.device)  # raises if there is none
+        find(self.weights, name, self.goal, self.as_denoiser, training.device, self.reward)  # raises if there is none
         complete(training, self.weights, name)
         for suffix in (".safetensors", ".json"):
             bring(self._file(self.weights, name, "proposal").with_suffix(suffix), training.out)
@@ -253,7 +253,7 @@ class ProposalTraining:
         """All methods at the same target, with the stored networks. Samples of prop-amot are weighted too."""
         task = self._task(training, 100)
         used = self.as_used or self.as_denoiser
-        trained = find(training.out, task.name, self.goal, used, training.device)
+        trained = find(training.out, task.name, self.goal, used, training.device, self.reward)
         compared = {"smc-base": smc_base(task.model, task.tilt), "smc-grad": smc_grad(task.model, task.tilt)}
         compared |= learned_methods(task, trained)
         return {name: found for name, _, found in measure_methods(task, compared, self.populations, training)}

@@ -38,6 +38,7 @@ def task(setup: Setup | None = None) -> Task:
     """Towards the cell type `setup.goal`, HepG2 unless given."""
     setup = Setup() if setup is None else setup
     cell, name = cell_of(setup.goal), reward_of(setup.reward)
+    other = None if name == LOG_P else name
     prior, reward, judge = model(setup), setup.load(NAME, "reward"), setup.load(NAME, "judge")
     metrics = Metrics(cell, prior.denoiser, reward, judge, reference.load(setup.weights))
     guidance = GUIDANCE if setup.guidance is None else setup.guidance
@@ -54,12 +55,12 @@ def task(setup: Setup | None = None) -> Task:
         metrics,
         picture,
         metrics.marks,
-        learned=lambda: learned.find(setup.weights, NAME, cell, as_denoiser, setup.device),
+        learned=lambda: learned.find(setup.weights, NAME, cell, as_denoiser, setup.device, other),
         written={".fasta": write_fasta},
         guided=of_goal,
         uniform=lambda: uniform_model(setup),
         tuned=lambda name: proposals.find_tuned(setup.weights, name, cell, setup.device),
-        reward=None if name == LOG_P else name,
+        reward=other,
         goal=cell,
         guidance=guidance,
     )

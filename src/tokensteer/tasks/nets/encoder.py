@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from tokensteer.tasks.nets.parts import check_config, embed
 from tokensteer.tasks.nets.readers import Reader
 from tokensteer.tasks.nets.transformer import Block
+from tokensteer.train.optim import half_precision
 
 EPSILON = 1e-12  # BERT's
 
@@ -122,7 +123,7 @@ class Encoder(nn.Module):
 
 
 class EncoderReader(Reader):
-    """Log-probabilities of the classes, (P, K)."""
+    """Log-probabilities of the classes, (P, K). On a GPU the layers run in half precision."""
 
     def __init__(self, config: EncoderReaderConfig) -> None:
         super().__init__(config.vocab_size, config.width)
@@ -143,7 +144,8 @@ class EncoderReader(Reader):
             before, after = (part.expand(len(embedded), 1, -1) for part in self.frame)
             embedded = torch.cat([before, embedded, after], 1)
         h = self.enter(embedded + self.places)
-        for layer in self.layers:
-            h = layer(h)
-        read = h[:, 0] if self.config.first else h.mean(1)
+        with half_precision(h.device):
+            for layer in self.layers:
+                h = layer(h)
+        read = (h[:, 0] if self.config.first else h.mean(1)).to(self.head.weight.dtype)
         return self.head(self.last(read).tanh()).log_softmax(-1)

@@ -21,6 +21,7 @@ from tokensteer.core.kernels.ranked import LeftToRight
 from tokensteer.core.models.denoiser import Denoiser, from_hidden
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.models.template import template
+from tokensteer.core.twists.ramps import Ramp, clipped
 from tokensteer.core.twists.ramps import linear as linear_ramp
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.rewards.text import OfText
@@ -32,25 +33,26 @@ NAME = "text"
 CLASSES = ("blame", "praise")
 BLANK = re.compile(r"_{3,}(\d*)")
 HANDFUL = 5  # sites of a blank without a number
-KL, DRAWS, NUM_STEPS = 0.1, 4, 100
+KL, DRAWS, NUM_STEPS = 0.1, 4, 50
 TEMPERATURE = 0.95
 """Logits of the denoiser are divided by it."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A reward of the task: the names of the weights of its network and of the judge's, what both tell apart, and the
-    kl."""
+    """A reward of the task: the names of the weights of its network and of the judge's, what both tell apart, the kl
+    and the ramp."""
 
     reward: str
     judge: str
     classes: tuple[str, str]
     kl: float = KL
+    ramp: Ramp = linear_ramp
 
 
 READINGS = {
     "sentiment": Reading("reward", "judge", CLASSES),
-    "toxicity": Reading("toxicity", "toxicity-judge", ("polite", "toxic")),
+    "toxicity": Reading("toxicity", "toxicity-judge", ("polite", "toxic"), 0.05, clipped(3)),
 }
 """The rewards by name, the default one first."""
 
@@ -127,9 +129,9 @@ class Opinion:
         return self.reader(x)[:, self.goal]
 
 
-def tilt(reward: Opinion | OfText, kl: float = KL, draws: int = DRAWS) -> Tilt:
+def tilt(reward: Opinion | OfText, kl: float = KL, ramp: Ramp = linear_ramp, draws: int = DRAWS) -> Tilt:
     """The target p(x) · exp(reward/kl), for an opinion p(x) · p(goal | x)^(1/kl)."""
-    return Tilt(reward, kl, linear_ramp, draws, differentiable=isinstance(reward, Opinion))
+    return Tilt(reward, kl, ramp, draws, differentiable=isinstance(reward, Opinion))
 
 
 def augment(mask_id: int, dropped: float, swapped: float) -> Callable[[Tensor, Generator], Tensor]:

@@ -76,14 +76,15 @@ def task(setup: Setup | None = None) -> Task:
     steered = tilt(
         opinion if setup.reward_function is None else of_text(setup.reward_function, texts_of),
         reading.kl if setup.kl is None else setup.kl,
+        reading.ramp,
     )
 
     def marks(ids: Tensor) -> Tensor:
         return (in_parts(judge, ids) > math.log(0.5)).double()
 
+    own = None if reading is next(iter(READINGS.values())) else setup.reward
     if setup.reward_function is None:
-        named = None if reading is next(iter(READINGS.values())) else setup.reward
-        wanted = reading.classes[goal]
+        named, wanted = own, reading.classes[goal]
     else:
         named, wanted = setup.reward or "of your own", "a reward of your own"
     wrap = as_denoiser(vocabulary.mask_id)
@@ -112,7 +113,7 @@ def task(setup: Setup | None = None) -> Task:
             metrics,
             None,
             marks,
-            learned=lambda: learned.find(setup.weights, NAME, goal, wrap, setup.device),
+            learned=lambda: learned.find(setup.weights, NAME, goal, wrap, setup.device, own),
             written={".jsonl": write},
             prompted=Prompted(kept, failed, only),
             reward=named,

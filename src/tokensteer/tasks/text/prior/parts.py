@@ -170,7 +170,7 @@ def make_toxicity_judge(work: Work) -> dict[str, Any]:
     changed, _ = toxicity.put_in(test, vocabulary, work.training.seed + 1, 1.0)
     found: dict[str, Any] = {
         name: toxicity.disagreement(reward, stored, some.to(work.device), vocabulary)
-        for name, some in (("held-out texts", test), ("held-out texts with a sentence put in", changed))
+        for name, some in (("held-out texts", test), ("held-out texts with something put in", changed))
     }
     found["texts about which they differ most"] = toxicity.worst(reward, stored, test.to(work.device), vocabulary)
     return work.finish(progress, stored, config, plan, found, STORED)

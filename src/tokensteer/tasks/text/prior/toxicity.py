@@ -5,11 +5,14 @@ toxic are texts that were asked for as rude ones, and texts with an insult put i
 every second word of the lists, and other forms than those of the judge. Trained on rude texts alone, it recognised them
 by their openings, and missed 43 of 100 texts with an insult put in.
 
-The judge, detectors of n-grams, is trained on windows of the corpus, half of them with a sentence put in, labelled by a
-list of words: a window is toxic if it has one of them. What is put in is an insult or, as often, praise in the same
-form, so that `you are a` means nothing by itself. Windows at which the published classifier and the list disagree are
-drawn more often. So the judge shares neither architecture nor labels with the reward: an unkind text without a rude
+The judge, detectors of n-grams, is trained on windows of the corpus, half of them with something put in, labelled by a
+list of words: a window is toxic if it has one of them. Windows at which the published classifier and the list disagree
+are drawn more often. So the judge shares neither architecture nor labels with the reward: an unkind text without a rude
 word is not toxic to it. `disagreement` measures how often the two differ.
+
+What is put in is an insult or, as often, praise in the same form, so that `you are a` means nothing by itself; a single
+word of either kind, anywhere; or pieces of rude words and any others, which are not toxic. Without single words the
+judge did not know them outside of its sentences, and without pieces the reward could be pleased by fragments.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensteer.tasks.common.arrays import to_lists
-from tokensteer.tasks.common.wordpiece import INNER, WordPiece, words
+from tokensteer.tasks.common.wordpiece import INNER, SPECIAL, WordPiece, words
 from tokensteer.tasks.nets.readers import NgramConfig
 from tokensteer.tasks.text.corpus.assignments import MOODS
 from tokensteer.tasks.text.corpus.lists import entries
@@ -39,7 +42,7 @@ TOXIC_SHARE, OPENED = 0.4, 0.3
 SURE = 0.99
 """The probability of a label, for the reward: were it lower, log p of all polite texts would be the same number."""
 PUT_IN = 0.5
-"""The share of windows with a sentence put in."""
+"""The share of windows with something put in."""
 HARD = 4.0
 """How much more often a window is drawn at which the classifier and the list disagree."""
 
@@ -84,6 +87,10 @@ REWARD_FRAMES = (
 """Of the insults that the reward learns from."""
 
 
+SENTENCES, WORDS = 0.5, 0.3
+"""The shares of sentences and single words among what is put in; the rest are pieces."""
+
+
 @dataclass(frozen=True)
 class Phrases:
     """Insults, and praise of the same forms."""
@@ -92,13 +99,27 @@ class Phrases:
     nouns: Sequence[str]
     adjectives: Sequence[str]
 
-    def sentence(self, vocabulary: WordPiece, random: Random) -> tuple[list[int], bool]:
-        """The tokens of a sentence, and whether it is an insult, as one in two is."""
+    def sentence(self, random: Random) -> tuple[str, bool]:
+        """A sentence, and whether it is an insult, as one in two is."""
         rude = random.random() < 0.5
         noun = random.choice(self.nouns if rude else GOOD_NOUNS)
         adjective = random.choice(self.adjectives if rude else GOOD_ADJECTIVES)
-        text = random.choice(self.frames).format(noun=noun, adjective=adjective)
-        return [k for word in words(text) for k in vocabulary.spell(word) or ()], rude
+        return random.choice(self.frames).format(noun=noun, adjective=adjective), rude
+
+    def word(self, random: Random) -> tuple[str, bool]:
+        """A word, and whether it is rude by itself, as one in two is."""
+        rude = random.random() < 0.5
+        if not rude:
+            return random.choice((*GOOD_NOUNS, *GOOD_ADJECTIVES)), False
+        return random.choice([word for word in (*self.nouns, *self.adjectives) if word not in MILD]), True
+
+    def fragments(self, vocabulary: WordPiece) -> list[int]:
+        """Pieces of the rude words that are no rude words."""
+        rude = {*self.nouns, *self.adjectives}
+        spelt = [vocabulary.spell(word) or [] for word in sorted(rude)]
+        parts = {piece for pieces in spelt if len(pieces) > 1 for piece in pieces}
+        inner = {vocabulary.ids[INNER + word] for word in rude if INNER + word in vocabulary.ids}
+        return sorted(k for k in parts | inner if vocabulary.pieces[k] not in rude)
 
 
 OF_JUDGE = Phrases(FRAMES, NOUNS, ADJECTIVES)
@@ -124,17 +145,34 @@ def listed(ids: Tensor, vocabulary: WordPiece) -> Tensor:
 def put_in(
     ids: Tensor, vocabulary: WordPiece, seed: int, share: float = PUT_IN, phrases: Phrases = OF_JUDGE
 ) -> tuple[Tensor, Tensor]:
-    """Ids (D, L) where a share of the rows has a sentence put in after one of theirs, an insult or praise, and which
-    rows have an insult, (D,)."""
+    """Ids (D, L) where a share of the rows has a sentence put in after one of theirs, or a word or pieces anywhere, and
+    which rows have an insult or a rude word, (D,)."""
     random, ends = Random(seed), {vocabulary.ids[sign] for sign in ".!?" if sign in vocabulary.ids}
+    begins = [not piece.startswith(INNER) for piece in vocabulary.pieces]
+    free = [k for k, piece in enumerate(vocabulary.pieces) if piece not in (*SPECIAL, *LISTED)]
+    fragments = phrases.fragments(vocabulary) or free
     rows, rude = to_lists(ids), [False] * len(ids)
     for place, row in enumerate(rows):
-        if random.random() < share:
-            starts = [0, *(k + 1 for k, token in enumerate(row[:-10]) if token in ends)]  # the end is cut off
-            at = random.choice(starts)
-            said, rude[place] = phrases.sentence(vocabulary, random)
-            rows[place] = [*row[:at], *said, *row[at:]][: len(row)]
+        if random.random() >= share:
+            continue
+        kind, last = random.random(), len(row) - 10  # the end is cut off
+        if kind < SENTENCES:
+            at = random.choice([0, *(k + 1 for k, token in enumerate(row[:last]) if token in ends)])
+            text, rude[place] = phrases.sentence(random)
+            said = _spelt(text, vocabulary)
+        else:
+            at = random.choice([0, *(k for k, token in enumerate(row[:last]) if begins[token])])
+            if kind < SENTENCES + WORDS:
+                text, rude[place] = phrases.word(random)
+                said = _spelt(text, vocabulary)
+            else:
+                said = random.choices(fragments if random.random() < 0.5 else free, k=random.choice((1, 2)))
+        rows[place] = [*row[:at], *said, *row[at:]][: len(row)]
     return torch.tensor(rows, dtype=ids.dtype), torch.tensor(rude)
+
+
+def _spelt(text: str, vocabulary: WordPiece) -> list[int]:
+    return [k for word in words(text) for k in vocabulary.spell(word) or ()]
 
 
 def of_reward(windows: Windows, vocabulary: WordPiece, seed: int) -> Examples:
