@@ -135,13 +135,15 @@ Here = Annotated[Where, arg(name="")]
 @dataclass(frozen=True)
 class Run:
     task: Task
-    method: Annotated[str | None, left("smc-grad; cifar smc-cfg; emoji smc-base; auto with --budget", "STR")] = None
+    method: Annotated[
+        str | None, left("smc-grad; smc-cfg for cifar, smc-base for text and emoji; auto with --budget", "STR")
+    ] = None
     """One of those above. auto chooses by pilots, within --budget."""
     budget: Annotated[str | None, left("30s for auto", "TIME")] = None
     """What auto may spend, pilots included: a time such as 30s or 5min, or a number of network rows."""
-    particles: Annotated[int | None, left("16, or what --budget pays for", "INT")] = None
+    particles: Annotated[int | None, left("16, 4 for text, or what --budget pays for", "INT")] = None
     """Particles in each population."""
-    populations: int = 8
+    populations: Annotated[int | None, left("8, 1 for text", "INT")] = None
     """Independent runs side by side, of each prompt if there are several; they give the standard errors."""
     seed: int = 0
     """Same seed, same samples."""

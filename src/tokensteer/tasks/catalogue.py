@@ -44,9 +44,10 @@ class Entry:
     """A task: `make` it, `train` its networks, or train a `proposal` for a goal from the networks of a folder.
 
     The rest needs neither weights nor data: the reward in words (`rewarded`), how samples `look` in a report (as
-    numbers if None), the default `method`, number of denoising `steps` and `kl`, the kl of each of its `rewards` if it
-    has several, whether its reward may be a function of texts (`judges_texts`), and the file of `data` that training
-    reads, if it does not come with the package.
+    numbers if None), the default `method`, number of denoising `steps` and `kl`, how many `particles` and `populations`
+    one run has unless it is said, the kl of each of its `rewards` if it has several, whether its reward may be a
+    function of texts (`judges_texts`), and the file of `data` that training reads, if it does not come with the
+    package.
     """
 
     make: Callable[[Setup], Task]
@@ -55,6 +56,8 @@ class Entry:
     method: str = "smc-grad"
     steps: int = 100
     kl: float = 1.0
+    particles: int = 16
+    populations: int = 8
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
     judges_texts: bool = False
     data: str | None = None
@@ -92,8 +95,11 @@ TASKS: dict[str, Entry] = {
     text_recipe.NAME: Entry(
         text.task,
         "log-probability of the sentiment, or of toxicity, under a classifier",
+        method="smc-base",
         steps=text_recipe.NUM_STEPS,
         kl=text_recipe.KL,
+        particles=4,  # a first text within 20 seconds on two cores
+        populations=1,
         rewards={name: reading.kl for name, reading in text_recipe.READINGS.items()},
         judges_texts=True,
         data=text_windows.FILE,

@@ -30,7 +30,6 @@ from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.common.task import SHIPPED
 from tokensteer.workers.pool import Workers
 
-PARTICLES = 16
 THIS_PROCESS = Workers()
 BUDGET = "30s"
 """What auto may spend unless it is said."""
@@ -38,13 +37,14 @@ BUDGET = "30s"
 
 def main(command: options.Run, words: str) -> Outcome:
     place, settings = environment(command.where), with_steps(command)
-    own = choose(command.task, TASKS, "task").method
-    method = command.method or (own if command.budget is None else "auto")
+    own = choose(command.task, TASKS, "task")
+    method = command.method or (own.method if command.budget is None else "auto")
     budget = budget_of(method, command.budget)
     if budget is not None and command.particles is not None:
         raise ValueError("auto chooses the particles within its --budget: leave out --particles")
-    particles = PARTICLES if command.particles is None else command.particles
-    job = Job(command.task, method, particles, command.populations, command.seed, settings, budget=budget)
+    particles = own.particles if command.particles is None else command.particles
+    populations = own.populations if command.populations is None else command.populations
+    job = Job(command.task, method, particles, populations, command.seed, settings, budget=budget)
     own_units = {"islands": 1 if command.islands is None else command.islands, "split_prompts": command.split_prompts}
     job = replace(job, keep_states=command.keep_states, **own_units)
     return run_command(command, method, [job], place, words)

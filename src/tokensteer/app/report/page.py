@@ -12,9 +12,10 @@ from tokensteer.app.report.charts import swatch
 from tokensteer.app.report.folder import Row, Run, read
 from tokensteer.app.report.markup import element, most_within, pickers, section, text
 from tokensteer.app.report.table import best_table, legend, note, table
-from tokensteer.app.report.words import anchor, colours_of, headlines, listed, most_telling, naming, plural, resampled
+from tokensteer.app.report.words import anchor, colours_of, headlines, listed, most_telling, naming, resampled
 from tokensteer.app.runs import folder as runs
 from tokensteer.app.words.methods import DESCRIBED
+from tokensteer.app.words.numbers import plural
 from tokensteer.app.words.plans import PILOTED, by_title, compared
 from tokensteer.app.words.settings import meaning
 from tokensteer.tasks.catalogue import TASKS

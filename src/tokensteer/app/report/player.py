@@ -16,7 +16,8 @@ from torch import Tensor
 from tokensteer.app.report.folder import Row
 from tokensteer.app.report.lists import floats, ints
 from tokensteer.app.report.markup import data, element, most_within, pickers, text
-from tokensteer.app.report.words import most_telling, plural
+from tokensteer.app.report.words import most_telling
+from tokensteer.app.words.numbers import plural
 from tokensteer.core.particles.resampling import weights
 from tokensteer.core.particles.result import Result
 from tokensteer.tasks.common.looks import Image, Letters, Look

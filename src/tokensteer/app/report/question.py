@@ -11,8 +11,8 @@ from tokensteer.app.report import samples
 from tokensteer.app.report.charts import swatch
 from tokensteer.app.report.folder import Row, Run
 from tokensteer.app.report.markup import element, text
-from tokensteer.app.report.words import listed, naming, plural, recommended, verdict
-from tokensteer.app.words.numbers import short
+from tokensteer.app.report.words import listed, naming, recommended, verdict
+from tokensteer.app.words.numbers import plural, short
 from tokensteer.app.words.settings import meaning
 from tokensteer.tasks.catalogue import TASKS
 

@@ -18,9 +18,8 @@ from tokensteer.app.report.folder import Row
 from tokensteer.app.report.intervals import interval
 from tokensteer.app.report.lists import floats, ints
 from tokensteer.app.report.markup import element, text
-from tokensteer.app.report.words import plural
 from tokensteer.app.runs.answers import some
-from tokensteer.app.words.numbers import loaded, number, with_error
+from tokensteer.app.words.numbers import loaded, number, plural, with_error
 from tokensteer.core.particles.result import Result
 from tokensteer.tasks.common.looks import HeatMap, Image, Letters, Look, Sheet
 from tokensteer.tasks.common.png import shaded_png

@@ -12,17 +12,13 @@ from tokensteer.app.report.folder import Row
 from tokensteer.app.report.intervals import count, differ, interval
 from tokensteer.app.words.methods import USUAL
 from tokensteer.app.words.metrics import HIGHER, LOWER, columns, title
-from tokensteer.app.words.numbers import duration, short, with_error
+from tokensteer.app.words.numbers import duration, plural, short, with_error
 
 UNBROKEN = "\u00a0=\u00a0"
 COLOURS = 24  # how many marks there are besides grey: six colours in four patterns
 HEADLINES = 5  # how many methods are shown first
 FLOOR = " floor"
 """The end of metrics that are those of exact draws."""
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def listed(words: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from tokensteer import files
 from tokensteer.app.runs.folder import Run
 from tokensteer.app.runs.recipes import recipe_of
 from tokensteer.app.runs.rows import answer_of
-from tokensteer.app.words.numbers import number
+from tokensteer.app.words.numbers import number, plural
 from tokensteer.core.particles.result import Result
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.looks import HeatMap, Image, Letters, Sheet
@@ -54,7 +54,7 @@ def _of_row(run: Run, index: int, width: int, colour: bool) -> list[Text]:
         return []
     drawn, populations = _drawn(answer)
     populations = kept.nonzero().squeeze(-1)[populations]
-    title = Text(f"{len(drawn)} draws of {row['method']}, N = {row['particles']}:")
+    title = Text(f"{plural(len(drawn), 'draw')} of {row['method']}, N = {row['particles']}:")
     match look:
         case Image(side):
             return [title, *pictures([x.view(side, side) == 1 for x in drawn], width)]
@@ -71,13 +71,16 @@ def _of_row(run: Run, index: int, width: int, colour: bool) -> list[Text]:
 
 def _drawn(answer: Result) -> tuple[Tensor, Tensor]:
     """Up to SHOWN draws (K, L) from populations all over the answer, and the populations (K,). They are the same every
-    time."""
+    time. A sample that was drawn from a population twice is shown once."""
     count = len(answer.samples)
     places = torch.linspace(0, count - 1, min(SHOWN, count)).long()
     each = -(-SHOWN // len(places))
     sampled = replace(answer, samples=answer.samples[places], log_w=answer.log_w[places])
     drawn = replace(sampled, generator=Generator().manual_seed(0)).sample(each)
-    return drawn.flatten(0, 1)[:SHOWN], places.repeat_interleave(each)[:SHOWN]
+    found, of = drawn.flatten(0, 1)[:SHOWN], places.repeat_interleave(each)[:SHOWN]
+    same = (found.unsqueeze(0) == found.unsqueeze(1)).flatten(2).all(-1) & (of.unsqueeze(0) == of.unsqueeze(1))
+    first = ~same.tril(-1).any(1)
+    return found[first], of[first]
 
 
 def _of_sheet(run: Run, index: int, look: Sheet, width: int | None) -> list[Text]:
@@ -89,7 +92,7 @@ def _of_sheet(run: Run, index: int, look: Sheet, width: int | None) -> list[Text
     images, _ = read_sheet(run.picture(index), look.side)
     some = images[torch.linspace(0, len(images) - 1, min(SHOWN, len(images))).long()]
     row = run.rows[index]
-    title = Text(f"{len(some)} draws of {row['method']}, N = {row['particles']}:")
+    title = Text(f"{plural(len(some), 'draw')} of {row['method']}, N = {row['particles']}:")
     fit = max(1, (width + len(GAP)) // (look.side + len(GAP)))
     lines: list[Text] = []
     for first in range(0, len(some), fit):

@@ -50,6 +50,10 @@ def short(count: float) -> str:
     return f"{count:.0f}"
 
 
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     if math.isnan(seconds):
         return NOTHING

@@ -23,7 +23,7 @@ def left(to: str, shown: str) -> object:
 class Settings:
     """The task or the method decides what is None."""
 
-    steps: Annotated[int | None, left("100, 64 for text, 16 for cifar, 24 for emoji", "INT")] = None
+    steps: Annotated[int | None, left("100, 50 for text, 16 for cifar, 24 for emoji", "INT")] = None
     """Denoising steps from all noise to clean."""
     goal: Annotated[int | None, left("the task's", "INT")] = None
     """What to steer towards: the digit, for digits and mnist; 1 for praise and 0 for blame, for text, or with
