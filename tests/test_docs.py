@@ -33,7 +33,11 @@ NEEDED = {
 
 # Numbers of examples that are there for their figures: what they run is the same with smaller ones.
 SMALLER = {
-    "README": {"kl=0.5, steps=16": "kl=0.5, steps=2", "num_particles=8": "num_particles=2"},
+    "README": {
+        "kl=0.5, steps=25": "kl=0.5, steps=2",
+        "num_particles=8": "num_particles=2",
+        "num_particles=4": "num_particles=2",
+    },
     "choosing": {"populations=100": "populations=10", "600_000": "60_000"},
     "constraints": {"ts.uniform_steps(20)": "ts.uniform_steps(8)", "particles=16, populations=4": "particles=8"},
     "continuous": {"2000": "200", "ts.uniform_steps(64)": "ts.uniform_steps(16)"},

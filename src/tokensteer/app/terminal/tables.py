@@ -77,7 +77,8 @@ def _heading(rows: Sequence[Row], joined: Sequence[Row]) -> str:
     if len(joined) < len(rows):
         over = f"{' or '.join(str(n) for n in dict.fromkeys(map(seeds_of, joined)))} seeds"
     else:
-        over = f"{' and '.join(str(n) for n in dict.fromkeys(row['populations'] for row in rows))} populations"
+        many = list(dict.fromkeys(row["populations"] for row in rows))
+        over = f"{' and '.join(map(str, many))} population{'' if many == [1] else 's'}"
     return f"{first['task']}: {first['about']}. Means ± standard errors over {over}.{known}"
 
 

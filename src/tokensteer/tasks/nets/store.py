@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from tokensteer import tensorfile as stored
 from tokensteer.tasks.nets import dilated, int8
@@ -90,8 +91,9 @@ def load(file: str | Path, device: torch.device | str = "cpu", rest: Path | None
     try:
         tensors = int8.dequantise(tensors)
         config = _config(kinds[header["config"]], header["values"], tensors)
-        with torch.device("meta"):  # shapes only: a wrong configuration allocates no memory
-            expected = {name: value.shape for name, value in state(build(config)).items()}
+        with _Blank():
+            net = build(config)
+        expected = {name: value.shape for name, value in state(net).items()}
         missing = set(expected) - set(tensors)
         if missing and rest is not None:
             others = int8.dequantise(stored.read(rest)[0])
@@ -99,13 +101,25 @@ def load(file: str | Path, device: torch.device | str = "cpu", rest: Path | None
         unlike = sorted(set(tensors) ^ set(expected)) or [n for n in expected if tensors[n].shape != expected[n]]
         if unlike:
             raise ValueError(f"{unlike[0]} is missing, unknown or of another shape")
-        net = build(config)
         net.load_state_dict({name: value.float() for name, value in tensors.items()}, strict=False)
     except (RuntimeError, TypeError, KeyError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
         raise ValueError(
             f"{file} does not hold the weights that its configuration asks for ({error}): train it again"
         ) from error
     return net.to(device).eval().requires_grad_(False)
+
+
+class _Blank(TorchFunctionMode):
+    """Leaves out `torch.nn.init` and `torch.randn`: weights that are overwritten need no values, and memory that is not
+    written is not taken."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else given["tensor"]
+        return (torch.empty if func is torch.randn else func)(*args, **given)
 
 
 def _config(kind: type[Config], values: Any, tensors: Mapping[str, Tensor]) -> Config:
