@@ -128,7 +128,9 @@ def main(folders: Sequence[str]) -> None:
     groups: dict[str, dict[int, dict[int, Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
     fronts: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     found = [row for folder in folders for row in open_run(Path(folder)).rows]
-    for row in sorted(found, key=lambda row: (list(METHODS).index(row["job"]["method"]), -(row["job"].get("kl") or 0.0))):
+    for row in sorted(
+        found, key=lambda row: (list(METHODS).index(row["job"]["method"]), -(row["job"].get("kl") or 0.0))
+    ):
         if row["job"]["extra"]:
             fronts[label(row)].append(row)
         else:
