@@ -91,11 +91,17 @@ def test_a_run_ends_with_draws_and_a_table(task: str, looks: str, tmp_path: Path
     words = ["--prompts", "p.txt", "--weights", small_texts.write_task(tmp_path / "w")] if task == "text" else []
     assert tokensteer("run", task, "--method", "smc-base", *TINY, *words, "--out", "x") == 0
     out = capsys.readouterr().out
-    assert out.startswith("3 draws of smc-base, N = 2:\n")
+    assert re.match(r"[23] draws of smc-base, N = 2:\n", out)  # two populations, of which one is asked twice
     assert re.search(looks, out)
     lines = out.splitlines()
     (at,) = (k for k, line in enumerate(lines) if line.lstrip().startswith("method"))
     assert max(map(len, lines[: at - 3] + lines[at : at + 3])) <= 80
+
+
+def test_the_same_draw_is_shown_once(tmp_path: Path):
+    words = ["--method", "smc-base", "--particles", "1", "--populations", "1", "--steps", "3"]
+    assert tokensteer("run", "digits", *words, "--out", tmp_path / "x") == 0
+    assert str(draws.draws(ts.open_run(tmp_path / "x"), 80)[0]) == "1 draw of smc-base, N = 1:"
 
 
 def test_draws_are_of_the_answer(tmp_path: Path):
