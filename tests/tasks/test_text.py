@@ -395,7 +395,7 @@ def test_steering_is_felt_by_the_judge(weights):
     for goal in (0, 1):
         task = text.task(Setup(8, goal=goal, weights=weights))
         plain = task.metrics(ts.pretrained(task.model)(1, 300, generator=seeded()))["accuracy"]
-        steered = task.metrics(ts.smc_grad(task.model, task.tilt)(4, 60, generator=seeded()))["accuracy"]
+        steered = task.metrics(ts.smc_grad(task.model, task.tilt)(4, 300, generator=seeded()))["accuracy"]
         assert (steered.mean - plain.mean) / math.hypot(steered.error, plain.error) > 4
 
 
