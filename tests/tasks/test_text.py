@@ -412,11 +412,14 @@ def test_gradients_enter_behind_the_embeddings(weights):
 
 
 @pytest.mark.slow
-def test_a_proposal_is_learned_and_used(weights, tmp_path):
+def test_a_proposal_is_learned_and_used(weights, tmp_path, monkeypatch):
+    monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
     out, size = tmp_path / "taught", len(WordPiece.read(weights / "text-vocab.txt"))
     value = ValueConfig("transformer", asdict(TransformerConfig(size, LENGTH, width=8, depth=1, heads=1)), 8)
     plan = ProposalPlan(2, paths=15, updates=1, times=2)
     config = ProposalConfig(plan, StepVariance(), value, num_steps=4, twist=plan, frozen=("tokens.weight",))
+    with pytest.raises(FileNotFoundError, match="with --objective step-variance a proposal learns from paths instead"):
+        proposals.proposal(None, weights, config, {1: 15}).train(Training(out))  # there is no corpus
     config = config.chosen("step-variance", None)
     card = proposals.proposal(None, weights, config, {1: 15}).train(Training(out))
     assert card["goal"] == 1

@@ -118,7 +118,13 @@ class FromTexts(ProposalTraining):
 def examples(task: Task, generator: Generator) -> tuple[Tensor, Tensor, int]:
     """Texts of the corpus and their labels, 1 with probability exp(r/kl), and how often those with 1 are repeated, if
     they are rare."""
-    corpus = windows.load(published.find(windows.FILE))
+    try:
+        corpus = windows.load(published.find(windows.FILE))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{error}; python -m tokensteer.tasks.text --part windows makes it, and with --objective step-variance a "
+            "proposal learns from paths instead"
+        ) from error
     ids, device = windows.joined(corpus.taught[part] for part in windows.PARTS[1:]).ids, generator.device
     reward = in_parts(lambda part: task.tilt.reward(part.to(device).long()).cpu(), ids)
     y = (reward.double() / task.tilt.kl).exp().clamp(max=1.0)
