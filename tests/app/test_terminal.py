@@ -70,6 +70,7 @@ def test_letters_have_colours():
     [
         ("The film", "the film is good", ["the film"]),
         ("The [MASK] [MASK] was good", "the new film was good, was it", ["the", "was good"]),
+        ("The film was ___2 because", "the film was so good because", ["the film was", "because"]),
         ("Elsewhere", "the film", []),
         ("a\x1b[2J", "a\x1b[2J film", ["a [2J"]),
     ],

@@ -64,6 +64,17 @@ def test_the_ratio_is_bayes_rule(often: int) -> None:
             assert (found - chance.log().log_softmax(-1)).abs().max() < 0.08  # p is uniform
 
 
+def test_too_high_a_probability_comes_back() -> None:
+    """The loss of a label 0 has a gradient, however sure of 1 the network is."""
+    model = Small()
+    for chance in (math.exp(0.1), math.exp(0.5), math.exp(3.0)):
+        net = Contrasted(model, 16, chance)
+        loss = ContrastLoss(model, states, MASK)(net, torch.zeros(8, LENGTH).long(), torch.zeros(8), seeded())
+        torch.autograd.backward(loss)
+        assert torch.isfinite(loss)
+        assert 1.0 < float(net.state.bias.grad or 0.0) < 51.0
+
+
 def test_it_begins_as_a_coin() -> None:
     model = Small()
     loss = ContrastLoss(model, states, MASK)

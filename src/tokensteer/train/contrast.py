@@ -11,7 +11,7 @@ its masked sites, by cross-entropy. What is learned is the ratio q/p alone. Like
 learn all of q anew, and what it missed of p would cost effective sample size.
 
 It is the probability and not its odds: of a state where y is all but certain, every token has nearly the same
-probability of y and very different odds, which would make noise of the ratio.
+probability of y and very different odds, so that a loss on the odds would make the ratio noisy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 SITES = 8  # masked sites of a state that are learned from
 SHARP = 50.0
-"""log P(y) is min(u, 0) of the sum u, rounded off by this much, so that it stays below 0."""
+"""log P(y) is -softplus(-SHARP·u)/SHARP, a smooth min(u, 0) of u = F + log q - log p."""
 
 
 class Headed(Protocol):
@@ -75,9 +75,12 @@ class ContrastLoss:
         with torch.no_grad():
             log_p = _log_prob(self.model, self.model.hidden(x), ids, sites)
         log_q = _log_prob(own, hidden, ids, sites)
-        log_y = -F.softplus(-SHARP * (net.state(hidden.float().mean(1)) + log_q - log_p)) / SHARP
-        positive = labels.unsqueeze(1) > 0
-        loss = torch.where(positive, -log_y / self.often, -(-torch.expm1(log_y)).clamp(min=1e-6).log())
+        with torch.autocast(x.device.type, enabled=False):  # half precision is coarser than 1/SHARP
+            sharp = SHARP * (net.state(hidden.float().mean(1)) + log_q - log_p)
+        log_y = -F.softplus(-sharp) / SHARP
+        # log(1 - P(y)): by its limit where P(y) is 1 to the last digit, and would have no gradient
+        log_not = torch.where(sharp > 15.0, -sharp - math.log(SHARP), (-torch.expm1(log_y)).clamp(min=1e-30).log())
+        loss = torch.where(labels.unsqueeze(1) > 0, -log_y / self.often, -log_not)
         masked = (score > -2.0).to(loss.dtype)
         return (loss * masked).sum() / masked.sum()
 
@@ -85,4 +88,6 @@ class ContrastLoss:
 def _log_prob(net: Headed, hidden: Tensor, ids: Tensor, sites: Tensor) -> Tensor:
     """log mu^l(ids^l) at sites (P, K), from hidden states (P, L, H)."""
     some = hidden.gather(1, sites.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
-    return net.head(some).float().log_softmax(-1).gather(-1, ids.gather(1, sites).unsqueeze(-1)).squeeze(-1)
+    with torch.autocast(hidden.device.type, enabled=False):
+        logits = net.head(some.float())
+    return logits.log_softmax(-1).gather(-1, ids.gather(1, sites).unsqueeze(-1)).squeeze(-1)

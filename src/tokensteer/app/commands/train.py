@@ -11,6 +11,7 @@ from tokensteer.app.runs.claims import claimed
 from tokensteer.app.terminal.tables import say
 from tokensteer.app.words.lookup import choose
 from tokensteer.tasks.catalogue import TASKS, Entry
+from tokensteer.tasks.common.learned import named
 from tokensteer.tasks.common.objectives import BASELINES, OBJECTIVES
 from tokensteer.tasks.common.task import SHIPPED
 from tokensteer.tasks.common.training import Training, finished
@@ -41,14 +42,15 @@ def main(command: Train, words: str) -> Outcome:
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"--{name} must be positive and finite, got {value}")
     training = Training(out, command.device, command.seed, command.minutes, command.scale)
+    first = next(iter(task.rewards), None)
     with claimed(out):
-        if finished(_cards(command, out)) and not command.force:
+        if finished(_cards(command, out, first)) and not command.force:
             raise ValueError(f"{out} holds finished weights of {command.task}: give --out another folder, or --force")
         if task.proposal is not None and (command.proposal or command.twist):
             taught = task.proposal(command.goal, command.weights or SHIPPED)
             taught = replace(taught, config=taught.config.chosen(command.objective, command.baseline))
             if command.reward is not None:
-                taught = taught.rewarded(command.reward, task.rewards[command.reward])
+                taught = taught.rewarded(command.reward, task.rewards[command.reward], command.reward == first)
             taught.train(training, command.twist)
         else:
             task.train(training)
@@ -68,11 +70,11 @@ def _check_objective(command: Train, task: Entry) -> None:
         task.proposal(command.goal, command.weights or SHIPPED).config.chosen(command.objective, command.baseline)
 
 
-def _cards(command: Train, out: Path) -> list[Path]:
-    """The cards in a folder that a training of this kind writes."""
-    part = "proposal*" if command.proposal else "value*" if command.twist else "*"
-    cards = sorted(out.glob(f"{command.task}-{part}.json")) if out.is_dir() else []
-    if part != "*":
-        return cards
-    taught = ("proposal", "value", "drakes", "quality")
-    return [card for card in cards if not card.stem.removeprefix(f"{command.task}-").startswith(taught)]
+def _cards(command: Train, out: Path, own: str | None) -> list[Path]:
+    """The cards in a folder that a training of this kind writes; `own` is the reward that the task has anyway."""
+    if command.proposal or command.twist:
+        part = named("proposal" if command.proposal else "value", None if command.reward == own else command.reward)
+        return sorted(out.glob(f"{command.task}-{part}*.json"))
+    taught = ("-proposal", "-value", "-drakes", "-quality")
+    cards = sorted(out.glob(f"{command.task}-*.json"))
+    return [card for card in cards if not any(part in card.stem for part in taught)]

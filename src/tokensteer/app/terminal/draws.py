@@ -26,7 +26,7 @@ SHOWN = 3
 BLOCKS = {(False, False): " ", (True, False): "▀", (False, True): "▄", (True, True): "█"}
 COLOURS = {"A": "green", "C": "blue", "G": "yellow", "T": "red"}
 GAP = "   "
-MASKS = re.compile(r"\s*(?:\[MASK\]\s*)+")
+MASKS = re.compile(r"\s*(?:(?:\[MASK\]|_{3,}\d*)\s*)+")
 """What stands for open places in a prompt."""
 
 
@@ -61,7 +61,8 @@ def _of_row(run: Run, index: int, width: int, colour: bool) -> list[Text]:
         case Letters():
             return [title, *(part for x in drawn for part in (letters(_ints(x), look), Text()))][:-1]
         case _:
-            texts = [entry for file in run.written(index) for entry in _entries(file.suffix, files.read_lines(file))]
+            lines = [entry for file in run.written(index) for entry in _entries(file.suffix, files.read_lines(file))]
+            texts = [entry for entry in lines if "error" not in entry]  # lines of prompts that failed
             particles = (result.samples[populations] == drawn.unsqueeze(1)).all(-1).int().argmax(-1)
             places = _ints(populations * result.samples.shape[1] + particles)
             if len(texts) != result.log_w.numel():

@@ -136,10 +136,10 @@ class ProposalTraining:
     as_used: Callable[[nn.Module], Denoiser] | None = None
     reward: str | None = None
 
-    def rewarded(self, reward: str, kl: float) -> ProposalTraining:
-        """The same for another reward of the task, at its kl."""
+    def rewarded(self, reward: str, kl: float, own: bool = False) -> ProposalTraining:
+        """The same for a reward of the task by name, at its kl; `own` is the one that it has anyway."""
         config = replace(self.config, kl=kl, options=f"{self.config.options} --reward {reward}")
-        return replace(self, reward=reward, config=config)
+        return replace(self, reward=None if own else reward, config=config)
 
     def train(self, training: Training, twist: bool = False) -> dict[str, Any]:
         """Train, store and measure a proposal, or a `twist` for the finished proposal in `weights`. Everything else
@@ -202,7 +202,10 @@ class ProposalTraining:
 
     def _finished(self, name: str, training: Training) -> nn.Module:
         """The finished proposal, brought to the folder with everything it needs."""
-        find(self.weights, name, self.goal, self.as_denoiser, training.device, self.reward)  # raises if there is none
+        file = self._file(self.weights, name, "proposal")
+        if not file.is_file():
+            asked = goal_option(self.goal) + ("" if self.reward is None else f" --reward {self.reward}")
+            raise FileNotFoundError(f"there is no {file}: train it by tokensteer train {name} --proposal{asked} first")
         complete(training, self.weights, name)
         for suffix in (".safetensors", ".json"):
             bring(self._file(self.weights, name, "proposal").with_suffix(suffix), training.out)

@@ -2,8 +2,8 @@
 
     tokensteer train text --proposal --goal 1 --device cuda --minutes 2 --out FOLDER
 
-TOKENSTEER_DATA has the windows of the corpus. With --objective they are learned from paths instead, for the default
-prompts.
+The windows of the corpus lie beside the weights, or in TOKENSTEER_DATA. With --objective proposals are learned from
+paths instead, for the default prompts.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class FromTexts(ProposalTraining):
         training.seed_torch()
         generator, device = training.generator(), training.device
         model = self.trainee(weights_file(self.weights, task.name, "denoiser"), device)
-        ids, labels, often = examples(task, generator)
+        ids, labels, often = examples(task, self.weights / windows.FILE, generator)
         ones = float(labels.double().mean())
         chance = ones / (ones + often * (1 - ones))
         say(f"{len(ids):,} texts, {chance:.3f} with the label 1, each of which is there {often} times")
@@ -115,19 +115,25 @@ class FromTexts(ProposalTraining):
         return card | said | {"objective": "contrast (tokensteer.train.contrast)", "baseline": "none"}
 
 
-def examples(task: Task, generator: Generator) -> tuple[Tensor, Tensor, int]:
-    """Texts of the corpus and their labels, 1 with probability exp(r/kl), and how often those with 1 are repeated, if
-    they are rare."""
+def examples(task: Task, own: Path, generator: Generator) -> tuple[Tensor, Tensor, int]:
+    """Texts of the corpus, in the file `own` beside the weights or in the data folder, their labels, 1 with probability
+    exp(r/kl), and how often those with 1 are repeated, if they are rare."""
     try:
-        corpus = windows.load(published.find(windows.FILE))
+        corpus = windows.load(own if own.is_file() else published.find(windows.FILE))
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"{error}; python -m tokensteer.tasks.text --part windows makes it, and with --objective step-variance a "
             "proposal learns from paths instead"
         ) from error
+    if corpus.vocabulary.pieces != WordPiece.read(vocabulary_file(own.parent)).pieces:
+        raise ValueError(
+            f"the corpus {windows.FILE} has another vocabulary than {own.parent}: give the --weights it is of"
+        )
     ids, device = windows.joined(corpus.taught[part] for part in windows.PARTS[1:]).ids, generator.device
-    reward = in_parts(lambda part: task.tilt.reward(part.to(device).long()).cpu(), ids)
-    y = (reward.double() / task.tilt.kl).exp().clamp(max=1.0)
+    reward = in_parts(lambda part: task.tilt.reward(part.to(device).long()).cpu(), ids).double()
+    if reward.max() > 0:
+        raise ValueError("labels need a reward that is nowhere positive: give --objective step-variance")
+    y = (reward / task.tilt.kl).exp()
     labels = torch.bernoulli(y.to(device), generator=generator).bool().cpu()
     if not labels.any() or labels.all():
         raise ValueError("the texts of the corpus all have the same label: choose another --goal or --reward")

@@ -1,13 +1,13 @@
 """Toxicity: a published classifier, trained further, as the reward, and a judge that shares nothing with it.
 
-As published, the classifier finds half of the corpus and half of all real reviews toxic. So its training goes on:
+As published, the classifier finds half of the corpus and 42% of the real reviews toxic. So its training goes on:
 toxic are texts that were asked for as rude ones, and texts with an insult put in. The insults that it learns from have
 every second word of the lists, and other forms than those of the judge. Trained on rude texts alone, it recognised them
 by their openings, and missed 43 of 100 texts with an insult put in.
 
 The judge, detectors of n-grams, is trained on windows of the corpus, half of them with something put in, labelled by a
-list of words: a window is toxic if it has one of them. Windows at which the published classifier and the list disagree
-are drawn more often. So the judge shares neither architecture nor labels with the reward: an unkind text without a rude
+list of words: a window is toxic if it has one of them. Windows at which the reward and the list disagree are drawn
+more often. The judge shares neither architecture nor labels with the reward: an unkind text without a rude
 word is not toxic to it. `disagreement` measures how often the two differ.
 
 What is put in is an insult or, as often, praise in the same form, so that `you are a` means nothing by itself; a single
