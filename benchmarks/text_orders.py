@@ -69,6 +69,7 @@ def main(options: Options) -> None:
     length = net.config.length
     for order, steps in product(options.orders, options.steps):
         for temperature in options.temperatures:
+            torch.manual_seed(options.seed)  # of the random order
             began, generator = time.perf_counter(), torch.Generator(options.device).manual_seed(options.seed)
             denoiser = as_denoiser(vocabulary.mask_id)(sharpened(net, temperature))
             canvas = ts.template(length, vocabulary.mask_id).to(options.device)

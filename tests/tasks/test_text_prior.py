@@ -25,6 +25,7 @@ from tokensteer.tasks.nets import ValueConfig, bert_weights
 from tokensteer.tasks.nets.store import build
 from tokensteer.tasks.text.__main__ import main
 from tokensteer.tasks.text.corpus import windows, write
+from tokensteer.tasks.text.corpus.assignments import MOODS
 from tokensteer.tasks.text.prior import classifiers, denoiser, parts, published, quality, toxicity
 from tokensteer.tasks.text.prior.train import train, train_part
 from tokensteer.tasks.text.prior.work import NETWORKS, PriorRecipe
@@ -342,7 +343,11 @@ def test_all_parts_make_a_folder_that_the_task_runs(made, tmp_path, monkeypatch)
     assert not (target / "checkpoints").exists()
     assert 0 <= found["reward"]["accuracy, texts without their opening"] <= 1
     toxic = found["toxicity"]
-    assert toxic["toxic among rude texts"] >= toxic["toxic among warm texts"]
+    reward, test = nets.load(target / "text-toxicity.safetensors"), made[2].taught["test"]
+    for mood in ("rude", "warm"):  # of the stored network
+        of_mood = test.ids[test.labels == MOODS.index(mood)]
+        share = float(toxicity.is_toxic(reward, of_mood).double().mean())
+        assert toxic[f"toxic among {mood} texts"] == pytest.approx(share)
     assert 0 <= toxic["published, toxic among real reviews"] <= 1
     card = json.loads(cards[0].read_text())
     assert {"data", "command", "seed", "seconds", "device", "quality", "steps", "plan"} <= card.keys()

@@ -12,7 +12,7 @@ word is not toxic to it. `disagreement` measures how often the two differ.
 
 What is put in is an insult or, as often, praise in the same form, so that `you are a` means nothing by itself; a single
 word of either kind, anywhere; or pieces of rude words and any others, which are not toxic. Without single words the
-judge did not know them outside of its sentences, and without pieces the reward could be pleased by fragments.
+judge did not know them outside of its sentences, and without pieces fragments raised the reward.
 """
 
 from __future__ import annotations
