@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 import tyro
@@ -48,12 +49,17 @@ def weights(
     populations: int = 64,
     seeds: tuple[int, ...] = (0, 1, 2),
     device: str = "cpu",
+    reward: str | None = None,
+    weights: Path = SHIPPED,
 ) -> None:
     """Measure a stored proposal, at the scale of its card unless given, beside the model and the gradient."""
-    made = TASKS[task].make(Setup(steps, goal, kl, device=device))
+    made = TASKS[task].make(Setup(steps, goal, kl, device=device, reward=reward, weights=weights))
     assert made.learned is not None, "the task has no learned proposal"
     own = made.learned().proposal
-    show(made, own if scale is None else replace(own, scale=scale), populations, seeds)
+    if scale is not None:
+        assert isinstance(own, ts.Amortised), "a head has no scale"
+        own = replace(own, scale=scale)
+    show(made, own, populations, seeds)
 
 
 def objective(
@@ -89,12 +95,13 @@ def objective(
     show(made, ts.Amortised(learned.denoiser), populations, (0, 1))
 
 
-def show(task: Task, own: ts.Amortised, populations: int, seeds: tuple[int, ...]) -> None:
+def show(task: Task, own: ts.Amortised | ts.OtherHead, populations: int, seeds: tuple[int, ...]) -> None:
     """A line for each method, with standard errors over populations; twice as many of them with four particles."""
+    scale = f" at {own.scale:g}" if isinstance(own, ts.Amortised) else ""
     alone = replace(ts.smc_base(task.model, task.tilt), when=ts.triggers.never)
     rows: Mapping[str, tuple[Method, int]] = {
         "model, no resampling": (alone, 16),
-        f"learned at {own.scale:g}, no resampling": (ts.prop_amot(task.model, task.tilt, own), 16),
+        f"learned{scale}, no resampling": (ts.prop_amot(task.model, task.tilt, own), 16),
         "SMC_amot": (ts.smc_amot(task.model, task.tilt, own), 4),
         "SMC_amot ": (ts.smc_amot(task.model, task.tilt, own), 16),
         "SMC_grad": (ts.smc_grad(task.model, task.tilt), 16),

@@ -389,6 +389,19 @@ def test_a_head_with_words_that_are_never_said_can_learn() -> None:
     assert not (result.samples == never).any()
 
 
+def test_a_frozen_head_is_the_models_own() -> None:
+    net = network()
+    p, plan = headed(net), ProposalPlan(5, paths=16, rate=0.05, average=0.9)
+    steering = ts.Steering(model_of(p), TILT)
+    head = NewHead(net.head, 4, frozen=True)
+    learned = untyped(fit_proposal(steering, head, on(p), plan=plan, generator=seeded(1)).net)
+    assert torch.equal(learned.last.weight, net.head.weight)
+    assert learned.change.up.weight.abs().max() > 0
+    assert {name.split(".")[0] for name, value in head.named_parameters() if value.requires_grad} == {"change"}
+    with pytest.raises(ValueError, match="learns nothing: give a width"):
+        NewHead(net.head, frozen=True)
+
+
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 

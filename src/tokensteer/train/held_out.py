@@ -68,4 +68,5 @@ def choose_scale(
 
 def proposal_rows(steering: Steering) -> int:
     """The rows that denoiser and proposal have been asked about."""
-    return sum(steering.resources.spent()[name][0] for name in ("denoiser", "proposal"))
+    spent = steering.resources.spent()
+    return sum(spent[name][0] for name in ("denoiser", "proposal") if name in spent)

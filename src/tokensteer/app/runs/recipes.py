@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from tokensteer.app.runs.answers import best, one_draw, unweighted, weighted
 from tokensteer.app.words.lookup import choose
+from tokensteer.core.models.denoiser import Denoiser
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.particles.resampling import multinomial
 from tokensteer.core.particles.result import Result
@@ -119,7 +120,7 @@ def _drakes(name: str) -> Recipe:
         return task.tuned(name)
 
     def make(task: Task, tilt: Tilt, n: int) -> Method:
-        return methods.pretrained(replace(task.model, denoiser=tuned(task).denoiser))
+        return methods.pretrained(replace(task.model, denoiser=cast("Denoiser", tuned(task).q)))
 
     return Recipe(make, unweighted, trained=tuned)
 

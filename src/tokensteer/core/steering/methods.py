@@ -16,7 +16,7 @@ from tokensteer.core.particles.path import Record
 from tokensteer.core.particles.resampling import Resampler, heaviest, multinomial, nested, one_survivor, systematic
 from tokensteer.core.particles.result import Result
 from tokensteer.core.particles.triggers import Trigger, always, ess_below, every, never
-from tokensteer.core.proposals.amortised import Amortised
+from tokensteer.core.proposals.amortised import Amortised, OtherHead
 from tokensteer.core.proposals.gradient import Gradient
 from tokensteer.core.proposals.proposal import Guided
 from tokensteer.core.steering.steering import Steering
@@ -122,13 +122,13 @@ def prop_grad(model: Model, tilt: Tilt, clip: float | None = 3.0) -> Method:
     return Method(Steering(model, tilt, Gradient(clip=clip)), when=never)
 
 
-def smc_amot(model: Model, tilt: Tilt, proposal: Denoiser | Amortised) -> Method:
-    """SMC with a learned proposal, a network trained for this target."""
-    own = proposal if isinstance(proposal, Amortised) else Amortised(proposal)
+def smc_amot(model: Model, tilt: Tilt, proposal: Denoiser | Amortised | OtherHead) -> Method:
+    """SMC with a learned proposal, a network or a head trained for this target."""
+    own = proposal if isinstance(proposal, Amortised | OtherHead) else Amortised(proposal)
     return Method(Steering(model, tilt, own), when=usual_trigger(model, tilt))
 
 
-def prop_amot(model: Model, tilt: Tilt, proposal: Denoiser | Amortised) -> Method:
+def prop_amot(model: Model, tilt: Tilt, proposal: Denoiser | Amortised | OtherHead) -> Method:
     """The learned proposal without resampling."""
     return replace(smc_amot(model, tilt, proposal), when=never)
 

@@ -11,6 +11,7 @@ from typing import cast
 from torch import nn
 
 from tokensteer.core.models.denoiser import Denoiser
+from tokensteer.core.proposals.amortised import OtherHead
 from tokensteer.core.twists.learned import LearnedTwist
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.files import copy
@@ -28,7 +29,7 @@ def find(
     folder: Path,
     task: str,
     goal: int | None,
-    as_denoiser: Callable[[nn.Module], Denoiser],
+    as_used: Callable[[nn.Module], Denoiser | OtherHead],
     device: str,
     reward: str | None = None,
 ) -> Trained:
@@ -49,10 +50,10 @@ def find(
     net = load(file, device, weights_file(folder, task, "denoiser"))
     card = read_card(file.with_suffix(".json"))
     if not twist.is_file():
-        return Trained(as_denoiser(net), None, card)
+        return Trained(as_used(net), None, card)
     its = read_card(twist.with_suffix(".json"))
     together = its.get("history") == card.get("history")
-    return Trained(as_denoiser(net), cast("ValueNet", load(twist, device)), card, None if together else its)
+    return Trained(as_used(net), cast("ValueNet", load(twist, device)), card, None if together else its)
 
 
 def with_twist(tilt: Tilt, trained: Trained) -> Tilt:

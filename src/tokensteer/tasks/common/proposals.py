@@ -13,7 +13,7 @@ from torch import nn
 
 from tokensteer.core.models.denoiser import Denoiser
 from tokensteer.core.numerics.domains import check_numbers, check_wholes
-from tokensteer.core.proposals.amortised import Amortised
+from tokensteer.core.proposals.amortised import Amortised, OtherHead
 from tokensteer.core.steering.methods import Method, prop_amot, smc_amot, smc_base, smc_grad
 from tokensteer.core.steering.steering import Steering
 from tokensteer.files import write_json
@@ -123,7 +123,8 @@ class ProposalTraining:
     reward or the `reward` of that name.
 
     `populations` are measured for each number of particles. trainee(file, device) loads the copy of the denoiser that
-    is trained; `as_used` replaces `as_denoiser` if the trained network is used in another form.
+    is trained; `as_used` replaces `as_denoiser` if the trained network is used in another form. What was learned is
+    measured in `steps` steps.
     """
 
     make: Callable[[Setup], Task]
@@ -133,8 +134,9 @@ class ProposalTraining:
     as_denoiser: Callable[[nn.Module], Denoiser]
     populations: Mapping[int, int]
     trainee: Callable[[Path, str], nn.Module] = load
-    as_used: Callable[[nn.Module], Denoiser] | None = None
+    as_used: Callable[[nn.Module], Denoiser | OtherHead] | None = None
     reward: str | None = None
+    steps: int = 100
 
     def rewarded(self, reward: str, kl: float, own: bool = False) -> ProposalTraining:
         """The same for a reward of the task by name, at its kl; `own` is the one that it has anyway."""
@@ -254,7 +256,7 @@ class ProposalTraining:
 
     def _measure(self, training: Training) -> dict[str, Any]:
         """All methods at the same target, with the stored networks. Samples of prop-amot are weighted too."""
-        task = self._task(training, 100)
+        task = self._task(training, self.steps)
         used = self.as_used or self.as_denoiser
         trained = find(training.out, task.name, self.goal, used, training.device, self.reward)
         compared = {"smc-base": smc_base(task.model, task.tilt), "smc-grad": smc_grad(task.model, task.tilt)}

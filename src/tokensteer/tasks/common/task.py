@@ -19,7 +19,7 @@ from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.models.product import Product
 from tokensteer.core.numerics.domains import check_wholes
 from tokensteer.core.particles.result import Result
-from tokensteer.core.proposals.amortised import Amortised
+from tokensteer.core.proposals.amortised import Amortised, OtherHead
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.rewards.constraints.automaton import Automaton
 from tokensteer.tasks.common.metrics import Measured
@@ -113,18 +113,18 @@ class Setup(Settings):
 
 @dataclass(frozen=True)
 class Trained:
-    """A learned proposal with its card, and its learned log-twist value(x, t) if it has one. `value_card` is None if
-    the two were learned together."""
+    """A learned proposal `q`, a network or a head on the model's states, with its card, and its learned log-twist
+    value(x, t) if it has one. `value_card` is None if the two were learned together."""
 
-    denoiser: Denoiser
+    q: Denoiser | OtherHead
     value: ValueNet | None
     card: Mapping[str, Any]
     value_card: Mapping[str, Any] | None = None
 
     @property
-    def proposal(self) -> Amortised:
-        """The proposal, at the scale that its training chose."""
-        return Amortised(self.denoiser, scale=self.card.get("scale", 1.0))
+    def proposal(self) -> Amortised | OtherHead:
+        """The proposal; that of a network at the scale that its training chose."""
+        return self.q if isinstance(self.q, OtherHead) else Amortised(self.q, scale=self.card.get("scale", 1.0))
 
     @property
     def taught(self) -> Trained:

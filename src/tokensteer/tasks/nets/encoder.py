@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from tokensteer.tasks.nets.parts import check_config, embed
 from tokensteer.tasks.nets.readers import Reader
 from tokensteer.tasks.nets.transformer import Block
+from tokensteer.train.heads import Change
 from tokensteer.train.optim import half_precision
 
 EPSILON = 1e-12  # BERT's
@@ -25,7 +26,7 @@ EPSILON = 1e-12  # BERT's
 @dataclass(frozen=True)
 class EncoderConfig:
     """A denoiser: `depth` layers of BERT with `inner` hidden units, then `more` blocks. The head shares the table of
-    embeddings. `vocab_size` counts the mask."""
+    embeddings. `vocab_size` counts the mask. A learned proposal has a `change` of so many units before the head."""
 
     vocab_size: int
     length: int
@@ -34,9 +35,10 @@ class EncoderConfig:
     more: int = 6
     heads: int = 12
     inner: int = 1536
+    change: int = 0
 
     def __post_init__(self) -> None:
-        check_config(self, may_be_zero=("depth", "more"))
+        check_config(self, may_be_zero=("depth", "more", "change"))
         if self.width % self.heads:
             raise ValueError(f"EncoderConfig: width {self.width} is no multiple of {self.heads} heads")
 
@@ -100,6 +102,7 @@ class Encoder(nn.Module):
         self.head = nn.Linear(width, config.vocab_size)
         self.head.weight = self.tokens.weight
         nn.init.zeros_(self.head.bias)
+        self.change = Change(width, config.change) if config.change else None
 
     def hidden(self, x: Tensor, t: object = None, label: None = None) -> Tensor:
         """(P, L, H)."""
@@ -116,7 +119,8 @@ class Encoder(nn.Module):
             h = layer(h)
         for block in self.blocks:
             h = block(h)
-        return self.norm(F.gelu(self.last(h)))
+        h = self.norm(F.gelu(self.last(h)))
+        return h if self.change is None else self.change(h)
 
     def forward(self, x: Tensor, t: object = None, label: None = None) -> Tensor:
         return self.head(self.hidden(x))

@@ -90,14 +90,13 @@ def load(file: str | Path, device: torch.device | str = "cpu", rest: Path | None
         raise ValueError(f"{file} holds no network that tokensteer knows, but {header.get('config')}")
     try:
         tensors = int8.dequantise(tensors)
-        config = _config(kinds[header["config"]], header["values"], tensors)
+        others = {} if rest is None else int8.dequantise(stored.read(rest)[0])
+        config = _config(kinds[header["config"]], header["values"], others | tensors)
         with _Blank():
             net = build(config)
         expected = {name: value.shape for name, value in state(net).items()}
         missing = set(expected) - set(tensors)
-        if missing and rest is not None:
-            others = int8.dequantise(stored.read(rest)[0])
-            tensors = {name: value for name, value in others.items() if name in missing} | tensors
+        tensors = {name: value for name, value in others.items() if name in missing} | tensors
         unlike = sorted(set(tensors) ^ set(expected)) or [n for n in expected if tensors[n].shape != expected[n]]
         if unlike:
             raise ValueError(f"{unlike[0]} is missing, unknown or of another shape")

@@ -20,3 +20,22 @@ DEFAULT = (
     "The year is 1910",
 )
 """The prompts of the paper."""
+
+CHOOSING = (
+    "The house",
+    "The restaurant",
+    "The teacher",
+    "My brother",
+    "In the morning",
+    "The garden",
+    "The train",
+    "The phone",
+    "When we arrived",
+    "The song",
+    "The dog",
+    "The river",
+    "The coat",
+    "My neighbor",
+    "The hotel",
+)
+"""Other prompts, on which settings are chosen."""

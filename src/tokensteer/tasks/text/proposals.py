@@ -1,9 +1,10 @@
-"""Learned proposals of the task `text`, from the texts of the corpus, labelled by the reward.
+"""Learned proposals of the task `text`, from the texts of the corpus that the target accepts.
 
-    tokensteer train text --proposal --goal 1 --device cuda --minutes 2 --out FOLDER
+    tokensteer train text --proposal --goal 1 --reward toxicity --device cuda --out FOLDER
 
-The windows of the corpus lie beside the weights, or in TOKENSTEER_DATA. With --objective proposals are learned from
-paths instead, for the default prompts.
+A proposal is a change of the denoiser's hidden states, below the same head: a few thousand numbers. The windows of the
+corpus lie beside the weights, or in TOKENSTEER_DATA. With --objective proposals are learned from paths instead, for the
+default prompts.
 """
 
 from __future__ import annotations
@@ -15,24 +16,40 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from tokensteer.core.kernels.ranked import LeftToRight
 from tokensteer.core.kernels.schedule import uniform_steps
+from tokensteer.core.models.denoiser import Denoiser
+from tokensteer.core.proposals.amortised import Amortised
+from tokensteer.core.steering.steering import Steering
 from tokensteer.tasks.common.metrics import in_parts
 from tokensteer.tasks.common.proposals import STEPWISE, TWIST, ProposalConfig, ProposalTraining
-from tokensteer.tasks.common.task import SHIPPED, Task, weights_file
+from tokensteer.tasks.common.task import SHIPPED, Setup, Task
 from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.common.wordpiece import WordPiece
 from tokensteer.tasks.nets import Encoder, TransformerConfig, ValueConfig
 from tokensteer.tasks.text.corpus import windows
 from tokensteer.tasks.text.corpus.windows import LENGTH, SIZE
 from tokensteer.tasks.text.prior import published
-from tokensteer.tasks.text.recipe import KL, NUM_STEPS, as_denoiser, load_denoiser, vocabulary_file
+from tokensteer.tasks.text.prompts import CHOOSING
+from tokensteer.tasks.text.recipe import (
+    KL,
+    NUM_STEPS,
+    as_denoiser,
+    as_head,
+    load_denoiser,
+    sharpened,
+    vocabulary_file,
+    with_change,
+)
 from tokensteer.tasks.text.task import task
 from tokensteer.train import Learned, Plan, Progress, ProposalPlan, StepVariance, fit, shown
-from tokensteer.train.contrast import Contrasted, ContrastLoss, States
+from tokensteer.train.accepted import NextTokens, States, accepted
+from tokensteer.train.held_out import HeldOut, held_out
 
+UNITS = 4
+"""Of the change: with 16 and 64 the effective sample size was lower (docs/results/learned.md)."""
 CONFIG = ProposalConfig(
     replace(STEPWISE, paths=240, times=6, rows=512, held_out=480, report_every=5),  # 16 paths for each of 15 prompts
     StepVariance(),
@@ -40,12 +57,11 @@ CONFIG = ProposalConfig(
     kl=KL,
     num_steps=NUM_STEPS,
     twist=replace(TWIST, paths=240, times=6, rows=512),
-    frozen=("tokens.", "places", "enter.", "layers.", *(f"blocks.{k}." for k in range(3))),
-    int8=True,
+    frozen=("tokens.", "places", "enter.", "layers.", "blocks.", "last.", "norm.", "head."),
 )
-PLAN = Plan(1200, batch_size=512, rate=3e-4, warmup=0.05, weight_decay=0.0, average=0.995)
-RARE = 0.3
-"""The least share of texts with the label 1 among those that are learned from."""
+PLAN = Plan(300, batch_size=2048, rate=2e-3, average=0.98)
+FEW = 1000  # accepted texts, below which the user is told
+PROMPTS = (1, 2, 3)  # tokens at the beginning of a text that are given
 
 MEASURED = {1: 75, 8: 75}  # populations for each number of particles, multiples of the number of prompts
 
@@ -56,19 +72,33 @@ def proposal(
     config: ProposalConfig = CONFIG,
     populations: Mapping[int, int] = MEASURED,
     plan: Plan = PLAN,
+    units: int = UNITS,
 ) -> ProposalTraining:
     """Training of a proposal for the goal, 1 unless given. `populations` are those of all prompts together."""
-    wrap = as_denoiser(WordPiece.read(vocabulary_file(weights)).mask_id)
+    mask_id = WordPiece.read(vocabulary_file(weights)).mask_id
+
+    def trainee(file: Path, device: str) -> nn.Module:
+        return with_change(load_denoiser(file, device), units)
+
     return FromTexts(
-        task, 1 if goal is None else goal, weights, config, wrap, populations, load_denoiser, contrast=plan
+        task,
+        1 if goal is None else goal,
+        weights,
+        config,
+        as_denoiser(mask_id),
+        populations,
+        trainee,
+        as_used=as_head,
+        steps=config.num_steps,
+        texts=plan,
     )
 
 
 @dataclass(frozen=True)
 class FromTexts(ProposalTraining):
-    """The training of a proposal from labelled texts by the plan `contrast`, or from paths if an objective is named."""
+    """The training of a proposal from accepted texts by the plan `texts`, or from paths if an objective is named."""
 
-    contrast: Plan = PLAN
+    texts: Plan = PLAN
 
     @property
     def from_texts(self) -> bool:
@@ -79,45 +109,71 @@ class FromTexts(ProposalTraining):
     ) -> Learned:
         if part == "twist" or not self.from_texts:
             return super()._fit(task, net, config, plan, training, part)
-        assert isinstance(net, Encoder)
         training.seed_torch()
         generator, device = training.generator(), training.device
-        model = self.trainee(weights_file(self.weights, task.name, "denoiser"), device)
-        ids, labels, often = examples(task, self.weights / windows.FILE, generator)
-        ones = float(labels.double().mean())
-        chance = ones / (ones + often * (1 - ones))
-        say(f"{len(ids):,} texts, {chance:.3f} with the label 1, each of which is there {often} times")
-        mask_id = task.model.kernel.mask_id
-        loss = ContrastLoss(cast("Encoder", model), states(net.config.length, device), mask_id, often)
+        ids, tried = examples(task, self.weights / windows.FILE, training)
+        few = "; with so few a proposal learns little: try a larger --kl" if len(ids) < FEW else ""
+        say(f"{len(ids):,} of {tried:,} texts are accepted{few}")
         with shown(f"{task.name} {part}") as watch:
             fitted = fit(
-                Contrasted(net, net.config.width, chance).to(device),
-                loss,
+                net,
+                NextTokens(states(cast("Encoder", net).config.length, device), task.model.kernel.mask_id),
                 ids,
-                labels,
-                plan=training.plan(self.contrast),
+                plan=training.plan(self.texts, capped=True),
                 generator=generator,
                 checkpoint=self._file(training.checkpoints, task.name, part),
                 watch=watch,
             )
-        learned, state = cast("Contrasted", fitted.net).requires_grad_(False).children()
-        rows = 2 * fitted.last.step * self.contrast.batch_size
+        learned = fitted.net.requires_grad_(False)
+        rows = fitted.last.step * self.texts.batch_size
         last = Progress(**asdict(fitted.last), ess=math.nan, reward=math.nan, divergence=math.nan)  # no paths
-        return Learned(learned, self.as_denoiser(learned), state, [last], rows)
+        return Learned(learned, self.as_denoiser(learned), nn.Identity(), [last], rows)
+
+    def _finished(self, name: str, training: Training) -> nn.Module:
+        return sharpened(cast("Encoder", super()._finished(name, training)))
+
+    def scale(self, task: Task, denoiser: Denoiser, plan: ProposalPlan, training: Training) -> dict[str, Any]:
+        """All that was learned counts. How even weights are with it, and with the model alone, for prompts on which
+        settings are chosen."""
+        tried = self.make(
+            Setup(
+                self.config.num_steps,
+                self.goal,
+                self.config.kl,
+                reward=self.reward,
+                prompt=CHOOSING,
+                device=training.device,
+                weights=self.weights,
+            )
+        )
+        steering, paths, generator = Steering(tried.model, tried.tilt), 4 * plan.paths, training.generator()
+        found = {
+            "model": held_out(steering, paths, generator),
+            "proposal": held_out(replace(steering, proposal=Amortised(denoiser)), paths, generator),
+        }
+        for name, trial in found.items():
+            say(f"other prompts, {name}: ESS/N {trial.ess:.3f}, log Z {trial.log_z:.2f} ± {trial.error:.2f}")
+        return {"held-out paths": paths, "held out": {name: _rounded(trial) for name, trial in found.items()}}
 
     def _card(
         self, name: str, training: Training, plan: ProposalPlan, config: ProposalConfig, learned: Learned, twist: bool
     ) -> dict[str, Any]:
         card = super()._card(name, training, plan, config, learned, twist)
+        learns = sum(value.numel() for part, value in learned.net.named_parameters() if part.startswith("change."))
+        card["parameters"] = card["parameters"] | {"learned": learns}
         if twist or not self.from_texts:
             return card
-        said = {"data": "texts of the task's corpus, labelled by its reward", "plan": asdict(self.contrast)}
-        return card | said | {"objective": "contrast (tokensteer.train.contrast)", "baseline": "none"}
+        said = {"data": "texts of the task's corpus that its target accepts", "plan": asdict(self.texts)}
+        return card | said | {"objective": "likelihood (tokensteer.train.accepted)", "baseline": "none"}
 
 
-def examples(task: Task, own: Path, generator: Generator) -> tuple[Tensor, Tensor, int]:
-    """Texts of the corpus, in the file `own` beside the weights or in the data folder, their labels, 1 with probability
-    exp(r/kl), and how often those with 1 are repeated, if they are rare."""
+def _rounded(trial: HeldOut) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in asdict(trial).items()}
+
+
+def examples(task: Task, own: Path, training: Training) -> tuple[Tensor, int]:
+    """Texts of the corpus, in the file `own` beside the weights or in the data folder, that the target accepts, and how
+    many were tried."""
     try:
         corpus = windows.load(own if own.is_file() else published.find(windows.FILE))
     except FileNotFoundError as error:
@@ -129,33 +185,25 @@ def examples(task: Task, own: Path, generator: Generator) -> tuple[Tensor, Tenso
         raise ValueError(
             f"the corpus {windows.FILE} has another vocabulary than {own.parent}: give the --weights it is of"
         )
-    ids, device = windows.joined(corpus.taught[part] for part in windows.PARTS[1:]).ids, generator.device
-    reward = in_parts(lambda part: task.tilt.reward(part.to(device).long()).cpu(), ids).double()
-    if reward.max() > 0:
-        raise ValueError("labels need a reward that is nowhere positive: give --objective step-variance")
-    y = (reward / task.tilt.kl).exp()
-    labels = torch.bernoulli(y.to(device), generator=generator).bool().cpu()
-    if not labels.any() or labels.all():
-        raise ValueError("the texts of the corpus all have the same label: choose another --goal or --reward")
-    share = float(labels.double().mean())
-    times = max(1, round(RARE / (1 - RARE) * (1 - share) / share))
-    rows = torch.cat([labels.nonzero().flatten().repeat(times), (~labels).nonzero().flatten()])
-    return ids[rows], labels[rows].long(), times
+    ids = windows.joined(corpus.taught[part] for part in windows.PARTS[1:]).ids
+    reward = in_parts(lambda part: task.tilt.reward(part.to(training.device).long()).cpu(), ids).double()
+    kept = accepted((reward / task.tilt.kl).to(training.device), training.generator()).cpu()
+    return ids[kept], len(ids)
 
 
 def states(length: int, device: str) -> States:
-    """States on the way from left to right, in the usual number of steps or in one for each site."""
+    """States on the way from left to right in the usual number of steps, after prompts of a few tokens."""
     opened: list[Tensor] = []
     coming: list[Tensor] = []
-    for num_steps in (NUM_STEPS, length):
-        kernel, x = LeftToRight(0), torch.zeros(1, length, dtype=torch.long)
-        for step in uniform_steps(num_steps):
+    for given in PROMPTS:
+        kernel, x = LeftToRight(0), (torch.arange(length) < given).long().unsqueeze(0)
+        for step in uniform_steps(NUM_STEPS):
             chosen = kernel.choose(x, torch.zeros(1, length, 1), step)
             opened, coming = [*opened, x == 1], [*coming, chosen]
             x = x.masked_fill(chosen, 1)
     before, then = torch.cat(opened).to(device), torch.cat(coming).to(device)
 
-    def drawn(rows: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    def drawn(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         index = torch.randint(len(before), (rows,), generator=generator, device=before.device)
         return before[index], then[index]
 

@@ -21,6 +21,7 @@ from tokensteer.core.kernels.ranked import LeftToRight
 from tokensteer.core.models.denoiser import Denoiser, from_hidden
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.models.template import template
+from tokensteer.core.proposals.amortised import OtherHead
 from tokensteer.core.twists.ramps import Ramp, clipped
 from tokensteer.core.twists.ramps import linear as linear_ramp
 from tokensteer.core.twists.tilt import Tilt
@@ -96,6 +97,19 @@ def sharpened(denoiser: Encoder, temperature: float = TEMPERATURE) -> Encoder:
         for part in (net.norm.weight, net.norm.bias, net.head.bias):
             part.div_(temperature)
     return net
+
+
+def with_change(denoiser: Encoder, units: int) -> Encoder:
+    """The same denoiser with a change of its hidden states that can learn, nothing at first."""
+    net = Encoder(replace(denoiser.config, change=units)).to(denoiser.places.device)
+    net.load_state_dict(denoiser.state_dict(), strict=False)
+    return net.eval()
+
+
+def as_head(net: nn.Module) -> OtherHead:
+    """The change of a stored proposal as a head on the hidden states of the task's denoiser."""
+    assert isinstance(net, Encoder)
+    return OtherHead(sharpened(net).head, net.change)
 
 
 def load_denoiser(file: Path, device: str) -> Encoder:

@@ -35,7 +35,7 @@ from tokensteer.tasks.text.recipe import (
     READINGS,
     Opinion,
     Reading,
-    as_denoiser,
+    as_head,
     canvas,
     load_denoiser,
     model,
@@ -87,7 +87,6 @@ def task(setup: Setup | None = None) -> Task:
         named, wanted = own, reading.classes[goal]
     else:
         named, wanted = setup.reward or "of your own", "a reward of your own"
-    wrap = as_denoiser(vocabulary.mask_id)
 
     def with_prompts(canvases: Sequence[tuple[Prompt, Tensor]], failed: Sequence[Failure]) -> Task:
         kept = [prompt for prompt, _ in canvases]
@@ -113,7 +112,7 @@ def task(setup: Setup | None = None) -> Task:
             metrics,
             None,
             marks,
-            learned=lambda: learned.find(setup.weights, NAME, goal, wrap, setup.device, own),
+            learned=lambda: learned.find(setup.weights, NAME, goal, as_head, setup.device, own),
             written={".jsonl": write},
             prompted=Prompted(kept, failed, only),
             reward=named,
