@@ -17,7 +17,7 @@ import tokensteer as ts
 from tokensteer.core.proposals.proposal import FromModel
 from tokensteer.core.steering.pilots import Budget, Pilot, Setting
 from tokensteer.core.steering.planner import _sized
-from tokensteer.core.steering.sizing import predicted_seconds
+from tokensteer.core.steering.sizing import SHOWN, most_within, predicted_seconds
 
 torch.set_num_threads(1)
 
@@ -243,6 +243,25 @@ def test_particles_for_a_time_are_measured_on_a_gpu(monkeypatch, flat):
     assert fitting == pytest.approx(clock[0])
     assert cost(2 * size) == pytest.approx(0.9 - fitting, rel=0.1)
     assert fitting < 0.2
+
+
+@pytest.mark.parametrize(
+    ("always", "each", "cold"),
+    [(1.0, 0.01, 0.0), (1.0, 0.01, 1.0), (0.5, 0.05, 0.0), (0.05, 0.0005, 0.0), (0.0, 0.3, 0.0), (0.0, 0.02, 0.0)],
+)
+def test_what_every_run_takes_is_told_from_what_a_particle_takes(always, each, cold):
+    """A run that takes a quarter of the time with one particle may take little longer with a hundred."""
+    asked = []
+
+    def seconds_of(count):
+        took = always + each * count + (0.0 if asked else cold)
+        asked.append(count)
+        return took, SHOWN * took
+
+    count, spent = most_within(seconds_of, 4.0, 1)
+    whole = spent + always + each * count
+    assert spent < 2.0
+    assert 3.2 < whole <= 4.0 + each
 
 
 def test_seconds_of_a_run_are_predicted_by_its_first_steps(monkeypatch):

@@ -31,7 +31,7 @@ from tokensteer.core.twists.ramps import Adaptive, Ramp
 from tokensteer.core.twists.ramps import constant as constant_ramp
 from tokensteer.core.twists.ramps import linear as linear_ramp
 
-FIRST, LAST = 0.04, 0.25  # of what is left, for the first and the last of the runs that tell how much fits into a time
+FIRST = 0.04  # of what is left, for the first of the runs that tell how much fits into a time
 STAGES = 5  # resampling steps of the default trigger `every`
 
 
@@ -205,7 +205,7 @@ def _sized(
             sizes = (size, templates * count) if populations is None else (count, populations)
             return predicted_seconds(winner.setting.method, *sizes, generator)
 
-        proportional, fitting = most_within(seconds_of, left, first, LAST)
+        proportional, fitting = most_within(seconds_of, left, first)
     if populations is None:
         return size, templates * max(1, proportional), fitting
     return max(1, proportional), populations, fitting

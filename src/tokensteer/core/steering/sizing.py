@@ -15,30 +15,37 @@ from tokensteer.core.steering.methods import Method
 FACTOR = 3  # each run is so many times as large as the one before it,
 LEAP = 10  # or so many times if that one took hardly longer than the first
 FLAT = 1.3  # times as long is hardly longer
-NOISE = 0.05  # of the time: a run that takes less may have been held up
+NOISE = 0.1  # of the time: a run that takes less may have been held up
 
 
 SHOWN = 0.2  # of the steps tell how long a run takes: triggers look ten times in a run, so two looks are among them
 
 
-def most_within(
-    seconds_of: Callable[[int], tuple[float, float]], seconds: float, first: int, share: float
-) -> tuple[int, float]:
+def most_within(seconds_of: Callable[[int], tuple[float, float]], seconds: float, first: int) -> tuple[int, float]:
     """How many fit into what is left of the seconds after finding out, and what finding out took. `seconds_of` tells
     how long a run of so many takes, and how long it took to know.
 
-    A GPU takes as long for few particles as for one. So numbers grow from `first` until a run takes a `share` of the
-    time, or twice as long as the first and not so little that it may be noise, or half of the time is gone. From there
-    on time is proportional.
+    A GPU takes as long for few particles as for one, however long that is. So numbers grow from `first` until a run
+    takes twice as long as the first and not so little that it may be noise, or until a next one could use up half of
+    the time. More particles than the last run had take in proportion or, if time has hardly grown, what the last two
+    runs say, at least a quarter of that; fewer take what the last two runs say.
     """
-    count = first
-    took, spent = seconds_of(first)
-    shortest = took
-    while took < share * seconds and took < max(2 * shortest, NOISE * seconds) and spent + SHOWN * took < seconds / 2:
-        count *= LEAP if count > first and took < FLAT * shortest else FACTOR
+    count, (took, spent) = first, seconds_of(first)
+    shortest, slope, each = took, took / first, took / first
+    while took < max(2 * shortest, NOISE * seconds):
+        growths = (LEAP, FACTOR) if count > first and took < FLAT * shortest else (FACTOR,)
+        known = (growth for growth in growths if spent + SHOWN * (took + each * count * (growth - 1)) < seconds / 2)
+        growth = next(known, None)
+        if growth is None:
+            break
+        before, fewer = took, count
+        count *= growth
         took, more = seconds_of(count)
-        spent += more
-    return max(1, int(count * (seconds - spent) / took)), spent
+        spent, shortest = spent + more, min(shortest, took)  # the first run may have warmed a GPU up
+        slope = max((took - before) / (count - fewer), took / count / 4)
+        each = took / count if took >= 2 * shortest else slope
+    rest = seconds - spent - took
+    return max(1, int(count + rest / (each if rest > 0 else slope))), spent
 
 
 class _Enough(Exception):  # noqa: N818, it is no error
