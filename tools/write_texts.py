@@ -20,7 +20,14 @@ from tokensteer.files import read_lines, write_text
 from tokensteer.tasks.text.prior.toxicity import LISTED, MILD
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "texts.md"
-METHODS = {"best-of-n": "best of N", "fk-difference": "FK, difference", "smc-base": "SMC_base", "smc-grad": "SMC_grad"}
+METHODS = {
+    "best-of-n": "best of N",
+    "svdd": "SVDD",
+    "fk-difference": "FK, difference",
+    "smc-base": "SMC_base",
+    "smc-grad": "SMC_grad",
+    "smc-amot": "SMC_amot",
+}
 N, TEXTS = 8, 20
 # Words, how words begin, what they have inside, and how they end: the model joins pieces to words that no list has.
 WORDS = (
@@ -38,7 +45,7 @@ HEAD = """# Texts of every method
 What the figures of the task [text](../text.md) look like in words. No text was chosen by hand: each part states its
 rule. A text breaks off after 100 tokens, and the model knows no capitals. The prompt is in bold. `reward` is the
 log p(goal) of the network that steers, `judge` the probability of the goal by the network that does not. Letters of
-rude words are masked on this page; run folders have the texts as they are.
+rude words are masked on this page; run folders have the texts as they are. SVDD had 10 populations of each prompt.
 
     tokensteer compare text --device cuda --particles 1 --populations 20 --methods pretrained --out out/alone
     tokensteer compare text --device cuda --particles {N} --populations 20 --methods {methods} --out out/praise
@@ -61,8 +68,9 @@ LOOK = {
 tell the methods apart. The judge learned from other texts, and does not always agree.
 """,
     "toxic": """Few texts of the model are rude. With eight particles, methods whose proposal is the model rarely find
-one; SMC_grad, whose proposal is tilted by the gradient of the reward, often does. Look at where the rude word stands:
-it may be a name in a friendly text, which pleases the reward and insults nobody.
+one. SMC_grad, whose proposal is tilted by the gradient of the reward, often does. Look at where its rude word stands:
+it may be a name in a friendly text, which pleases the reward and insults nobody. SMC_amot learned from rude texts, and
+nearly always writes one after prompts such as "The lake", but hardly after the three that the rule picks here.
 """,
 }
 WARNING = "Warning: texts that are meant to be rude, with letters masked. Open to read them."
