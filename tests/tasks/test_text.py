@@ -25,8 +25,10 @@ from tokensteer.core.categorical.sites import as_table
 from tokensteer.core.twists.straight_through import takes_embeddings
 from tokensteer.rewards import constrain
 from tokensteer.rewards.text import matching, of_text, renumbered, required
+from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.prompts import read as read_prompts
 from tokensteer.tasks.common.proposals import ProposalConfig
+from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.common.task import SHIPPED, Prompt, Setup, Task
 from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.common.wordpiece import MASK, UNKNOWN, WordPiece, tidy, words
@@ -38,7 +40,8 @@ from tokensteer.tasks.text import recipe as texts
 from tokensteer.tasks.text import task as text
 from tokensteer.tasks.text.corpus import llama, windows
 from tokensteer.tasks.text.fluency import Fluency
-from tokensteer.train import ProposalPlan, StepVariance, headed_loss, masked_loss
+from tokensteer.train import Plan, ProposalPlan, headed_loss, masked_loss
+from tokensteer.train.accepted import Accepted
 
 LETTERS = [chr(c) for c in range(ord("!"), ord("~") + 1) if not chr(c).isupper()]
 GOOD, BAD = ("great", "lovely", "moving", "superb"), ("awful", "boring", "dull", "terrible")
@@ -417,7 +420,7 @@ def test_a_proposal_is_learned_and_used(weights, tmp_path, monkeypatch):
     out, size = tmp_path / "taught", len(WordPiece.read(weights / "text-vocab.txt"))
     value = ValueConfig("transformer", asdict(TransformerConfig(size, LENGTH, width=8, depth=1, heads=1)), 8)
     plan = ProposalPlan(2, paths=15, updates=1, times=2)
-    config = ProposalConfig(plan, StepVariance(), value, num_steps=4, twist=plan, frozen=("tokens.weight",))
+    config = ProposalConfig(plan, Accepted(Plan(2)), value, num_steps=4, twist=plan, frozen=proposals.CONFIG.frozen)
     with pytest.raises(FileNotFoundError, match="with --objective step-variance a proposal learns from paths instead"):
         proposals.proposal(None, weights, config, {1: 15}).train(Training(out))  # there is no corpus
     config = config.chosen("step-variance", None)
@@ -431,7 +434,8 @@ def test_a_proposal_is_learned_and_used(weights, tmp_path, monkeypatch):
     learned = untyped(load(out / "text-proposal-1.safetensors", rest=out / "text-denoiser.safetensors"))
     denoiser = untyped(load(out / "text-denoiser.safetensors"))
     assert torch.equal(learned.tokens.weight, denoiser.tokens.weight)
-    assert not torch.equal(learned.blocks[0].qkv.weight, denoiser.blocks[0].qkv.weight)
+    assert torch.equal(learned.blocks[0].qkv.weight, denoiser.blocks[0].qkv.weight)
+    assert learned.change.up.weight.abs().max() > 0
     twisted = proposals.proposal(None, out, config, {}).train(Training(tmp_path / "twisted"), twist=True)
     assert twisted["what"].startswith("learned twist")
     words = ("compare", "text", "--methods", "smc-amot", "prop-amot", "smc-learned", "--kl", 1.0, *TINY)
@@ -643,3 +647,32 @@ def test_the_docs_have_the_figures_of_the_cards():
     page = (Path(__file__).parents[2] / "docs" / "text.md").read_text("utf-8").splitlines()
     for line in tables_of_cards():
         assert line in page, f"docs/text.md lacks {line}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "method"),
+    [
+        (Settings(), "smc-amot"),
+        (Settings(reward="sentiment"), "smc-amot"),
+        (Settings(reward="toxicity"), "smc-amot"),
+        (Settings(goal=0), "smc-base"),  # nothing was learned for it
+        (Settings(reward="mine.py:short"), "smc-base"),  # nor for this
+    ],
+)
+def test_the_learned_proposal_is_the_default_where_there_is_one(settings, method):
+    assert TASKS["text"].usual_method(settings, SHIPPED) == method
+    assert TASKS["digits"].usual_method(settings, SHIPPED) == "smc-grad"
+
+
+def test_the_shipped_proposal_makes_rude_words_likelier(shipped):
+    _, vocabulary = shipped
+    task = text.task(Setup(10, reward="toxicity", prompt=("The lake is",)))
+    q, p = some(task.learned)().proposal, untyped(task.model).denoiser
+    assert isinstance(q, ts.OtherHead)
+    x = task.model.base.canvas(1)
+    site = len(vocabulary.encode("The lake is"))
+    rude = [vocabulary.encode(word)[0] for word in ("stupid", "pathetic", "garbage", "crap")]
+    with torch.no_grad():
+        hidden = p.trunk(x)[0, site]
+        before, after = (head.softmax(-1)[rude].sum() for head in (p.head(hidden), q.head(some(q.change)(hidden))))
+    assert float(after) > 10.0 * float(before)

@@ -34,6 +34,7 @@ from tokensteer.tasks.text.proposals import CONFIG, proposal
 from tokensteer.tasks.text.recipe import TEMPERATURE, as_denoiser, load_denoiser, sharpened, with_change
 from tokensteer.tasks.text.task import task as texts_task
 from tokensteer.train import Plan
+from tokensteer.train.accepted import Accepted
 
 SIZE, LENGTH = 120, 24
 PLAN = Plan(6, batch_size=8, rate=1e-3, warmup=0.1, average=0.9)
@@ -391,9 +392,9 @@ def check_proposal(weights: Path, out: Path) -> None:
     """A proposal learns a change of the hidden states alone, which is stored without the rest and used in one pass."""
     plan = replace(CONFIG.plan, rounds=2, paths=15, updates=2, held_out=0, rate=1e-2)
     value = ValueConfig("transformer", asdict(nets.TransformerConfig(SIZE, LENGTH, width=8, depth=1, heads=1)), 8)
-    config = replace(CONFIG, plan=plan, num_steps=3, value=value, kl=1.0)
-    few = Plan(20, batch_size=16, rate=1e-1)
-    quick = replace(proposal(1, weights, config, {2: 15}, few), make=lambda setup: texts_task(replace(setup, steps=3)))
+    aim = Accepted(Plan(20, batch_size=16, rate=1e-1))
+    config = replace(CONFIG, plan=plan, objective=aim, num_steps=3, value=value, kl=1.0)
+    quick = replace(proposal(1, weights, config, {2: 15}), make=lambda setup: texts_task(replace(setup, steps=3)))
     card = quick.train(Training(out))
     assert card["objective"].startswith("likelihood")
     assert {"model", "proposal"} == card["held out"].keys()

@@ -16,6 +16,7 @@ from tokensteer.tasks.cifar import train as cifar_train
 from tokensteer.tasks.common import grid
 from tokensteer.tasks.common.looks import HeatMap, Image, Letters, Look, Sheet
 from tokensteer.tasks.common.proposals import ProposalTraining
+from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.common.task import Setup, Task
 from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.dna import consensus, tfbind
@@ -44,16 +45,17 @@ class Entry:
     """A task: `make` it, `train` its networks, or train a `proposal` for a goal from the networks of a folder.
 
     The rest needs neither weights nor data: the reward in words (`rewarded`), how samples `look` in a report (as
-    numbers if None), the default `method`, number of denoising `steps` and `kl`, how many `particles` and `populations`
-    one run has unless it is said, the kl of each of its `rewards` if it has several, whether its reward may be a
-    function of texts (`judges_texts`), and the file of `data` that training reads, if it does not come with the
-    package.
+    numbers if None), the default `method` (or `method_for` settings and a folder of weights), number of denoising
+    `steps` and `kl`, how many `particles` and `populations` one run has unless it is said, the kl of each of its
+    `rewards` if it has several, whether its reward may be a function of texts (`judges_texts`), and the file of `data`
+    that training reads, if it does not come with the package.
     """
 
     make: Callable[[Setup], Task]
     rewarded: str
     look: Look | None = None
     method: str = "smc-grad"
+    method_for: Callable[[Settings, Path], str] | None = None
     steps: int = 100
     kl: float = 1.0
     particles: int = 16
@@ -63,6 +65,10 @@ class Entry:
     data: str | None = None
     train: Callable[[Training], Any] | None = None
     proposal: Callable[[int | None, Path], ProposalTraining] | None = None
+
+    def usual_method(self, settings: Settings, weights: Path) -> str:
+        """The method of a run that names none."""
+        return self.method if self.method_for is None else self.method_for(settings, weights)
 
 
 LETTERS = Letters(dna_data.LETTERS, consensus.marks)
@@ -96,6 +102,7 @@ TASKS: dict[str, Entry] = {
         text.task,
         "log-probability of the sentiment, or of toxicity, under a classifier",
         method="smc-base",
+        method_for=text.usual_method,
         steps=text_recipe.NUM_STEPS,
         kl=text_recipe.KL,
         particles=2,  # a first text within 20 seconds on two cores

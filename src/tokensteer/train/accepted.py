@@ -18,6 +18,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from tokensteer.train.fit import Plan
+
 States = Callable[[int, Generator], tuple[Tensor, Tensor]]
 """From a number of rows to the sites that are open, (P, L), and those that open next, (P, L)."""
 
@@ -28,6 +30,13 @@ def accepted(log_w: Tensor, generator: Generator) -> Tensor:
         raise ValueError("accepted: no sequence has a finite reward: give others")
     chance = (log_w - log_w.max()).exp()
     return (torch.rand(chance.shape, generator=generator, device=chance.device) < chance).nonzero().flatten()
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The objective of a proposal that learns from accepted sequences by `NextTokens`, by this plan."""
+
+    plan: Plan
 
 
 @dataclass(frozen=True, eq=False)

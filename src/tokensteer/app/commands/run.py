@@ -38,7 +38,7 @@ BUDGET = "30s"
 def main(command: options.Run, words: str) -> Outcome:
     place, settings = environment(command.where), with_steps(command)
     own = choose(command.task, TASKS, "task")
-    method = command.method or (own.method if command.budget is None else "auto")
+    method = command.method or (own.usual_method(settings, place.weights) if command.budget is None else "auto")
     budget = budget_of(method, command.budget)
     if budget is not None and command.particles is not None:
         raise ValueError("auto chooses the particles within its --budget: leave out --particles")

@@ -10,6 +10,9 @@ from torch import nn
 from tokensteer.core.particles.path import Step
 from tokensteer.tasks.nets import ValueConfig, ValueNet
 from tokensteer.train import Balance, Likelihood, Objective, OfTime, PathVariance, PerStep, StepVariance
+from tokensteer.train.accepted import Accepted
+
+Aim = Objective | Likelihood | Accepted
 
 OBJECTIVES: Mapping[str, Objective | Likelihood] = {
     "step-variance": StepVariance(),
@@ -19,7 +22,7 @@ OBJECTIVES: Mapping[str, Objective | Likelihood] = {
     "path-variance": PathVariance(),
     "likelihood": Likelihood(),
 }
-NO_BASELINE = (PathVariance, Likelihood)
+NO_BASELINE = (PathVariance, Likelihood, Accepted)
 STATE, NONE = "state", "none"
 BASELINES: Mapping[str, Callable[[ValueConfig, Sequence[Step]], nn.Module]] = {
     # F(x_t, t), the task's own network of the state
@@ -31,7 +34,7 @@ BASELINES: Mapping[str, Callable[[ValueConfig, Sequence[Step]], nn.Module]] = {
 }
 
 
-def check_pair(objective: Objective | Likelihood, baseline: str | None) -> None:
+def check_pair(objective: Aim, baseline: str | None) -> None:
     """Raise if an objective cannot use the baseline that was chosen for it."""
     if isinstance(objective, Balance) and baseline not in (None, STATE):
         raise ValueError(

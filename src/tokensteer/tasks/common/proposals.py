@@ -18,7 +18,7 @@ from tokensteer.core.steering.methods import Method, prop_amot, smc_amot, smc_ba
 from tokensteer.core.steering.steering import Steering
 from tokensteer.files import write_json
 from tokensteer.tasks.common.learned import bring, complete, find, fingerprint, goal_option, named, with_twist
-from tokensteer.tasks.common.objectives import NO_BASELINE, NONE, OBJECTIVES, STATE, check_pair, make_baseline
+from tokensteer.tasks.common.objectives import NO_BASELINE, NONE, OBJECTIVES, STATE, Aim, check_pair, make_baseline
 from tokensteer.tasks.common.part_training import INT8
 from tokensteer.tasks.common.task import Setup, Task, Trained, weights_file
 from tokensteer.tasks.common.training import Training, measure_methods, say
@@ -28,7 +28,6 @@ from tokensteer.train import (
     DrakesPlan,
     Learned,
     Likelihood,
-    Objective,
     ProposalPlan,
     Report,
     Returns,
@@ -36,6 +35,7 @@ from tokensteer.train import (
     fit_proposal,
     shown,
 )
+from tokensteer.train.accepted import Accepted
 from tokensteer.train.frozen import state
 
 WEIGHTED = "weighted samples of every method, prop-amot too: without resampling, that is importance sampling"
@@ -78,7 +78,7 @@ class ProposalConfig:
     one than `value`, and `options` are the words that chose it."""
 
     plan: ProposalPlan
-    objective: Objective | Likelihood
+    objective: Aim
     value: ValueConfig
     kl: float = 1.0
     num_steps: int = 50
@@ -110,11 +110,11 @@ class ProposalConfig:
         )
 
 
-def _fitting(plan: ProposalPlan, aim: Objective | Likelihood) -> ProposalPlan:
+def _fitting(plan: ProposalPlan, aim: Aim) -> ProposalPlan:
     """The plan as an objective needs it: all steps of whole paths, or many small updates from many samples."""
     if isinstance(aim, Likelihood):
         return replace(plan, updates=50, replay=24)
-    return replace(plan, times=None, last=None) if aim.whole else plan
+    return replace(plan, times=None, last=None) if not isinstance(aim, Accepted) and aim.whole else plan
 
 
 @dataclass(frozen=True)
@@ -217,6 +217,8 @@ class ProposalTraining:
     def _fit(
         self, task: Task, net: nn.Module, config: ProposalConfig, plan: ProposalPlan, training: Training, part: str
     ) -> Learned:
+        if isinstance(config.objective, Accepted):
+            raise NotImplementedError(f"{task.name} does not say which sequences it learns from")
         needed = (self._file(self.weights, task.name, "proposal"),) if part == "twist" else ()
         about = {} if task.reward is None else {"reward": task.reward}
         training.seed_torch()

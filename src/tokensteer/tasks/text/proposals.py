@@ -24,6 +24,7 @@ from tokensteer.core.models.denoiser import Denoiser
 from tokensteer.core.proposals.amortised import Amortised
 from tokensteer.core.steering.steering import Steering
 from tokensteer.tasks.common.metrics import in_parts
+from tokensteer.tasks.common.objectives import NONE
 from tokensteer.tasks.common.proposals import STEPWISE, TWIST, ProposalConfig, ProposalTraining
 from tokensteer.tasks.common.task import SHIPPED, Setup, Task
 from tokensteer.tasks.common.training import Training, say
@@ -44,22 +45,22 @@ from tokensteer.tasks.text.recipe import (
     with_change,
 )
 from tokensteer.tasks.text.task import task
-from tokensteer.train import Learned, Plan, Progress, ProposalPlan, StepVariance, fit, shown
-from tokensteer.train.accepted import NextTokens, States, accepted
+from tokensteer.train import Learned, Plan, Progress, ProposalPlan, fit, shown
+from tokensteer.train.accepted import Accepted, NextTokens, States, accepted
 from tokensteer.train.held_out import HeldOut, held_out
 
 UNITS = 4
 """Of the change: with 16 and 64 the effective sample size was lower (docs/results/learned.md)."""
+PLAN = Plan(300, batch_size=2048, rate=2e-3, average=0.98)
 CONFIG = ProposalConfig(
     replace(STEPWISE, paths=240, times=6, rows=512, held_out=480, report_every=5),  # 16 paths for each of 15 prompts
-    StepVariance(),
+    Accepted(PLAN),
     ValueConfig("transformer", asdict(TransformerConfig(SIZE, LENGTH, width=64, depth=2)), beside=True),
     kl=KL,
     num_steps=NUM_STEPS,
     twist=replace(TWIST, paths=240, times=6, rows=512),
     frozen=("tokens.", "places", "enter.", "layers.", "blocks.", "last.", "norm.", "head."),
 )
-PLAN = Plan(300, batch_size=2048, rate=2e-3, average=0.98)
 FEW = 1000  # accepted texts, below which the user is told
 PROMPTS = (1, 2, 3)  # tokens at the beginning of a text that are given
 
@@ -71,7 +72,6 @@ def proposal(
     weights: Path = SHIPPED,
     config: ProposalConfig = CONFIG,
     populations: Mapping[int, int] = MEASURED,
-    plan: Plan = PLAN,
     units: int = UNITS,
 ) -> ProposalTraining:
     """Training of a proposal for the goal, 1 unless given. `populations` are those of all prompts together."""
@@ -90,25 +90,20 @@ def proposal(
         trainee,
         as_used=as_head,
         steps=config.num_steps,
-        texts=plan,
     )
 
 
 @dataclass(frozen=True)
 class FromTexts(ProposalTraining):
-    """The training of a proposal from accepted texts by the plan `texts`, or from paths if an objective is named."""
-
-    texts: Plan = PLAN
-
-    @property
-    def from_texts(self) -> bool:
-        return "--objective" not in self.config.options and "--baseline" not in self.config.options
+    """The training of a proposal from the texts of the corpus that the target accepts, or from paths if another
+    objective is named."""
 
     def _fit(
         self, task: Task, net: nn.Module, config: ProposalConfig, plan: ProposalPlan, training: Training, part: str
     ) -> Learned:
-        if part == "twist" or not self.from_texts:
+        if not isinstance(config.objective, Accepted):
             return super()._fit(task, net, config, plan, training, part)
+        own = config.objective.plan
         training.seed_torch()
         generator, device = training.generator(), training.device
         ids, tried = examples(task, self.weights / windows.FILE, training)
@@ -119,13 +114,13 @@ class FromTexts(ProposalTraining):
                 net,
                 NextTokens(states(cast("Encoder", net).config.length, device), task.model.kernel.mask_id),
                 ids,
-                plan=training.plan(self.texts, capped=True),
+                plan=training.plan(own, capped=True),
                 generator=generator,
                 checkpoint=self._file(training.checkpoints, task.name, part),
                 watch=watch,
             )
         learned = fitted.net.requires_grad_(False)
-        rows = fitted.last.step * self.texts.batch_size
+        rows = fitted.last.step * own.batch_size
         last = Progress(**asdict(fitted.last), ess=math.nan, reward=math.nan, divergence=math.nan)  # no paths
         return Learned(learned, self.as_denoiser(learned), nn.Identity(), [last], rows)
 
@@ -161,10 +156,10 @@ class FromTexts(ProposalTraining):
         card = super()._card(name, training, plan, config, learned, twist)
         learns = sum(value.numel() for part, value in learned.net.named_parameters() if part.startswith("change."))
         card["parameters"] = card["parameters"] | {"learned": learns}
-        if twist or not self.from_texts:
+        if not isinstance(config.objective, Accepted):
             return card
-        said = {"data": "texts of the task's corpus that its target accepts", "plan": asdict(self.texts)}
-        return card | said | {"objective": "likelihood (tokensteer.train.accepted)", "baseline": "none"}
+        said = {"data": "texts of the task's corpus that its target accepts", "plan": asdict(config.objective.plan)}
+        return card | said | {"objective": "likelihood (tokensteer.train.accepted)", "baseline": NONE}
 
 
 def _rounded(trial: HeldOut) -> dict[str, float]:

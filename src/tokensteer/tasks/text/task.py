@@ -23,6 +23,7 @@ from tokensteer.rewards.text import of_text
 from tokensteer.tasks.common import learned, prompts
 from tokensteer.tasks.common.arrays import to_lists
 from tokensteer.tasks.common.metrics import Measured, ess_share, in_parts, measured, weighted
+from tokensteer.tasks.common.settings import Settings
 from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task, weights_file
 from tokensteer.tasks.common.wordpiece import WordPiece
 from tokensteer.tasks.nets import Reader
@@ -123,6 +124,14 @@ def task(setup: Setup | None = None) -> Task:
         )
 
     return with_prompts(canvases, failed)
+
+
+def usual_method(settings: Settings, weights: Path) -> str:
+    """SMC with the learned proposal where there is one for the goal and the reward, else with the model."""
+    own = None if settings.reward in (None, next(iter(READINGS))) else settings.reward
+    goal = 1 if settings.goal is None else settings.goal
+    taught = weights_file(weights, NAME, learned.named("proposal", own), goal)
+    return "smc-amot" if (own is None or own in READINGS) and taught.is_file() else "smc-base"
 
 
 def reading_of(setup: Setup) -> Reading:
