@@ -12,6 +12,7 @@ from pathlib import Path
 
 import tyro
 
+from tokensteer.core.proposals.amortised import OtherHead
 from tokensteer.files import write_json
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.task import SHIPPED, Setup, read_card, weights_file
@@ -24,7 +25,9 @@ def main(task: tyro.conf.Positional[str], goal: int | None = None, device: str =
     course = proposal(goal, SHIPPED)
     made = course.make(Setup(course.config.num_steps, course.goal, course.config.kl, device=device))
     assert made.learned is not None
-    entries = course.scale(made, made.learned().denoiser, course.config.plan, Training(out, device))
+    q = made.learned().q
+    assert not isinstance(q, OtherHead), f"the proposal of {task} is a head on the model's states and has no scale"
+    entries = course.scale(made, q, course.config.plan, Training(out, device))
     name = weights_file(SHIPPED, task, "proposal", course.goal).with_suffix(".json").name
     write_json(out / name, read_card(SHIPPED / name) | entries)
     sys.stdout.write(f"{task} {entries['scale']} {entries['scales']}\n")

@@ -63,6 +63,9 @@ def test_how_often_sequences_are_accepted() -> None:
     assert torch.equal(kept, accepted(log_w + 70.0, seeded()))  # rewards may be of any size
     with pytest.raises(ValueError, match="no sequence has a finite reward"):
         accepted(torch.full((3,), -math.inf), seeded())
+    for bad in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="is NaN or"):
+            accepted(torch.tensor([0.0, bad]), seeded())
 
 
 def test_the_mask_takes_no_mass() -> None:

@@ -1,11 +1,12 @@
 """Training of a proposal from sequences that the target accepts, such as those that the model was trained on.
 
 Sequences that are samples of p and are accepted with a probability in proportion to exp(r/kl) are samples of the target
-p(x) · exp(r(x)/kl) (rejection sampling). Their denoiser, in the states that the sampler walks through, is the best
-proposal that factorises over sites. No paths are sampled.
+p(x) · exp(r(x)/kl) (rejection sampling). Of all proposals that factorise over sites their denoiser, in the states that
+the sampler walks through, has the least KL(target | q). No paths are sampled. Sequences that are only like samples of
+p, such as training data, give a q that is only like this one; weights correct for the rest.
 
-Errors of all sites add up in a weight, so a proposal that changes little of the model is better than one that could
-learn everything: a `Change` of few units on the model's hidden states, below a head that stays as it is.
+The log-weight sums the errors of all sites. A proposal that can change little of the model errs less than one that
+could learn everything: a `Change` of few units on the model's hidden states, below a head that stays as it is.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ States = Callable[[int, Generator], tuple[Tensor, Tensor]]
 
 def accepted(log_w: Tensor, generator: Generator) -> Tensor:
     """The places (K,) of sequences with log-weights r/kl, (D,), that are accepted: those of the highest for sure."""
+    if bool((log_w.isnan() | (log_w == torch.inf)).any()):
+        raise ValueError("accepted: a reward is NaN or +inf: mend the reward, or leave such sequences out")
     if not bool(log_w.isfinite().any()):
         raise ValueError("accepted: no sequence has a finite reward: give others")
     chance = (log_w - log_w.max()).exp()

@@ -27,8 +27,8 @@ def most_within(seconds_of: Callable[[int], tuple[float, float]], seconds: float
 
     A GPU takes as long for few particles as for one, however long that is. So numbers grow from `first` until a run
     takes twice as long as the first and not so little that it may be noise, or until a next one could use up half of
-    the time. More particles than the last run had take in proportion or, if time has hardly grown, what the last two
-    runs say, at least a quarter of that; fewer take what the last two runs say.
+    the time. Let a run of n take s seconds, the last but one the slope of time between the two, at least s/(4n) for
+    each. More than n take s/n for each if s has doubled since the first run, else the slope; fewer take the slope.
     """
     count, (took, spent) = first, seconds_of(first)
     shortest, slope, each = took, took / first, took / first

@@ -42,7 +42,10 @@ def check_pair(objective: Aim, baseline: str | None) -> None:
             "--baseline, or give --objective step-variance"
         )
     if isinstance(objective, NO_BASELINE) and baseline is not None:
-        raise ValueError(f"{type(objective).__name__} has no baseline: leave out --baseline {baseline}")
+        raise ValueError(
+            f"{type(objective).__name__} has no baseline: leave out --baseline {baseline}, or give --objective "
+            "step-variance"
+        )
 
 
 def make_baseline(name: str, value: ValueConfig, steps: Sequence[Step]) -> nn.Module:

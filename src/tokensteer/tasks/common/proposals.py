@@ -146,6 +146,7 @@ class ProposalTraining:
     def train(self, training: Training, twist: bool = False) -> dict[str, Any]:
         """Train, store and measure a proposal, or a `twist` for the finished proposal in `weights`. Everything else
         that the task needs is copied to the folder. The card is written and returned."""
+        training.seed_torch()  # what is learned may begin at random
         task, config = self._task(training, self.config.num_steps), self.config
         if twist:
             if config.twist is None:
@@ -218,7 +219,9 @@ class ProposalTraining:
         self, task: Task, net: nn.Module, config: ProposalConfig, plan: ProposalPlan, training: Training, part: str
     ) -> Learned:
         if isinstance(config.objective, Accepted):
-            raise NotImplementedError(f"{task.name} does not say which sequences it learns from")
+            raise NotImplementedError(
+                f"{task.name} has no sequences to accept: give --objective step-variance, or a training that has some"
+            )
         needed = (self._file(self.weights, task.name, "proposal"),) if part == "twist" else ()
         about = {} if task.reward is None else {"reward": task.reward}
         training.seed_torch()

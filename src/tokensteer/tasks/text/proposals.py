@@ -103,7 +103,7 @@ class FromTexts(ProposalTraining):
     ) -> Learned:
         if not isinstance(config.objective, Accepted):
             return super()._fit(task, net, config, plan, training, part)
-        own = config.objective.plan
+        own, mask_id = config.objective.plan, task.model.kernel.mask_id
         training.seed_torch()
         generator, device = training.generator(), training.device
         ids, tried = examples(task, self.weights / windows.FILE, training)
@@ -112,7 +112,7 @@ class FromTexts(ProposalTraining):
         with shown(f"{task.name} {part}") as watch:
             fitted = fit(
                 net,
-                NextTokens(states(cast("Encoder", net).config.length, device), task.model.kernel.mask_id),
+                NextTokens(states(cast("Encoder", net).config.length, config.num_steps, device), mask_id),
                 ids,
                 plan=training.plan(own, capped=True),
                 generator=generator,
@@ -186,13 +186,13 @@ def examples(task: Task, own: Path, training: Training) -> tuple[Tensor, int]:
     return ids[kept], len(ids)
 
 
-def states(length: int, device: str) -> States:
-    """States on the way from left to right in the usual number of steps, after prompts of a few tokens."""
+def states(length: int, num_steps: int, device: str) -> States:
+    """States on the way from left to right in so many steps, after prompts of a few tokens."""
     opened: list[Tensor] = []
     coming: list[Tensor] = []
     for given in PROMPTS:
         kernel, x = LeftToRight(0), (torch.arange(length) < given).long().unsqueeze(0)
-        for step in uniform_steps(NUM_STEPS):
+        for step in uniform_steps(num_steps):
             chosen = kernel.choose(x, torch.zeros(1, length, 1), step)
             opened, coming = [*opened, x == 1], [*coming, chosen]
             x = x.masked_fill(chosen, 1)
