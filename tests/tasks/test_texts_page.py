@@ -95,9 +95,9 @@ def test_the_page_follows_its_rules_and_is_the_same_again(tool: ModuleType, fold
         shown = re.findall(r"^\| (.+?) \| \*\*(.+?)\*\* of (\S+) 0 7,.*\| −0\.25 \| 0\.88 \|$", part, re.MULTILINE)
         chosen = (names[0], names[2], names[3])
         assert shown == [(tool.METHODS[method], prompt, method) for prompt in chosen for method in tool.METHODS]
-        assert len(re.findall("^[|] ", part, re.MULTILINE)) == 3 * 5
+        assert len(re.findall("^[|] ", part, re.MULTILINE)) == 3 * (1 + len(tool.METHODS))
     assert not re.search("stupid|pig|<b>", page)
-    assert page.count(r"you s\*\*\*\*\* &lt;b&gt;p\*\*&lt;/b&gt;") == 8 + 2 * 12
+    assert page.count(r"you s\*\*\*\*\* &lt;b&gt;p\*\*&lt;/b&gt;") == 8 + 2 * 3 * len(tool.METHODS)
     opened, closed = toxic.index("<details markdown>"), toxic.index("</details>")
     assert "you" not in toxic[:opened] + toxic[closed:]
     assert "<details" not in first + praise
