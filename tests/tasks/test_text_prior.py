@@ -31,7 +31,7 @@ from tokensteer.tasks.text.prior import classifiers, denoiser, parts, published,
 from tokensteer.tasks.text.prior.train import train, train_part
 from tokensteer.tasks.text.prior.work import NETWORKS, PriorRecipe
 from tokensteer.tasks.text.proposals import CONFIG, proposal
-from tokensteer.tasks.text.recipe import TEMPERATURE, as_denoiser, load_denoiser, sharpened, with_change
+from tokensteer.tasks.text.recipe import TEMPERATURE, as_denoiser, load_denoiser, sharpened
 from tokensteer.tasks.text.task import task as texts_task
 from tokensteer.train import Plan
 from tokensteer.train.accepted import Accepted
@@ -414,8 +414,7 @@ def check_proposal(weights: Path, out: Path) -> None:
     q = some(task.learned)().proposal
     assert isinstance(q, ts.OtherHead)
     mask_id = task.model.kernel.mask_id
-    taught = with_change(cast("nets.Encoder", nets.load(out / "text-denoiser.safetensors")), 4)
-    taught.load_state_dict({**sharpened(cast("nets.Encoder", learned)).state_dict()})
+    taught = sharpened(cast("nets.Encoder", learned))
     once, twice = (
         ts.smc_amot(task.model, task.tilt, law)(2, 15, generator=seeded()) for law in (q, as_denoiser(mask_id)(taught))
     )

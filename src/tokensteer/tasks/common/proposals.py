@@ -19,7 +19,6 @@ from tokensteer.core.steering.steering import Steering
 from tokensteer.files import write_json
 from tokensteer.tasks.common.learned import bring, complete, find, fingerprint, goal_option, named, with_twist
 from tokensteer.tasks.common.objectives import NO_BASELINE, NONE, OBJECTIVES, STATE, Aim, check_pair, make_baseline
-from tokensteer.tasks.common.part_training import INT8
 from tokensteer.tasks.common.task import Setup, Task, Trained, weights_file
 from tokensteer.tasks.common.training import Training, measure_methods, say
 from tokensteer.tasks.nets import ValueConfig, load, save
@@ -74,8 +73,8 @@ class ProposalConfig:
     no network reads the time. `value` is the network of the baseline, which `Balance` makes a learned twist. With other
     objectives the plan `twist` trains one afterwards, on paths of the finished proposal: in place of the tilt's own
     estimates, or added to them if `value.beside`. Parameters whose names begin with one of `frozen` keep the denoiser's
-    values and are stored with the denoiser only; with `int8` the others are stored in 8 bits. `baseline` names another
-    one than `value`, and `options` are the words that chose it."""
+    values and are stored with the denoiser only. `baseline` names another one than `value`, and `options` are the words
+    that chose it."""
 
     plan: ProposalPlan
     objective: Aim
@@ -84,7 +83,6 @@ class ProposalConfig:
     num_steps: int = 50
     twist: ProposalPlan | None = None
     frozen: tuple[str, ...] = ()
-    int8: bool = False
     baseline: str = STATE
     options: str = ""
 
@@ -167,10 +165,9 @@ class ProposalTraining:
         files = [self._file(training.out, task.name, part) for part in nets]
         for file, (part, trained) in zip(files, nets.items(), strict=True):
             without = [name for name in state(trained) if part == "proposal" and name.startswith(config.frozen)]
-            save(trained, file, torch.int8 if config.int8 else torch.bfloat16, without)
+            save(trained, file, torch.bfloat16, without)
         card = self._card(task.name, training, plan, config, learned, twist)
         if not twist:
-            say("choosing the scale")
             card |= self.scale(task, learned.denoiser, plan, training)
         card |= {} if task.reward is None else {"reward": task.reward}
         for file in files:  # without "quality": see `finished`
@@ -184,14 +181,15 @@ class ProposalTraining:
 
     def scale(self, task: Task, denoiser: Denoiser, plan: ProposalPlan, training: Training) -> dict[str, Any]:
         """How much of what was learned counts, chosen on held-out paths: entries of the card."""
+        say("choosing the scale")
         steering, paths = Steering(task.model, task.tilt), 4 * plan.paths
         best, found = choose_scale(steering, Amortised(denoiser), paths, training.generator())
-        tried = {f"{scale:g}": _rounded(asdict(trial)) for scale, trial in found.items()}
+        tried = {f"{scale:g}": rounded(asdict(trial)) for scale, trial in found.items()}
         return {"scale": best, "held-out paths": paths, "scales": tried}
 
-    def _task(self, training: Training, num_steps: int) -> Task:
-        kl, reward = self.config.kl, self.reward
-        return self.make(Setup(num_steps, self.goal, kl, reward=reward, device=training.device, weights=self.weights))
+    def _task(self, training: Training, num_steps: int, prompt: tuple[str, ...] | None = None) -> Task:
+        setup = Setup(num_steps, self.goal, self.config.kl, device=training.device, weights=self.weights)
+        return self.make(replace(setup, reward=self.reward, prompt=prompt))
 
     def _file(self, folder: Path, name: str, part: str) -> Path:
         return weights_file(folder, name, named(part, self.reward), self.goal)
@@ -254,7 +252,6 @@ class ProposalTraining:
             "kl": config.kl,
             "objective": repr(config.objective),
             "baseline": config.baseline,
-            **({"stored": INT8} if config.int8 else {}),
             "parameters": {part: sum(p.numel() for p in net.parameters()) for part, net in sizes},
             "quality of": WEIGHTED,
         }
@@ -298,16 +295,16 @@ def taught_card(
         "seconds": round(history[-1].seconds, 1),
         "denoiser rows": rows,
         "plan": asdict(plan),
-        "history": [_rounded(asdict(report)) for report in history[::-1][::every][::-1]],
+        "history": [rounded(asdict(report)) for report in history[::-1][::every][::-1]],
     }
 
 
-def _rounded(numbers: Mapping[str, Any]) -> dict[str, Any]:
+def rounded(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """For JSON, which has no NaN."""
     return {name: _rounded_one(value) for name, value in numbers.items()}
 
 
 def _rounded_one(value: Any) -> Any:
     if isinstance(value, dict):
-        return _rounded(cast("dict[str, Any]", value))
+        return rounded(cast("dict[str, Any]", value))
     return round(value, 5) if value is not None and math.isfinite(value) else None

@@ -90,7 +90,7 @@ def load(file: str | Path, device: torch.device | str = "cpu", rest: Path | None
         raise ValueError(f"{file} holds no network that tokensteer knows, but {header.get('config')}")
     try:
         tensors = int8.dequantise(tensors)
-        others = {} if rest is None else int8.dequantise(stored.read(rest)[0])
+        others = {} if rest is None or not rest.is_file() else int8.dequantise(stored.read(rest)[0])
         config = _config(kinds[header["config"]], header["values"], others | tensors)
         with _Blank():
             net = build(config)

@@ -25,8 +25,8 @@ from tokensteer.core.proposals.amortised import Amortised
 from tokensteer.core.steering.steering import Steering
 from tokensteer.tasks.common.metrics import in_parts
 from tokensteer.tasks.common.objectives import NONE
-from tokensteer.tasks.common.proposals import STEPWISE, TWIST, ProposalConfig, ProposalTraining
-from tokensteer.tasks.common.task import SHIPPED, Setup, Task
+from tokensteer.tasks.common.proposals import STEPWISE, TWIST, ProposalConfig, ProposalTraining, rounded
+from tokensteer.tasks.common.task import SHIPPED, Task
 from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.common.wordpiece import WordPiece
 from tokensteer.tasks.nets import Encoder, TransformerConfig, ValueConfig
@@ -47,7 +47,7 @@ from tokensteer.tasks.text.recipe import (
 from tokensteer.tasks.text.task import task
 from tokensteer.train import Learned, Plan, Progress, ProposalPlan, fit, shown
 from tokensteer.train.accepted import Accepted, NextTokens, States, accepted
-from tokensteer.train.held_out import HeldOut, held_out
+from tokensteer.train.held_out import held_out
 
 UNITS = 4
 """Of the change: with 16 and 64 the effective sample size was lower (docs/results/learned.md)."""
@@ -130,17 +130,7 @@ class FromTexts(ProposalTraining):
     def scale(self, task: Task, denoiser: Denoiser, plan: ProposalPlan, training: Training) -> dict[str, Any]:
         """All that was learned counts. How even weights are with it, and with the model alone, for prompts on which
         settings are chosen."""
-        tried = self.make(
-            Setup(
-                self.config.num_steps,
-                self.goal,
-                self.config.kl,
-                reward=self.reward,
-                prompt=CHOOSING,
-                device=training.device,
-                weights=self.weights,
-            )
-        )
+        tried = self._task(training, self.config.num_steps, CHOOSING)
         steering, paths, generator = Steering(tried.model, tried.tilt), 4 * plan.paths, training.generator()
         found = {
             "model": held_out(steering, paths, generator),
@@ -148,7 +138,7 @@ class FromTexts(ProposalTraining):
         }
         for name, trial in found.items():
             say(f"other prompts, {name}: ESS/N {trial.ess:.3f}, log Z {trial.log_z:.2f} ± {trial.error:.2f}")
-        return {"held-out paths": paths, "held out": {name: _rounded(trial) for name, trial in found.items()}}
+        return {"held-out paths": paths, "held out": {name: rounded(asdict(trial)) for name, trial in found.items()}}
 
     def _card(
         self, name: str, training: Training, plan: ProposalPlan, config: ProposalConfig, learned: Learned, twist: bool
@@ -160,10 +150,6 @@ class FromTexts(ProposalTraining):
             return card
         said = {"data": "texts of the task's corpus that its target accepts", "plan": asdict(config.objective.plan)}
         return card | said | {"objective": "likelihood (tokensteer.train.accepted)", "baseline": NONE}
-
-
-def _rounded(trial: HeldOut) -> dict[str, float]:
-    return {name: round(value, 4) for name, value in asdict(trial).items()}
 
 
 def examples(task: Task, own: Path, training: Training) -> tuple[Tensor, int]:
