@@ -408,3 +408,35 @@ def test_the_command_writes_lpips_and_says_what_is_missing(pickled, tmp_path, ca
         with pytest.raises(SystemExit):
             main([*options, "--out", str(tmp_path / "out")])
         assert match in capsys.readouterr().err
+
+
+def test_noise_replaces_codes_of_half_the_images():
+    trainee = tokeniser.TokeniserTraining(nets.FSQ(FSQ), images(), images(10), None, PLAN, noise=0.5)
+    replaced = trainee._replaced(4000, seeded()).float().mean((1, 2))  # pyright: ignore[reportPrivateUsage]
+    touched = replaced > 0
+    assert replaced.max() > 0.5  # 16 sites, each with up to one half
+    assert abs(float(replaced.mean()) - 0.125) < 0.005
+    assert 0.4 < float(touched.float().mean()) < 0.5  # some that may lose codes keep all 16
+    real = images(2).pixels.float() / 255
+    plain = trainee._autoencoded(real, torch.zeros(2, 4, 4, dtype=torch.bool))  # pyright: ignore[reportPrivateUsage]
+    other = trainee._autoencoded(real, torch.ones(2, 4, 4, dtype=torch.bool))  # pyright: ignore[reportPrivateUsage]
+    assert torch.equal(plain, trainee.net(real))
+    assert torch.allclose(other, trainee.net(real.flip(0)), atol=1e-6)
+    with pytest.raises(ValueError, match=r"noise must lie in \[0, 1\]"):
+        tokeniser.TokeniserTraining(nets.FSQ(FSQ), images(), images(10), None, PLAN, noise=2.0)
+
+
+def test_embeddings_begin_near_for_near_codes():
+    torch.manual_seed(0)
+    first, net = (
+        nets.FSQ(nets.FSQConfig(8, (8, 5), (8, 8), (1, 1), (8, 8), (1, 1))),
+        build(nets.GridTransformerConfig(41, 4, 4, hidden=512, depth=1, heads=2, num_classes=10)),
+    )
+    assert isinstance(net, nets.GridTransformer)
+    before, mask = float(net.tokens.weight.detach().std()), net.tokens.weight[-1].clone()
+    grid_denoiser.embed_codes(net, first)
+    codes, table = first.rounding.table[:-1], net.tokens.weight[:-1]
+    wanted = torch.exp(-2 * torch.cdist(codes, codes).square())
+    found = table @ table.T / (512 * before**2)
+    assert (found - wanted).abs().max() < 0.25  # about five standard errors
+    assert torch.equal(net.tokens.weight[-1], mask)

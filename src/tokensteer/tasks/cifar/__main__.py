@@ -39,6 +39,7 @@ class Command:
     resume: Path | None = None  # folder with the checkpoint to continue from
     weights: Path | None = None  # folder of the tokeniser, if it is not --out
     adversarial: bool = False  # train the tokeniser with a discriminator too
+    noise: float = 0.0  # of the tokeniser: the largest share of an image's codes that are replaced before decoding
     dropout: float = 0.0  # of the denoiser
     rate: float | None = None  # the highest learning rate, if not the usual
     batch_size: int | None = None  # if not the usual
@@ -61,6 +62,7 @@ def run(command: OmitArgPrefixes[Command]) -> None:
         RECIPE,
         tokeniser=replace(RECIPE.tokeniser, levels=command.levels or RECIPE.tokeniser.levels),
         adversarial=command.adversarial,
+        noise=command.noise,
         denoiser=replace(RECIPE.denoiser, dropout=command.dropout),
         tokeniser_plan=replace(RECIPE.tokeniser_plan, **given),
         denoiser_plan=replace(RECIPE.denoiser_plan, **given),

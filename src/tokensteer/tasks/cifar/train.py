@@ -35,7 +35,8 @@ CHECKED = 2000  # test images of the checks during training
 
 @dataclass(frozen=True)
 class Recipe:
-    """Networks and plans. `adversarial` adds a discriminator to the training of the tokeniser."""
+    """Networks and plans. `adversarial` adds a discriminator to the training of the tokeniser, and `noise` is the
+    largest share of an image's codes that are replaced before it decodes them."""
 
     tokeniser: FSQConfig = tokenising.CONFIG
     denoiser: GridTransformerConfig = denoising.CONFIG
@@ -47,6 +48,7 @@ class Recipe:
     judge: MixerConfig = classifiers.JUDGE
     reward_plan: Plan = classifiers.REWARD_PLAN
     judge_plan: Plan = classifiers.JUDGE_PLAN
+    noise: float = 0.0
 
 
 RECIPE = Recipe()
@@ -81,12 +83,14 @@ def _tokeniser(work: PartTraining, recipe: Recipe, seen: Images, unseen: Images,
     net = FSQ(recipe.tokeniser).to(work.device)
     distance = lpips.load(work.device) if recipe.perceptual else None
     plan = recipe.tokeniser_plan
-    trainee = tokenising.TokeniserTraining(net, seen, few, distance, plan, recipe.adversarial, work.compiled)
+    trainee = tokenising.TokeniserTraining(
+        net, seen, few, distance, plan, recipe.adversarial, work.compiled, recipe.noise
+    )
     progress = work.run(trainee, plan)
     trainee.best.put_into(trainee.learner.average)
     stored = work.store(trainee.learner.average, torch.bfloat16)
     quality = tokenising.measure(stored, unseen, distance)
-    more = {"adversarial": recipe.adversarial}
+    more = {"adversarial": recipe.adversarial, "noise": recipe.noise}
     return work.finish(progress, stored, recipe.tokeniser, plan, quality, more)
 
 

@@ -27,6 +27,9 @@ from tokensteer.train.optim import half_precision
 DROPPED = 0.1
 """The share of training rows without their condition, from which the model without one is learned."""
 
+WAVES = 2.0
+"""Of the embeddings to begin with: those of codes at a distance d, of numbers from -1 to 1, correlate by exp(-2d²)."""
+
 
 class GridTraining(Trainee):
     """Steps of a network of the tokens of `tokeniser`. Everything is on the device of the network."""
@@ -36,6 +39,7 @@ class GridTraining(Trainee):
     ) -> None:
         self.device, self.batch_size = next(net.parameters()).device, plan.batch_size
         self.mask = tokeniser.config.num_codes
+        embed_codes(net, tokeniser)
         self.learner = Learner(net, plan, muon=True)
         self.learners = {"denoiser": self.learner}
         self.net = net
@@ -61,6 +65,16 @@ class GridTraining(Trainee):
         torch.autograd.backward(loss)
         self.learner.learn(rate)
         return {"loss": loss}
+
+
+@torch.no_grad()
+def embed_codes(net: GridTransformer, tokeniser: FSQ) -> None:
+    """Embeddings to begin with that are near for codes that are near: waves of the numbers of a code, in random
+    directions. What is learned of a code then holds for its neighbours until they are told apart."""
+    codes, table = tokeniser.rounding.table[:-1], net.tokens.weight
+    waves = WAVES * torch.randn(codes.shape[1], table.shape[1], device=codes.device)
+    phases = 2 * math.pi * torch.rand(table.shape[1], device=codes.device)
+    table[: len(codes)] = table.std() * 2**0.5 * torch.cos(codes @ waves + phases)
 
 
 @torch.no_grad()
