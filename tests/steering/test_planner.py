@@ -242,7 +242,7 @@ def test_particles_for_a_time_are_measured_on_a_gpu(monkeypatch, flat):
     assert populations == 2
     assert fitting == pytest.approx(clock[0])
     assert cost(2 * size) == pytest.approx(0.9 - fitting, rel=0.1)
-    assert fitting < 0.2
+    assert fitting < 0.25
 
 
 @pytest.mark.parametrize(
@@ -284,6 +284,28 @@ def test_seconds_of_a_run_are_predicted_by_its_first_steps(monkeypatch):
     assert predicted == pytest.approx(whole, rel=0.06)
     assert spent == pytest.approx(clock[0] - after)
     assert calls[0] - called <= 7
+
+
+def test_most_of_a_short_time_is_left_for_the_run(monkeypatch):
+    """A network that takes a quarter of the time for one particle and little more for a hundred, as on a GPU."""
+    clock = [0.0]
+
+    def network(x, t):
+        clock[0] += 0.015 + 1e-5 * len(x)
+        return torch.zeros(*x.shape, 3)
+
+    denoiser = ts.from_logits(network, 2)
+    model = ts.Diffusion(denoiser, ts.Ancestral(2), ts.uniform_steps(64), ts.template(16, 2), sharing=False)
+    path = ts.Steering(model, ts.Tilt(lambda x: (x == 0).sum(-1).float(), 1.0))
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    plan = ts.plan(path, "4s", populations=8, particles=(8,), generator=torch.Generator().manual_seed(0))
+    assert plan.spent == pytest.approx(clock[0], abs=0.2)
+    began = clock[0]
+    plan.run(generator=torch.Generator().manual_seed(1))
+    assert plan.cost == pytest.approx(clock[0] - began, rel=0.1)
+    assert plan.spent < 1.7
+    assert 3.2 < clock[0] < 4.4
+    assert plan.num_particles > 100
 
 
 def test_templates_are_planned_together():

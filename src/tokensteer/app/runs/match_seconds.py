@@ -33,17 +33,23 @@ def within(jobs: Sequence[Job], budget: str, place: Environment) -> list[Job]:
 
     @cache
     def counted(job: Job) -> tuple[int, str]:
-        def seconds_of(count: int, populations: int = job.populations) -> float:
-            many = replace(job, particles=count, populations=populations)
-            return _seconds(put_together(many, tasks[job]), place)
+        def seconds_of(count: int) -> float:
+            return _seconds(put_together(replace(job, particles=count), tasks[job]), place)
 
-        seconds_of(FIRST, 1)  # warms up
+        warm_up(job)
         return particles(seconds_of, whole.amount)
+
+    @cache
+    def warm_up(job: Job) -> None:
+        """A device loads its kernels once, which is not the time of a method."""
+        _seconds(put_together(replace(job, populations=1), tasks[job]), place)
 
     found: list[Job] = []
     for job, unseeded in zip(jobs, alike, strict=True):
         named = replace(job, extra=(*job.extra, budget))
         if recipe_of(job.method).planned:
+            if place.device != "cpu":
+                warm_up(unseeded)
             found.append(replace(named, budget=budget))
             continue
         count, why = counted(unseeded)

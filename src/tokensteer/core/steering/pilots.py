@@ -209,9 +209,10 @@ class Search:
         times = setting.num_particles / probe.setting.num_particles
         at_most = times * probe.each  # of a population
         if setting.least * at_most > self.left:
-            # That is if the cost is proportional to particles, which time need not be: find out by their first steps.
+            # That is if the cost is proportional to particles, which time need not be: find out by their first steps,
+            # unless there is no time for two pilots however small.
             alone = at_most
-            if self.budget.unit == "s" and SHOWN * at_most * probe.populations <= self.left:
+            if self.budget.unit == "s" and max(2 * probe.spent, SHOWN * at_most * probe.populations) <= self.left:
                 seconds = self._predicted(setting, probe.populations)
                 alone = seconds / probe.populations
                 at_most = max(0.0, alone - probe.each) * times / max(times - 1, 1)
@@ -226,17 +227,20 @@ class Search:
         return pilot
 
     def _probe(self, setting: Setting) -> Pilot:
-        """A few particles of a setting, which tell what a pilot would cost."""
+        """A few particles of a setting, which tell what a pilot would cost: seconds by their first steps."""
         steering = setting.method.steering
         few, populations = replace(setting, num_particles=PROBED), steering.resources.templates
-        if self.budget.unit == "s" and steering.model.device.type != "cpu":
-            self._spend(few, populations)  # the first run loads kernels and takes longer
-        probe = self._spend(few, populations)
+        if self.budget.unit == "s":
+            cost = self._predicted(few, populations)
+            unknown = torch.full((populations, 1), math.nan)
+            probe = Pilot(few, unknown, math.nan, math.nan, cost / populations, cost)
+        else:
+            probe = self._spend(few, populations)
         if probe.spent > self.budget.amount / 2:
             written = self.budget.written
             raise ValueError(
                 f"a budget of {written(self.budget.amount)} is too small for a pilot: {probe.populations} populations "
-                f"of {PROBED} particles took {written(probe.spent)}. Give at least "
+                f"of {PROBED} particles take {written(probe.spent)}. Give at least "
                 f"{written(math.ceil(2.5 * probe.spent))}, or use fewer steps or draws"
             )
         return probe

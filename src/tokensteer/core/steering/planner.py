@@ -59,7 +59,9 @@ class Plan:
 
     @property
     def cost(self) -> float:
-        """The predicted cost of `run`, in rows or seconds as the budget."""
+        """The predicted cost of `run`, in rows or seconds as the budget. Particles are chosen to fill the seconds."""
+        if self.budget.unit == "s":
+            return max(0.0, self.budget.amount - self.spent)
         return self.populations * self.winner.each * self.num_particles / self.winner.setting.num_particles
 
     @property
@@ -99,16 +101,19 @@ class Plan:
 
     def __str__(self) -> str:
         written = self.budget.written
+        chosen = (f"  {dimension:<9} {reason}" for dimension, reason in self.reasons.items())
         lines = [
             f"Plan: {self.populations} × {self.num_particles} particles for {written(self.cost)}, after pilots of "
-            f"{written(self.spent)}",
+            f"{written(self.spent)}"
+        ]
+        if not self.compared:
+            return "\n".join([*lines, "The budget is too small for pilots: these are the first of each list", *chosen])
+        lines += [
             f"  log Z    ± {self.error:.4f} predicted, by the winner's second run",
             f"  ESS/N    {self.ess:.3f} at the end, {self.winner.worst_ess:.3f} at worst",
             "Chosen, and what the others cost for the same error:",
-            *(f"  {dimension:<9} {reason}" for dimension, reason in self.reasons.items()),
+            *chosen,
         ]
-        if not self.compared:
-            lines.append("  The budget is too small for pilots: these are the first of each list")
         if not self.trusted:
             lines += [
                 f"  The log Z of single populations scatters by {self.winner.scatter:.1f}: expect a larger error.",

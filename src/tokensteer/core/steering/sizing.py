@@ -12,12 +12,12 @@ from torch import Generator
 from tokensteer.core.particles.path import Record
 from tokensteer.core.steering.methods import Method
 
-FACTOR = 3  # each run is so many times as large as the one before it,
-LEAP = 10  # or so many times if that one took hardly longer than the first
+FACTOR = 3  # the second run is so many times as large as the first,
+LEAP = 10  # and each after it up to so many times as the one before
 FLAT = 1.3  # times as long is hardly longer
+FILLED = 0.75  # of the time that is left is what a run may take that only tells how long it takes
 NOISE = 0.1  # of the time: a run that takes less may have been held up
-
-
+APART = 2  # steps at the start that are not like the others
 SHOWN = 0.2  # of the steps tell how long a run takes: triggers look ten times in a run, so two looks are among them
 
 
@@ -25,21 +25,21 @@ def most_within(seconds_of: Callable[[int], tuple[float, float]], seconds: float
     """How many fit into what is left of the seconds after finding out, and what finding out took. `seconds_of` tells
     how long a run of so many takes, and how long it took to know.
 
-    A GPU takes as long for few particles as for one, however long that is. So numbers grow from `first` until a run
-    takes twice as long as the first and not so little that it may be noise, or until a next one could use up half of
-    the time. Let a run of n take s seconds, the last but one the slope of time between the two, at least s/(4n) for
-    each. More than n take s/n for each if s has doubled since the first run, else the slope; fewer take the slope.
+    A GPU takes as long for few particles as for one, however long that is. So numbers grow from `first`, to what may
+    nearly fit, until a run takes noticeably longer than the shortest and not so little that it may be noise, or until
+    finding out could use up half of the time. Let a run of n take s seconds, and the last two give the slope of time,
+    at least s/(4n) for each. More than n take s/n for each if s has doubled, else the slope; fewer take the slope.
     """
     count, (took, spent) = first, seconds_of(first)
     shortest, slope, each = took, took / first, took / first
-    while took < max(2 * shortest, NOISE * seconds):
-        growths = (LEAP, FACTOR) if count > first and took < FLAT * shortest else (FACTOR,)
-        known = (growth for growth in growths if spent + SHOWN * (took + each * count * (growth - 1)) < seconds / 2)
-        growth = next(known, None)
-        if growth is None:
+    while took < max(FLAT * shortest, NOISE * seconds):
+        growth = FACTOR  # so far no slope is known
+        if count > first:
+            growth = min(LEAP, 1 + (FILLED * (seconds - spent) - took) / (each * count))
+        if growth < FACTOR or spent + SHOWN * (took + each * count * (growth - 1)) > seconds / 2:
             break
         before, fewer = took, count
-        count *= growth
+        count = int(growth * count)
         took, more = seconds_of(count)
         spent, shortest = spent + more, min(shortest, took)  # the first run may have warmed a GPU up
         slope = max((took - before) / (count - fewer), took / count / 4)
@@ -55,10 +55,12 @@ class _Enough(Exception):  # noqa: N818, it is no error
 def predicted_seconds(
     method: Method, num_particles: int, populations: int, generator: Generator | None = None
 ) -> tuple[float, float]:
-    """How long a run takes, from a share of its steps, and how long those took. The first step is left out: all
-    particles are alike there, and a network sees one of them."""
+    """How long a run takes, from a share of its steps, and how long those took. Two more come first, and count as the
+    others do: in the first all particles are alike, so that a network sees one of them, and a device may load its
+    kernels; in the second it meets so many rows for the first time."""
     steps = len(method.steering.steps)
-    last = min(steps, 1 + math.ceil(SHOWN * steps))
+    apart = min(APART, steps - 1)
+    last = min(steps, apart + math.ceil(SHOWN * steps))
     began = time.perf_counter()
     times: list[float] = []
 
@@ -70,5 +72,5 @@ def predicted_seconds(
 
     with suppress(_Enough):
         method(num_particles, populations, generator=generator, on_step=watch)
-    each = (times[-1] - times[1]) / (len(times) - 2) if len(times) > 2 else times[-1] - times[0]
-    return times[1] - began + each * (steps - 1), times[-1] - began
+    each = (times[-1] - times[apart]) / (len(times) - 1 - apart)
+    return times[0] - began + each * steps, times[-1] - began
