@@ -23,7 +23,7 @@ from tokensteer.core.steering.methods import Method
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.objectives import OBJECTIVES, STATE, make_baseline
 from tokensteer.tasks.common.proposals import STEPWISE
-from tokensteer.tasks.common.task import SHIPPED, Setup, Task, weights_file
+from tokensteer.tasks.common.task import SHIPPED, Setup, Task
 from tokensteer.train import Likelihood, fit_proposal
 
 PLAN = replace(
@@ -78,7 +78,7 @@ def objective(
     course = TASKS[task].proposal
     assert course is not None, "the task has no learned proposal"
     taught, aim = course(goal, SHIPPED), OBJECTIVES[name]
-    net = taught.trainee(weights_file(SHIPPED, made.name, "denoiser"), device).requires_grad_(True)
+    net = taught.copy_to_train(made.name, device)
     plan = replace(SAMPLES if isinstance(aim, Likelihood) else PLAN, seconds=seconds)
     torch.manual_seed(0)
     learned = fit_proposal(

@@ -27,10 +27,10 @@ from tokensteer.tasks.common.wordpiece import WordPiece
 from tokensteer.tasks.nets import Encoder, load
 from tokensteer.tasks.text.corpus import llama, windows
 from tokensteer.tasks.text.fluency import PATTERN, Fluency
+from tokensteer.tasks.text.model import as_denoiser, sharpened
 from tokensteer.tasks.text.prior import published, quality
 from tokensteer.tasks.text.prior.parts import held_out
 from tokensteer.tasks.text.prior.work import RECIPE
-from tokensteer.tasks.text.recipe import as_denoiser, sharpened
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from tokensteer.tasks.common.wordpiece import MASK, UNKNOWN, WordPiece, words
 from tokensteer.tasks.nets.store import build
 from tokensteer.tasks.text.corpus import lists, windows, write
 from tokensteer.tasks.text.corpus.byte_pairs import _SIGN
+from tokensteer.tasks.text.model import NAME, vocabulary_file
 from tokensteer.tasks.text.prior.classifiers import ClassifierTraining, labelled
 from tokensteer.tasks.text.prior.denoiser import DenoiserTraining
-from tokensteer.tasks.text.recipe import NAME, vocabulary_file
 from tokensteer.train import Plan
 
 GOOD, BAD = ("great", "lovely", "superb", "fine"), ("awful", "boring", "dull", "terrible")

@@ -34,12 +34,13 @@ from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.common.wordpiece import MASK, UNKNOWN, WordPiece, tidy, words
 from tokensteer.tasks.nets import EncoderReaderConfig, NgramConfig, TransformerConfig, ValueConfig, load, save
 from tokensteer.tasks.nets.store import build
-from tokensteer.tasks.text import data as text_data
 from tokensteer.tasks.text import diversity, prompts, proposals
-from tokensteer.tasks.text import recipe as texts
+from tokensteer.tasks.text import model as texts
+from tokensteer.tasks.text import reviews as text_reviews
 from tokensteer.tasks.text import task as text
 from tokensteer.tasks.text.corpus import llama, windows
 from tokensteer.tasks.text.fluency import Fluency
+from tokensteer.tasks.text.prior import classifiers
 from tokensteer.train import Plan, ProposalPlan, headed_loss, masked_loss
 from tokensteer.train.accepted import Accepted
 
@@ -112,7 +113,7 @@ def test_a_vocabulary_is_kept_with_the_ids_it_came_from(tmp_path):
 
 def test_the_vocabulary_is_what_is_used_most():
     counts = Counter(words("lovely lovely film unbelievable"))
-    some = text_data.restricted(FULL, counts, 5 + len(LETTERS) + 36)
+    some = text_reviews.restricted(FULL, counts, 5 + len(LETTERS) + 36)
     assert {"lovely", "film", MASK, "a", "##a"} <= set(some.pieces)
     assert "terrible" not in some.ids
     assert [FULL.pieces[k] for k in some.origin] == list(some.pieces)
@@ -173,7 +174,7 @@ def test_readers_take_ids_one_hots_and_embeddings(config, tmp_path):
 
 def test_what_makes_texts_harder_keeps_the_rest():
     ids = torch.arange(1, 641).view(40, 16)
-    seen = texts.augment(0, 0.2, 0.1)(ids, seeded())
+    seen = classifiers.augment(0, 0.2, 0.1)(ids, seeded())
     assert 0.1 < float((seen == 0).float().mean()) < 0.3
     same = (seen == ids) | (seen == 0)
     assert 0.03 < float((~same).float().mean()) < 0.15
@@ -185,7 +186,7 @@ def test_what_makes_texts_harder_keeps_the_rest():
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory) -> Path:
-    vocabulary = text_data.restricted(FULL, Counter(), len(FULL), [*GOOD, *BAD, *COMMON])
+    vocabulary = text_reviews.restricted(FULL, Counter(), len(FULL), [*GOOD, *BAD, *COMMON])
     return small_texts.write_task(tmp_path_factory.mktemp("weights"), vocabulary, LENGTH, steps=60)
 
 

@@ -15,7 +15,7 @@ import small_texts
 import torch
 
 from tokensteer.tasks.common.wordpiece import UNKNOWN
-from tokensteer.tasks.text import data as text_data
+from tokensteer.tasks.text import reviews as text_reviews
 from tokensteer.tasks.text.corpus import cleaning, gguf, lists, llama, sampling, windows, write
 from tokensteer.tasks.text.corpus.assignments import MOODS, PAPER_SHARE, Assignment, assignments, with_article
 from tokensteer.tasks.text.corpus.byte_pairs import BytePairs
@@ -384,13 +384,13 @@ def test_windows_of_reviews_begin_with_sentences_and_keep_their_label(tmp_path):
 
 
 def test_reviews_are_dealt_out_in_blocks():
-    parts = text_data.deal(5000, np.random.default_rng(0))
+    parts = text_reviews.deal(5000, np.random.default_rng(0))
     assert [round(parts.count(k) / 5000, 2) for k in range(3)] == [0.08, 0.46, 0.46]
     assert all(len(set(parts[k : k + 50])) == 1 for k in range(0, 5000, 50))
 
 
 def test_sentences_are_found():
-    said = text_data.sentences('Mr. Smith is dull.<br />He said "No." Then J. Doe left! i stayed. &quot;Yes&quot;')
+    said = text_reviews.sentences('Mr. Smith is dull.<br />He said "No." Then J. Doe left! i stayed. &quot;Yes&quot;')
     assert said == ["Mr. Smith is dull.", 'He said "No."', "Then J. Doe left! i stayed.", '"Yes"']
 
 
@@ -398,4 +398,4 @@ def test_reviews_without_labels_are_refused(tmp_path):
     wrong = tmp_path / "wrong.csv"
     wrong.write_text("text,label\nfine,3\n")
     with pytest.raises(ValueError, match="each label must be 0 or 1"):
-        text_data.read_reviews(wrong)
+        text_reviews.read_reviews(wrong)

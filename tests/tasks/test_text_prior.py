@@ -27,11 +27,11 @@ from tokensteer.tasks.nets.store import build
 from tokensteer.tasks.text.__main__ import main
 from tokensteer.tasks.text.corpus import windows, write
 from tokensteer.tasks.text.corpus.assignments import MOODS
+from tokensteer.tasks.text.model import TEMPERATURE, as_denoiser, load_denoiser, sharpened
 from tokensteer.tasks.text.prior import classifiers, denoiser, parts, published, quality, toxicity
 from tokensteer.tasks.text.prior.train import train, train_part
 from tokensteer.tasks.text.prior.work import NETWORKS, PriorRecipe
 from tokensteer.tasks.text.proposals import CONFIG, proposal
-from tokensteer.tasks.text.recipe import TEMPERATURE, as_denoiser, load_denoiser, sharpened
 from tokensteer.tasks.text.task import task as texts_task
 from tokensteer.train import Plan
 from tokensteer.train.accepted import Accepted

@@ -33,8 +33,8 @@ from tokensteer.tasks.images import digits, mnist
 from tokensteer.tasks.images import train as images
 from tokensteer.tasks.mog import trained as mog_trained
 from tokensteer.tasks.product import task as product
+from tokensteer.tasks.text import model as text_model
 from tokensteer.tasks.text import proposals as text_proposals
-from tokensteer.tasks.text import recipe as text_recipe
 from tokensteer.tasks.text import task as text
 from tokensteer.tasks.text.corpus import windows as text_windows
 from tokensteer.tasks.text.prior import train as text_train
@@ -98,16 +98,16 @@ TASKS: dict[str, Entry] = {
         train=partial(images.train, mnist.RECIPE),
         proposal=partial(images.proposal, mnist.RECIPE),
     ),
-    text_recipe.NAME: Entry(
+    text_model.NAME: Entry(
         text.task,
         "log-probability of the sentiment, or of toxicity, under a classifier",
         method="smc-base",
         method_for=text.usual_method,
-        steps=text_recipe.NUM_STEPS,
-        kl=text_recipe.KL,
+        steps=text_model.NUM_STEPS,
+        kl=text_model.KL,
         particles=2,  # a first text within 20 seconds on two cores
         populations=1,
-        rewards={name: reading.kl for name, reading in text_recipe.READINGS.items()},
+        rewards={name: reading.kl for name, reading in text_model.READINGS.items()},
         judges_texts=True,
         data=text_windows.FILE,
         train=text_train.train,

@@ -152,7 +152,7 @@ class ProposalTraining:
             plan, net = training.rounds(config.twist), self._finished(task.name, training)
             config = replace(config, objective=Returns(twists=config.value.beside), baseline=STATE)
         else:
-            plan, net = training.rounds(config.plan), self._trainee(task.name, training)
+            plan, net = training.rounds(config.plan), self.copy_to_train(task.name, training.device)
             complete(training, self.weights, task.name)
         learned = self._fit(task, net, config, plan, training, "twist" if twist else "proposal")
         nets = {"proposal": learned.net, "value": learned.baseline}
@@ -168,7 +168,7 @@ class ProposalTraining:
             save(trained, file, torch.bfloat16, without)
         card = self._card(task.name, training, plan, config, learned, twist)
         if not twist:
-            card |= self.scale(task, learned.denoiser, plan, training)
+            card |= self.tried(task, learned.denoiser, plan, training)
         card |= {} if task.reward is None else {"reward": task.reward}
         for file in files:  # without "quality": see `finished`
             write_json(file.with_suffix(".json"), card)
@@ -179,7 +179,7 @@ class ProposalTraining:
         training.tidy(self._file(training.out, task.name, "twist" if twist else "proposal").name)
         return card
 
-    def scale(self, task: Task, denoiser: Denoiser, plan: ProposalPlan, training: Training) -> dict[str, Any]:
+    def tried(self, task: Task, denoiser: Denoiser, plan: ProposalPlan, training: Training) -> dict[str, Any]:
         """How much of what was learned counts, chosen on held-out paths: entries of the card."""
         say("choosing the scale")
         steering, paths = Steering(task.model, task.tilt), 4 * plan.paths
@@ -194,9 +194,9 @@ class ProposalTraining:
     def _file(self, folder: Path, name: str, part: str) -> Path:
         return weights_file(folder, name, named(part, self.reward), self.goal)
 
-    def _trainee(self, name: str, training: Training) -> nn.Module:
+    def copy_to_train(self, name: str, device: str) -> nn.Module:
         """A copy of the denoiser whose parameters are trained, all but the frozen ones."""
-        net = self.trainee(weights_file(self.weights, name, "denoiser"), training.device)
+        net = self.trainee(weights_file(self.weights, name, "denoiser"), device)
         for parameter, values in net.named_parameters():
             values.requires_grad_(not parameter.startswith(self.config.frozen))
         return net

@@ -32,9 +32,7 @@ from tokensteer.tasks.common.wordpiece import WordPiece
 from tokensteer.tasks.nets import Encoder, TransformerConfig, ValueConfig
 from tokensteer.tasks.text.corpus import windows
 from tokensteer.tasks.text.corpus.windows import LENGTH, SIZE
-from tokensteer.tasks.text.prior import published
-from tokensteer.tasks.text.prompts import CHOOSING
-from tokensteer.tasks.text.recipe import (
+from tokensteer.tasks.text.model import (
     KL,
     NUM_STEPS,
     as_denoiser,
@@ -44,6 +42,8 @@ from tokensteer.tasks.text.recipe import (
     vocabulary_file,
     with_change,
 )
+from tokensteer.tasks.text.prior import published
+from tokensteer.tasks.text.prompts import CHOOSING
 from tokensteer.tasks.text.task import task
 from tokensteer.train import Learned, Plan, Progress, ProposalPlan, fit, shown
 from tokensteer.train.accepted import Accepted, NextTokens, States, accepted
@@ -127,7 +127,7 @@ class FromTexts(ProposalTraining):
     def _finished(self, name: str, training: Training) -> nn.Module:
         return sharpened(cast("Encoder", super()._finished(name, training)))
 
-    def scale(self, task: Task, denoiser: Denoiser, plan: ProposalPlan, training: Training) -> dict[str, Any]:
+    def tried(self, task: Task, denoiser: Denoiser, plan: ProposalPlan, training: Training) -> dict[str, Any]:
         """All that was learned counts. How even weights are with it, and with the model alone, for prompts on which
         settings are chosen."""
         tried = self._task(training, self.config.num_steps, CHOOSING)

@@ -29,8 +29,7 @@ from tokensteer.tasks.common.wordpiece import WordPiece
 from tokensteer.tasks.nets import Reader
 from tokensteer.tasks.text.diversity import distinct, self_bleu
 from tokensteer.tasks.text.fluency import Fluency
-from tokensteer.tasks.text.prompts import DEFAULT
-from tokensteer.tasks.text.recipe import (
+from tokensteer.tasks.text.model import (
     NAME,
     NUM_STEPS,
     READINGS,
@@ -43,6 +42,7 @@ from tokensteer.tasks.text.recipe import (
     tilt,
     vocabulary_file,
 )
+from tokensteer.tasks.text.prompts import DEFAULT
 from tokensteer.tasks.text.rules import rule_of
 
 

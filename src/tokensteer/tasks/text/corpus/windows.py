@@ -26,7 +26,7 @@ from tokensteer.tasks.common import arrays as arrays_in
 from tokensteer.tasks.common.training import say
 from tokensteer.tasks.common.wordpiece import WordPiece, lines, words
 from tokensteer.tasks.text.corpus.write import read_corpus
-from tokensteer.tasks.text.data import COMMON, PARTS, deal, read_reviews, restricted, sentences
+from tokensteer.tasks.text.reviews import COMMON, PARTS, deal, read_reviews, restricted, sentences
 
 FILE = "prior-ids.npz"
 LENGTH = 100

@@ -17,7 +17,7 @@ many texts of the corpus says everything: a classifier that read it alone would 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,8 +30,8 @@ from tokensteer.tasks.common.timed_loop import Trainee
 from tokensteer.tasks.nets.encoder import EncoderReaderConfig
 from tokensteer.tasks.nets.readers import NgramConfig
 from tokensteer.tasks.text.corpus.windows import LENGTH, SIZE, Corpus, Windows, joined
-from tokensteer.tasks.text.data import PARTS
-from tokensteer.tasks.text.recipe import CLASSES, augment
+from tokensteer.tasks.text.model import CLASSES
+from tokensteer.tasks.text.reviews import PARTS
 from tokensteer.train import Plan
 from tokensteer.train.optim import half_precision
 
@@ -156,3 +156,14 @@ def without_opening(windows: Windows, mask_id: int) -> Windows:
     ids = windows.ids.clone()
     ids[:, :OPENING] = mask_id
     return Windows(ids, windows.labels)
+
+
+def augment(mask_id: int, dropped: float, swapped: float) -> Callable[[Tensor, Generator], Tensor]:
+    """Replace a share `swapped` of the tokens (P, L) by those of other rows, and mask a share `dropped`."""
+
+    def augmented(ids: Tensor, generator: Generator) -> Tensor:
+        u = torch.rand(ids.shape, generator=generator, device=ids.device)
+        other = ids[torch.randperm(len(ids), generator=generator, device=ids.device)]
+        return torch.where(u < dropped, mask_id, torch.where(u < dropped + swapped, other, ids))
+
+    return augmented

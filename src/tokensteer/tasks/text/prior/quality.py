@@ -15,8 +15,8 @@ from tokensteer.tasks.common.wordpiece import WordPiece
 from tokensteer.tasks.nets.encoder import Encoder
 from tokensteer.tasks.text.diversity import distinct
 from tokensteer.tasks.text.fluency import Fluency
+from tokensteer.tasks.text.model import canvas, model
 from tokensteer.tasks.text.prompts import DEFAULT
-from tokensteer.tasks.text.recipe import canvas, model
 
 STEPS = 100
 ROWS = 300  # texts whose tables over the vocabulary are in memory together

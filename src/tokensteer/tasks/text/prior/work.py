@@ -13,10 +13,10 @@ from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.nets.encoder import EncoderConfig, EncoderReaderConfig
 from tokensteer.tasks.nets.readers import NgramConfig
 from tokensteer.tasks.text.corpus import windows, write
+from tokensteer.tasks.text.model import NAME as NAME
 from tokensteer.tasks.text.prior import classifiers, quality
 from tokensteer.tasks.text.prior import denoiser as denoising
 from tokensteer.tasks.text.prior import toxicity as toxic
-from tokensteer.tasks.text.recipe import NAME as NAME
 from tokensteer.train import Plan
 
 NETWORKS = ("denoiser", "labeller", "reward", "judge", "toxicity", "toxicity-judge")

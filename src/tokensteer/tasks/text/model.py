@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from tokensteer.core.kernels.ranked import LeftToRight
 from tokensteer.core.models.denoiser import Denoiser, from_hidden
@@ -146,14 +146,3 @@ class Opinion:
 def tilt(reward: Opinion | OfText, kl: float = KL, ramp: Ramp = linear_ramp, draws: int = DRAWS) -> Tilt:
     """The target p(x) · exp(reward/kl), for an opinion p(x) · p(goal | x)^(1/kl)."""
     return Tilt(reward, kl, ramp, draws, differentiable=isinstance(reward, Opinion))
-
-
-def augment(mask_id: int, dropped: float, swapped: float) -> Callable[[Tensor, Generator], Tensor]:
-    """Replace a share `swapped` of the tokens (P, L) by those of other rows, and mask a share `dropped`."""
-
-    def augmented(ids: Tensor, generator: Generator) -> Tensor:
-        u = torch.rand(ids.shape, generator=generator, device=ids.device)
-        other = ids[torch.randperm(len(ids), generator=generator, device=ids.device)]
-        return torch.where(u < dropped, mask_id, torch.where(u < dropped + swapped, other, ids))
-
-    return augmented
