@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tokensteer as ts
 from tokensteer.app import cli
 from tokensteer.app.runs import match_seconds
+from tokensteer.app.runs.jobs import Job
+from tokensteer.app.runs.prepare import Environment, PreparedJob
+from tokensteer.tasks.common.settings import Settings
 
 SMALL = ["--populations", "2", "--steps", "3"]
 
@@ -135,3 +139,21 @@ def test_a_folder_that_is_taken_is_refused_before_methods_are_timed(tmp_path: Pa
     words = ["compare", "digits", "--methods", "smc-base", "--budget", "9s", *SMALL]
     assert tokensteer(*words, "--out", tmp_path) == 2
     assert "is not empty: give --out another folder" in capsys.readouterr().err
+
+
+def test_a_device_loads_its_kernels_before_the_clock_starts(monkeypatch):
+    """Once for all seeds, with real networks. A CPU has none to load."""
+    ran: list[Job] = []
+    real = match_seconds.run_one
+
+    def run_one(ready: PreparedJob, *rest: Any) -> Any:
+        ran.append(ready.job)
+        return real(ready, *rest)
+
+    monkeypatch.setattr(match_seconds, "run_one", run_one)
+    jobs = [Job("digits", "auto", 16, 8, seed, Settings(3, goal=4)) for seed in (0, 1)]
+    cpu = Environment()
+    assert [job.budget for job in match_seconds.within(jobs, "4s", cpu)] == ["4s", "4s"]
+    assert not ran
+    assert [job.budget for job in match_seconds.within(jobs, "4s", Environment(device="cpu:0"))] == ["4s", "4s"]
+    assert [(job.populations, job.particles) for job in ran] == [(1, match_seconds.FIRST)]
