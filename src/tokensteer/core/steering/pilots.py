@@ -239,8 +239,8 @@ class Search:
         if probe.spent > self.budget.amount / 2:
             written = self.budget.written
             raise ValueError(
-                f"a budget of {written(self.budget.amount)} is too small for a pilot: {probe.populations} populations "
-                f"of {PROBED} particles take {written(probe.spent)}. Give at least "
+                f"a budget of {written(self.budget.amount)} is too small for a pilot: a run of {PROBED} "
+                f"particles takes {written(probe.spent)}. Give at least "
                 f"{written(math.ceil(2.5 * probe.spent))}, or use fewer steps or draws"
             )
         return probe
