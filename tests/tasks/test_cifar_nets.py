@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from tokensteer import tensorfile
 from tokensteer.tasks import nets
 from tokensteer.tasks.nets import int8
 from tokensteer.tasks.nets.fsq import Rounding
-from tokensteer.tasks.nets.grid_transformer import rotate, rotations
+from tokensteer.tasks.nets.grid_transformer import Coarse, rotate, rotations
 
 SMALL = nets.FSQConfig(8, (4, 3, 2), (8, 16), (1, 1), (8, 16), (1, 1))
 GRID = nets.GridTransformerConfig(7, 4, 4, hidden=16, depth=3, heads=2, num_classes=10, skips=True)
@@ -169,6 +170,47 @@ def test_attention_depends_on_distances_along_rows_and_columns():
     scores = rotate(q.expand(16, 8), turns) @ rotate(k.expand(16, 8), turns).T
     torch.testing.assert_close(scores[0, 5], scores[5, 10])  # one down and one to the right, from two sites
     assert abs(scores[0, 1] - scores[0, 4]) > 1e-3
+
+
+COARSE = replace(GRID, depth=4, coarse=2)
+
+
+def test_coarse_blocks_see_squares():
+    """What is joined comes back at its place, and a site's effect passes them to every other site."""
+    coarse = Coarse(replace(COARSE, hidden=8))
+    h = torch.randn(2, 16 + 3, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        coarse.join.weight.copy_(torch.eye(8, 32))  # the first site of a square
+        coarse.part.weight.copy_(torch.eye(32, 8))
+    squares = coarse(h)
+    torch.testing.assert_close(squares, h[:, [0, 2, 8, 10, 16, 17, 18]])
+    again = coarse.back(squares, torch.zeros_like(h))
+    torch.testing.assert_close(again[:, [0, 2, 8, 10, 16, 17, 18]], squares)
+    assert again[:, [1, 3, 4, 15]].abs().max() == 0
+    net = nets.GridTransformer(COARSE)
+    flat = nets.GridTransformer(replace(COARSE, coarse=0))
+    assert (net.blocks[1](torch.zeros(1, 4, 16), torch.zeros(1).long(), net.coarse_turns)).shape == (1, 4, 16)
+    assert sum(p.numel() for p in net.parameters()) == sum(p.numel() for p in flat.parameters()) + 2 * 4 * 16**2
+    shaken(net)
+    x = some_ids(1)
+    other = x.clone()
+    other[0, 5] = (other[0, 5] + 1) % 6
+    assert ((net(x) - net(other)).abs().amax(-1) > 1e-4).all()
+    torch.testing.assert_close(net(one_hot(x, 7).float()), net(x), atol=1e-5, rtol=1e-4)
+
+
+def test_a_new_network_predicts_as_if_it_had_no_coarse_blocks():
+    torch.manual_seed(0)
+    net = nets.GridTransformer(COARSE)
+    flat = nets.GridTransformer(replace(COARSE, coarse=0))
+    flat.load_state_dict(net.state_dict(), strict=False)
+    torch.testing.assert_close(net(some_ids()), flat(some_ids()))
+
+
+@pytest.mark.parametrize(("changes", "says"), [({"depth": 3}, "as many must come"), ({"width": 5}, "even numbers")])
+def test_grids_that_have_no_coarse_blocks(changes, says):
+    with pytest.raises(ValueError, match=says):
+        replace(COARSE, **changes)
 
 
 def test_dropout_is_of_training_alone():

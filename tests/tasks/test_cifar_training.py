@@ -28,7 +28,7 @@ from tokensteer.tasks.nets.store import build
 from tokensteer.train import Plan
 
 FSQ = nets.FSQConfig(8, (3, 3), (8, 8), (1, 1), (8, 8), (1, 1))
-GRID = nets.GridTransformerConfig(10, 4, 4, hidden=16, depth=3, heads=2, num_classes=10, skips=True)
+GRID = nets.GridTransformerConfig(10, 4, 4, hidden=16, depth=3, heads=2, num_classes=10, skips=True, coarse=1)
 PLAN = Plan(20, batch_size=8, rate=1e-2, warmup=0.1, average=0.9)
 RESNET, MIXER = nets.ResNetConfig(8, 10, (8, 16), 1), nets.MixerConfig(8, 10, 16, 2, 3)
 TOY = cifar.Recipe(FSQ, GRID, PLAN, PLAN, False, False, RESNET, MIXER, PLAN, PLAN)

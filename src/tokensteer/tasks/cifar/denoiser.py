@@ -17,11 +17,12 @@ CONFIG = GridTransformerConfig(
     MASK + 1,
     TOKENISER.grid,
     TOKENISER.grid,
-    hidden=384,
-    depth=8,
-    heads=6,
+    hidden=320,
+    depth=11,
+    heads=5,
     num_classes=len(CLASSES),
     skips=True,
+    coarse=7,
 )
 PLAN = Plan(60_000, batch_size=256, rate=1e-3, warmup=0.02, weight_decay=0.03, average=0.9995)
 

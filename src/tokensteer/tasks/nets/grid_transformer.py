@@ -10,6 +10,10 @@ and keys by row and column make attention depend on distances too, which need no
 
 With `skips`, as in U-ViT (Bao et al., 2023), each block of the second half also reads what its counterpart in the first
 half gave, the last block that of the first: details of the tokens need not pass through every block.
+
+With `coarse`, so many blocks in the middle work on a grid of half the height and width, in which a site stands for
+2 x 2, and so take a quarter of the time. What they find is added to the states of the full grid, so that the blocks
+before and after need only care for details.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ from tokensteer.tasks.nets.parts import NO_LABEL, check_config, embed
 @dataclass(frozen=True)
 class GridTransformerConfig:
     """A grid of `height` x `width` sites, row by row. `vocab_size` counts the mask; `dropout` is of training alone. The
-    condition is one of `num_classes`, or the states of a text, (context_length, context_width)."""
+    condition is one of `num_classes`, or the states of a text, (context_length, context_width). Of the `depth` blocks
+    so many in the middle are `coarse`."""
 
     vocab_size: int
     height: int
@@ -39,9 +44,20 @@ class GridTransformerConfig:
     skips: bool = False
     context_length: int = 0
     context_width: int = 0
+    coarse: int = 0
 
     def __post_init__(self) -> None:
-        check_config(self, may_be_zero=("depth", "num_classes", "context_length", "context_width"))
+        check_config(self, may_be_zero=("depth", "num_classes", "context_length", "context_width", "coarse"))
+        if self.coarse and (self.coarse > self.depth or (self.depth - self.coarse) % 2):
+            raise ValueError(
+                f"GridTransformerConfig: of {self.depth} blocks {self.coarse} cannot be in the middle: as many must "
+                "come before them as after"
+            )
+        if self.coarse and (self.height % 2 or self.width % 2):
+            raise ValueError(
+                f"GridTransformerConfig: {self.height} x {self.width} sites are not whole squares of 2 x 2: give even "
+                "numbers, or no coarse blocks"
+            )
         if bool(self.context_length) != bool(self.context_width) or (self.context_length and self.num_classes):
             raise ValueError(
                 "GridTransformerConfig: a text has a context_length and a context_width, and a network reads classes "
@@ -170,12 +186,39 @@ class Skip(nn.Module):
         return self.join(torch.cat([h, earlier], -1))
 
 
+class Coarse(nn.Module):
+    """The states of a grid as those of one of half the height and width, and back. Further tokens, behind those of the
+    grid, are not changed by either."""
+
+    def __init__(self, config: GridTransformerConfig) -> None:
+        super().__init__()
+        self.length, self.sides = config.length, (config.height // 2, config.width // 2)
+        self.join = nn.Linear(4 * config.hidden, config.hidden, bias=False)
+        self.part = nn.Linear(config.hidden, 4 * config.hidden, bias=False)
+        nn.init.zeros_(self.part.weight)  # at first nothing is found
+
+    def forward(self, h: Tensor) -> Tensor:
+        """(P, L, H) to (P, L/4, H)."""
+        height, width = self.sides
+        sites = h[:, : self.length].reshape(len(h), height, 2, width, 2, -1)
+        squares = sites.transpose(2, 3).flatten(3).flatten(1, 2)
+        return torch.cat([self.join(squares), h[:, self.length :]], 1)
+
+    def back(self, h: Tensor, full: Tensor) -> Tensor:
+        """What (P, L/4, H) found added to (P, L, H)."""
+        height, width = self.sides
+        squares, further = h.tensor_split([height * width], 1)
+        sites = self.part(squares).view(len(h), height, width, 2, 2, -1).transpose(2, 3)
+        return torch.cat([full[:, : self.length] + sites.flatten(1, 4), further], 1)
+
+
 class GridTransformer(nn.Module):
     """Logits (P, L, V) of ids (P, L) or one-hots (P, L, V): head(hidden(x, condition)). The head's matrix is the
     embedding table. The condition is labels (P,), which count from 0, with `num_classes` or -1 for no class; or states
     (P, S, W), with zeros for no text; None in place of all is no condition."""
 
     turns: Tensor
+    coarse_turns: Tensor
 
     def __init__(self, config: GridTransformerConfig) -> None:
         super().__init__()
@@ -192,9 +235,11 @@ class GridTransformer(nn.Module):
         nn.init.zeros_(self.head.bias)
         self.head.weight = self.tokens.weight
         self.context = TextStates(config) if config.context_length else None
-        turns = rotations(config.height, config.width, config.hidden // config.heads)
-        still = torch.tensor([1.0, 0.0])[:, None, None].expand(2, config.context_length, turns.shape[-1])
-        self.register_buffer("turns", torch.cat([turns, still], 1), persistent=False)
+        self.coarse = Coarse(config) if config.coarse else None
+        for name, part in (("turns", 1), ("coarse_turns", 2)):
+            turns = rotations(config.height // part, config.width // part, config.hidden // config.heads)
+            still = torch.tensor([1.0, 0.0])[:, None, None].expand(2, config.context_length, turns.shape[-1])
+            self.register_buffer(name, torch.cat([turns, still], 1), persistent=False)
 
     def hidden(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
         """(P, L, H)."""
@@ -209,12 +254,17 @@ class GridTransformer(nn.Module):
             h = torch.cat([h, self.context(condition, len(h))], 1)
         row_label = self._labels(None if self.context is not None else condition, embedded)
         earlier: list[Tensor] = []
-        first = len(self.blocks) - len(self.skips)
+        first, outer = len(self.blocks) - len(self.skips), (self.config.depth - self.config.coarse) // 2
+        full, turns = h, self.turns
         for k, block in enumerate(self.blocks):
+            if self.coarse is not None and k == outer:
+                full, h, turns = h, self.coarse(h), self.coarse_turns
             h = self.skips[k - first](h, earlier.pop()) if k >= first else h
-            h = block(h, row_label, self.turns)
+            h = block(h, row_label, turns)
             if k < len(self.skips):
                 earlier.append(h)
+            if self.coarse is not None and k == outer + self.config.coarse - 1:
+                h, turns = self.coarse.back(h, full), self.turns
         h, by_class = self.norm(h[:, : self.config.length]), self.modulation(row_label)
         return h if by_class is None else modulated(h, *by_class)
 
