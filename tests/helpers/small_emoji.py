@@ -22,7 +22,7 @@ SIDE, LENGTH, WIDTH = 16, 8, 16
 COLOURS = {"red": (220, 30, 40), "green": (40, 190, 60), "blue": (30, 90, 240), "black": (10, 10, 10)}
 FSQ = nets.FSQConfig(SIDE, (3, 3), (8, 8, 8), (1, 1, 1), (8, 8, 8), (1, 1, 1))
 GRID = nets.GridTransformerConfig(
-    10, 4, 4, hidden=16, depth=3, heads=2, skips=True, context_length=LENGTH, context_width=WIDTH
+    10, 4, 4, hidden=16, depth=3, heads=2, skips=True, context_length=LENGTH, context_width=WIDTH, coarse=1
 )
 REWARD = nets.ImageTextConfig("resnet", asdict(nets.ResNetConfig(SIDE, 8, (8, 16), 1)), WIDTH)
 JUDGE = nets.ImageTextConfig("mixer", asdict(nets.MixerConfig(SIDE, 8, 16, 2, 3)), WIDTH)
