@@ -27,7 +27,7 @@ def main(task: tyro.conf.Positional[str], goal: int | None = None, device: str =
     assert made.learned is not None
     q = made.learned().q
     assert not isinstance(q, OtherHead), f"the proposal of {task} is a head on the model's states and has no scale"
-    entries = course.scale(made, q, course.config.plan, Training(out, device))
+    entries = course.held_out_entries(made, q, course.config.plan, Training(out, device))
     name = weights_file(SHIPPED, task, "proposal", course.goal).with_suffix(".json").name
     write_json(out / name, read_card(SHIPPED / name) | entries)
     sys.stdout.write(f"{task} {entries['scale']} {entries['scales']}\n")

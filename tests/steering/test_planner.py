@@ -17,7 +17,7 @@ import tokensteer as ts
 from tokensteer.core.proposals.proposal import FromModel
 from tokensteer.core.steering.pilots import Budget, Pilot, Setting
 from tokensteer.core.steering.planner import _sized
-from tokensteer.core.steering.sizing import SHOWN, most_within, predicted_seconds
+from tokensteer.core.steering.sizing import APART, FILLED, SHOWN, most_within, predicted_seconds
 
 torch.set_num_threads(1)
 
@@ -242,7 +242,9 @@ def test_particles_for_a_time_are_measured_on_a_gpu(monkeypatch, flat):
     assert populations == 2
     assert fitting == pytest.approx(clock[0])
     assert cost(2 * size) == pytest.approx(0.9 - fitting, rel=0.1)
-    assert fitting < 0.25
+    shown = SHOWN + APART / 20  # of the steps of a run
+    flat_runs = 2 + math.ceil(math.log10(flat))  # the first, three times as many, and leaps of ten
+    assert fitting < shown * (FILLED * 0.9 + 0.02 * flat_runs)  # with the one that nearly fills the time
 
 
 @pytest.mark.parametrize(
@@ -298,13 +300,13 @@ def test_most_of_a_short_time_is_left_for_the_run(monkeypatch):
     model = ts.Diffusion(denoiser, ts.Ancestral(2), ts.uniform_steps(64), ts.template(16, 2), sharing=False)
     path = ts.Steering(model, ts.Tilt(lambda x: (x == 0).sum(-1).float(), 1.0))
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    plan = ts.plan(path, "4s", populations=8, particles=(8,), generator=torch.Generator().manual_seed(0))
-    assert plan.spent == pytest.approx(clock[0], abs=0.2)
     began = clock[0]
+    plan = ts.plan(path, "4s", populations=8, particles=(8,), generator=torch.Generator().manual_seed(0))
+    planned = clock[0]
     plan.run(generator=torch.Generator().manual_seed(1))
-    assert plan.cost == pytest.approx(clock[0] - began, rel=0.1)
+    assert plan.cost == pytest.approx(clock[0] - planned, rel=0.1)
     assert plan.spent < 1.7
-    assert 3.2 < clock[0] < 4.4
+    assert plan.spent <= planned - began < plan.spent + 0.2  # checks of the network come once, before
     assert plan.num_particles > 100
 
 

@@ -207,12 +207,12 @@ class Search:
         what is left does not pay for the smallest one."""
         probe = self._probe(setting)
         times = setting.num_particles / probe.setting.num_particles
-        at_most = times * probe.each  # of a population
+        at_most, whole = times * probe.each, probe.each * probe.populations  # of a population, and of the probe
         if setting.least * at_most > self.left:
             # That is if the cost is proportional to particles, which time need not be: find out by their first steps,
             # unless there is no time for two pilots however small.
             alone = at_most
-            if self.budget.unit == "s" and max(2 * probe.spent, SHOWN * at_most * probe.populations) <= self.left:
+            if self.budget.unit == "s" and max(2 * whole, SHOWN * at_most * probe.populations) <= self.left:
                 seconds = self._predicted(setting, probe.populations)
                 alone = seconds / probe.populations
                 at_most = max(0.0, alone - probe.each) * times / max(times - 1, 1)
@@ -233,15 +233,16 @@ class Search:
         if self.budget.unit == "s":
             cost = self._predicted(few, populations)
             unknown = torch.full((populations, 1), math.nan)
-            probe = Pilot(few, unknown, math.nan, math.nan, cost / populations, cost)
+            probe = Pilot(few, unknown, math.nan, math.nan, cost / populations, self.spent)
         else:
             probe = self._spend(few, populations)
-        if probe.spent > self.budget.amount / 2:
+            cost = probe.spent
+        if cost > self.budget.amount / 2:
             written = self.budget.written
             raise ValueError(
                 f"a budget of {written(self.budget.amount)} is too small for a pilot: a run of {PROBED} "
-                f"particles takes {written(probe.spent)}. Give at least "
-                f"{written(math.ceil(2.5 * probe.spent))}, or use fewer steps or draws"
+                f"particles takes {written(cost)}. Give at least "
+                f"{written(math.ceil(2.5 * cost))}, or use fewer steps or draws"
             )
         return probe
 

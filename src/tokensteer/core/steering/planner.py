@@ -41,7 +41,8 @@ class Plan:
 
     `winner` is the best setting's second run, or its first if there is none. `spent` is the cost of all pilots, a part
     of the budget. `too_dear` settings were left out. `compared` has the pilots of each dimension that was varied; it is
-    empty if the budget paid for no pilot, and the first setting was taken.
+    empty if the budget paid for no pilot, and the first setting was taken: then `error` is inf and, if the budget is a
+    time, `ess` is nan.
     """
 
     pilots: tuple[Pilot, ...]

@@ -56,8 +56,8 @@ def predicted_seconds(
     method: Method, num_particles: int, populations: int, generator: Generator | None = None
 ) -> tuple[float, float]:
     """How long a run takes, from a share of its steps, and how long those took. Two more come first, and count as the
-    others do: in the first all particles are alike, so that a network sees one of them, and a device may load its
-    kernels; in the second it meets so many rows for the first time."""
+    others do. In the first all particles are alike, so that a network computes one of them, and a device may load its
+    kernels; the second is the first with so many rows, for which a device may choose others."""
     steps = len(method.steering.steps)
     apart = min(APART, steps - 1)
     last = min(steps, apart + math.ceil(SHOWN * steps))

@@ -70,7 +70,7 @@ class GridTraining(Trainee):
 @torch.no_grad()
 def embed_codes(net: GridTransformer, tokeniser: FSQ) -> None:
     """Embeddings to begin with that are near for codes that are near: waves of the numbers of a code, in random
-    directions. What is learned of a code then holds for its neighbours until they are told apart."""
+    directions. What is learned of a code then holds for its neighbours until training separates them."""
     codes, table = tokeniser.rounding.table[:-1], net.tokens.weight
     waves = WAVES * torch.randn(codes.shape[1], table.shape[1], device=codes.device)
     phases = 2 * math.pi * torch.rand(table.shape[1], device=codes.device)

@@ -9,8 +9,8 @@ it came in, to a PSNR of 16. It is off by default, and its share is 0.1. The wei
 are those that are stored.
 
 With `noise`, a share of the codes of half the images is replaced by those of other images before they are decoded. The
-decoder learns to see past a code that does not fit its neighbours, as a denoiser now and then draws it, and the encoder
-to say what matters more than once, which makes codes easier to predict (Yang et al., 2025, do so for diffusion).
+decoder learns to ignore a code that contradicts its neighbours, as a denoiser draws it now and then. The encoder learns
+codes that repeat a part of what their neighbours hold, which are easier to predict (after Yang et al., 2025).
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class ProposalTraining:
             save(trained, file, torch.bfloat16, without)
         card = self._card(task.name, training, plan, config, learned, twist)
         if not twist:
-            card |= self.tried(task, learned.denoiser, plan, training)
+            card |= self.held_out_entries(task, learned.denoiser, plan, training)
         card |= {} if task.reward is None else {"reward": task.reward}
         for file in files:  # without "quality": see `finished`
             write_json(file.with_suffix(".json"), card)
@@ -179,8 +179,10 @@ class ProposalTraining:
         training.tidy(self._file(training.out, task.name, "twist" if twist else "proposal").name)
         return card
 
-    def tried(self, task: Task, denoiser: Denoiser, plan: ProposalPlan, training: Training) -> dict[str, Any]:
-        """How much of what was learned counts, chosen on held-out paths: entries of the card."""
+    def held_out_entries(
+        self, task: Task, denoiser: Denoiser, plan: ProposalPlan, training: Training
+    ) -> dict[str, Any]:
+        """Entries of the card: how much of what was learned counts, chosen on held-out paths."""
         say("choosing the scale")
         steering, paths = Steering(task.model, task.tilt), 4 * plan.paths
         best, found = choose_scale(steering, Amortised(denoiser), paths, training.generator())

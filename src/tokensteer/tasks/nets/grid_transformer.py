@@ -12,8 +12,8 @@ With `skips`, as in U-ViT (Bao et al., 2023), each block of the second half also
 half gave, the last block that of the first: details of the tokens need not pass through every block.
 
 With `coarse`, so many blocks in the middle work on a grid of half the height and width, in which a site stands for
-2 x 2, and so take a quarter of the time. What they find is added to the states of the full grid, so that the blocks
-before and after need only care for details.
+2 x 2, and so do about a quarter of the work. Their output is added to the states of the full grid, which the blocks
+before and after them work on.
 """
 
 from __future__ import annotations
@@ -81,6 +81,13 @@ def rotations(height: int, width: int, size: int) -> Tensor:
     columns = torch.arange(width).repeat(height)
     angles = torch.cat([rows[:, None] * rates, columns[:, None] * rates], -1)
     return torch.stack([angles.cos(), angles.sin()])
+
+
+def turns_of(config: GridTransformerConfig, part: int = 1) -> Tensor:
+    """The rotations of the sites of a grid of 1/part the height and width, and none of the tokens of a text."""
+    turns = rotations(config.height // part, config.width // part, config.hidden // config.heads)
+    still = torch.tensor([1.0, 0.0])[:, None, None].expand(2, config.context_length, turns.shape[-1])
+    return torch.cat([turns, still], 1)
 
 
 def rotate(x: Tensor, turns: Tensor) -> Tensor:
@@ -188,14 +195,17 @@ class Skip(nn.Module):
 
 class Coarse(nn.Module):
     """The states of a grid as those of one of half the height and width, and back. Further tokens, behind those of the
-    grid, are not changed by either."""
+    grid, are not changed by either. `turns` are the rotations of the coarse grid."""
+
+    turns: Tensor
 
     def __init__(self, config: GridTransformerConfig) -> None:
         super().__init__()
+        self.register_buffer("turns", turns_of(config, 2), persistent=False)
         self.length, self.sides = config.length, (config.height // 2, config.width // 2)
         self.join = nn.Linear(4 * config.hidden, config.hidden, bias=False)
         self.part = nn.Linear(config.hidden, 4 * config.hidden, bias=False)
-        nn.init.zeros_(self.part.weight)  # at first nothing is found
+        nn.init.zeros_(self.part.weight)  # coarse blocks begin without effect
 
     def forward(self, h: Tensor) -> Tensor:
         """(P, L, H) to (P, L/4, H)."""
@@ -205,7 +215,7 @@ class Coarse(nn.Module):
         return torch.cat([self.join(squares), h[:, self.length :]], 1)
 
     def back(self, h: Tensor, full: Tensor) -> Tensor:
-        """What (P, L/4, H) found added to (P, L, H)."""
+        """The states `full` (P, L, H) with those of the coarse grid, (P, L/4, H), added."""
         height, width = self.sides
         squares, further = h.tensor_split([height * width], 1)
         sites = self.part(squares).view(len(h), height, width, 2, 2, -1).transpose(2, 3)
@@ -218,7 +228,6 @@ class GridTransformer(nn.Module):
     (P, S, W), with zeros for no text; None in place of all is no condition."""
 
     turns: Tensor
-    coarse_turns: Tensor
 
     def __init__(self, config: GridTransformerConfig) -> None:
         super().__init__()
@@ -236,10 +245,7 @@ class GridTransformer(nn.Module):
         self.head.weight = self.tokens.weight
         self.context = TextStates(config) if config.context_length else None
         self.coarse = Coarse(config) if config.coarse else None
-        for name, part in (("turns", 1), ("coarse_turns", 2)):
-            turns = rotations(config.height // part, config.width // part, config.hidden // config.heads)
-            still = torch.tensor([1.0, 0.0])[:, None, None].expand(2, config.context_length, turns.shape[-1])
-            self.register_buffer(name, torch.cat([turns, still], 1), persistent=False)
+        self.register_buffer("turns", turns_of(config), persistent=False)
 
     def hidden(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
         """(P, L, H)."""
@@ -258,7 +264,7 @@ class GridTransformer(nn.Module):
         full, turns = h, self.turns
         for k, block in enumerate(self.blocks):
             if self.coarse is not None and k == outer:
-                full, h, turns = h, self.coarse(h), self.coarse_turns
+                full, h, turns = h, self.coarse(h), self.coarse.turns
             h = self.skips[k - first](h, earlier.pop()) if k >= first else h
             h = block(h, row_label, turns)
             if k < len(self.skips):

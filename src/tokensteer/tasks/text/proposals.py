@@ -127,7 +127,9 @@ class FromTexts(ProposalTraining):
     def _finished(self, name: str, training: Training) -> nn.Module:
         return sharpened(cast("Encoder", super()._finished(name, training)))
 
-    def tried(self, task: Task, denoiser: Denoiser, plan: ProposalPlan, training: Training) -> dict[str, Any]:
+    def held_out_entries(
+        self, task: Task, denoiser: Denoiser, plan: ProposalPlan, training: Training
+    ) -> dict[str, Any]:
         """All that was learned counts. How even weights are with it, and with the model alone, for prompts on which
         settings are chosen."""
         tried = self._task(training, self.config.num_steps, CHOOSING)
