@@ -266,6 +266,36 @@ def test_what_every_run_takes_is_told_from_what_a_particle_takes(always, each, c
     assert 3.2 < whole <= 4.0 + each
 
 
+@pytest.mark.parametrize("first", [1, 3, 10])
+@pytest.mark.parametrize(("flat", "each"), [(0.5, 0.019), (0.6, 0.0006), (0.9, 0.015)])
+def test_a_bend_in_the_time_is_not_taken_for_its_slope(flat, each, first):
+    """A GPU fills up gradually: at the bend a few more particles take less than each of many."""
+
+    def seconds_of(count):
+        took = (flat**3 + (each * count) ** 3) ** (1 / 3)
+        return took, SHOWN * took
+
+    count, spent = most_within(seconds_of, 4.0, first)
+    assert 3.2 < spent + seconds_of(count)[0] < 4.1
+
+
+def test_a_slow_start_is_not_taken_for_the_whole_run(monkeypatch):
+    """A device loads kernels in the first steps."""
+    clock, calls = [0.0], [0]
+
+    def network(x, t):
+        calls[0] += 1
+        clock[0] += 0.05 if calls[0] > 4 else 0.5
+        return torch.zeros(*x.shape, 3)
+
+    model = ts.Diffusion(ts.from_logits(network, 2), ts.Ancestral(2), ts.uniform_steps(50), ts.template(4, 2))
+    method = ts.Method(ts.Steering(model), when=ts.triggers.never)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    calls[0] = 0
+    predicted, _ = predicted_seconds(method, 4, 2, torch.Generator().manual_seed(0))
+    assert predicted == pytest.approx(50 * 0.05, rel=0.3)
+
+
 def test_seconds_of_a_run_are_predicted_by_its_first_steps(monkeypatch):
     """A network whose time is known: a twentieth of a second for each call, and one call for each step."""
     clock, calls = [0.0], [0]

@@ -13,8 +13,9 @@ from tokensteer.core.particles.path import Record
 from tokensteer.core.steering.methods import Method
 
 FACTOR = 3  # the second run is so many times as large as the first,
-LEAP = 10  # and each after it up to so many times as the one before
-FLAT = 1.3  # times as long is hardly longer
+LEAP = 10  # and each after it up to so many times as the one before, as long as time
+FLAT = 1.3  # times the shortest is hardly longer
+GROWN = 2  # times as long as the shortest, and more particles take longer in proportion
 FILLED = 0.75  # of the time that is left is what a run may take that only tells how long it takes
 NOISE = 0.1  # of the time: a run that takes less may have been held up
 APART = 2  # steps at the start that are not like the others
@@ -26,16 +27,16 @@ def most_within(seconds_of: Callable[[int], tuple[float, float]], seconds: float
     how long a run of so many takes, and how long it took to know.
 
     A GPU takes as long for few particles as for one, however long that is. So numbers grow from `first`, to what may
-    nearly fit, until a run takes noticeably longer than the shortest and not so little that it may be noise, or until
-    finding out could use up half of the time. Let a run of n take s seconds, and the last two give the slope of time,
-    at least s/(4n) for each. More than n take s/n for each if s has doubled, else the slope; fewer take the slope.
+    nearly fit, until a run takes twice as long as the shortest and not so little that it may be noise, or until finding
+    out could use up half of the time. Let a run of n take s seconds, and the last two give the slope of time, at least
+    s/(4n) for each. More than n take s/n for each if s has doubled, else the slope; fewer take the slope.
     """
     count, (took, spent) = first, seconds_of(first)
     shortest, slope, each = took, took / first, took / first
-    while took < max(FLAT * shortest, NOISE * seconds):
+    while took < max(GROWN * shortest, NOISE * seconds):
         growth = FACTOR  # so far no slope is known
         if count > first:
-            growth = min(LEAP, 1 + (FILLED * (seconds - spent) - took) / (each * count))
+            growth = min(LEAP if took < FLAT * shortest else FACTOR, 1 + (FILLED * (seconds - spent) - took) / (each * count))
         if growth < FACTOR or spent + SHOWN * (took + each * count * (growth - 1)) > seconds / 2:
             break
         before, fewer = took, count
@@ -43,7 +44,7 @@ def most_within(seconds_of: Callable[[int], tuple[float, float]], seconds: float
         took, more = seconds_of(count)
         spent, shortest = spent + more, min(shortest, took)  # the first run may have warmed a GPU up
         slope = max((took - before) / (count - fewer), took / count / 4)
-        each = took / count if took >= 2 * shortest else slope
+        each = took / count if took >= GROWN * shortest else slope
     rest = seconds - spent - took
     return max(1, int(count + rest / (each if rest > 0 else slope))), spent
 
@@ -55,12 +56,13 @@ class _Enough(Exception):  # noqa: N818, it is no error
 def predicted_seconds(
     method: Method, num_particles: int, populations: int, generator: Generator | None = None
 ) -> tuple[float, float]:
-    """How long a run takes, from a share of its steps, and how long those took. Two more come first, and count as the
-    others do. In the first all particles are alike, so that a network computes one of them, and a device may load its
-    kernels; the second is the first with so many rows, for which a device may choose others."""
+    """How long a run takes, from a share of its steps, and how long those took. The second half of them tells how long
+    each step takes: at first all particles are alike, so that a network computes one of them, and a device may load
+    kernels, those of the first look at the weights among them."""
     steps = len(method.steering.steps)
     apart = min(APART, steps - 1)
     last = min(steps, apart + math.ceil(SHOWN * steps))
+    half = (apart + last) // 2
     began = time.perf_counter()
     times: list[float] = []
 
@@ -72,5 +74,5 @@ def predicted_seconds(
 
     with suppress(_Enough):
         method(num_particles, populations, generator=generator, on_step=watch)
-    each = (times[-1] - times[apart]) / (len(times) - 1 - apart)
+    each = (times[-1] - times[half]) / (len(times) - 1 - half)
     return times[0] - began + each * steps, times[-1] - began
