@@ -36,7 +36,9 @@ def most_within(seconds_of: Callable[[int], tuple[float, float]], seconds: float
     while took < max(GROWN * shortest, NOISE * seconds):
         growth = FACTOR  # so far no slope is known
         if count > first:
-            growth = min(LEAP if took < FLAT * shortest else FACTOR, 1 + (FILLED * (seconds - spent) - took) / (each * count))
+            growth = min(
+                LEAP if took < FLAT * shortest else FACTOR, 1 + (FILLED * (seconds - spent) - took) / (each * count)
+            )
         if growth < FACTOR or spent + SHOWN * (took + each * count * (growth - 1)) > seconds / 2:
             break
         before, fewer = took, count
