@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 from tokensteer.core.kernels.choices import as_tensor
 from tokensteer.core.kernels.measure import SiteMeasure
 from tokensteer.core.models.denoiser import Denoiser, Time, ignores_time
-from tokensteer.core.models.diffusion import Meter, Model, clock
+from tokensteer.core.models.diffusion import Meter, Model, clock, located
 from tokensteer.core.models.prediction import Prediction
 from tokensteer.core.numerics.rows import distinct
 from tokensteer.core.particles.loop import sweep
@@ -144,25 +144,31 @@ class Transitions:
 
     def measures(self, steps: Sequence[int]) -> list[SiteMeasure]:
         """q(· | x_t) at each of `steps`, with the gradient of the network."""
-        sites, outputs = self.paths.sites, self.outputs(self.denoiser, steps)
+        sites, outputs = self.paths.sites, self.outputs(self.denoiser, steps, conditioned=True)
         return [
             self.model.step_with(self.paths.x[k], output, self.model.steps[k], None if sites is None else sites[k])
             for k, output in zip(steps, outputs, strict=True)
         ]
 
-    def outputs(self, network: Denoiser, steps: Sequence[int]) -> list[Tensor]:
-        """The output of a network at the beginning of each of `steps`, (P, ...). A network that ignores time is called
-        once, on a CPU with distinct states only: most paths stand still most of the time."""
-        x = self.paths.x
+    def outputs(self, network: Denoiser, steps: Sequence[int], conditioned: bool = False) -> list[Tensor]:
+        """The output of a network at the beginning of each of `steps`, (P, ...), with the context of each path's
+        population if it is `conditioned`. A network that ignores time is called once, on a CPU with distinct states
+        only: most paths stand still most of the time."""
+        x, count = self.paths.x, len(steps)
+        query = located(self.model.networks, self.model.steps[steps[0]].t, x[0])
+        context = self.model.base.given(query, x.shape[1]) if conditioned else ()
         if not ignores_time(network):
-            return [network(x[k], self.time(k)) for k in steps]
+            return [network(x[k], self.time(k), *context) for k in steps]
         states, t = x[list(steps)].flatten(0, 1), self.model.steps[steps[0]].t
+        rows = tuple(part.repeat(count, *[1] * (part.dim() - 1)) for part in context)
         if states.is_cuda:
-            together = network(states, t)
+            together = network(states, t, *rows)
         else:
-            first, which = distinct(states)
-            together = network(states[first], t)[which]
-        return list(together.view(len(steps), -1, *together.shape[1:]))
+            apart = query.of is not None and conditioned
+            known = torch.cat([states, query.of.repeat(count).unsqueeze(-1)], -1) if apart else states
+            first, which = distinct(known)
+            together = network(states[first], t, *(part[first] for part in rows))[which]
+        return list(together.view(count, -1, *together.shape[1:]))
 
     def time(self, k: int) -> Time:
         return self.model.steps[k].t if self.paths.times is None else self.paths.times[k]

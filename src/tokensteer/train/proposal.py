@@ -64,6 +64,8 @@ def fit_proposal(
     if baseline is None:
         baseline = OfState(model.vocab_size, model.base.template.shape[-1]).to(model.device)
     if isinstance(objective, Likelihood):
+        if model.base.conditions:
+            raise ValueError("Likelihood does not give the network a context, and the model has one: use PathVariance")
         trainee = LikelihoodTrainee(steering, net, baseline, as_denoiser, plan, objective, generator)
     else:
         trainee = PathTrainee(steering, net, baseline, as_denoiser, plan, objective, generator)
