@@ -12,6 +12,7 @@ import small_emoji
 import torch
 
 import tokensteer as ts
+from tokensteer import tensorfile
 from tokensteer.app.cli import main
 from tokensteer.core.steering.steering import Steering
 from tokensteer.rewards.image import compressibility, mostly, share_of
@@ -21,11 +22,23 @@ from tokensteer.tasks.common.sheets import read_sheet
 from tokensteer.tasks.common.task import Setup
 from tokensteer.tasks.common.training import Training, finished
 from tokensteer.tasks.common.wordpiece import WordPiece
-from tokensteer.tasks.emoji import captions, data, denoiser, model, quality, rewards, sources, states, towers
+from tokensteer.tasks.emoji import (
+    captions,
+    data,
+    denoiser,
+    model,
+    proposals,
+    quality,
+    rewards,
+    sources,
+    states,
+    towers,
+)
 from tokensteer.tasks.emoji import task as emoji
 from tokensteer.tasks.emoji import train as training_of
 from tokensteer.tasks.emoji.__main__ import main as part_main
 from tokensteer.tasks.emoji.sources import STYLES, Concept
+from tokensteer.tasks.nets.grid_transformer import adapted
 from tokensteer.tasks.nets.text_encoder import PADDING, sentence_vectors
 from tokensteer.tasks.quality.features import Inception
 
@@ -374,6 +387,62 @@ def test_prompts_come_from_the_command_line(weights: Path, tmp_path: Path, capsy
     ):
         assert main(["run", "emoji", "--weights", str(weights), *options]) == 2
         assert says in capsys.readouterr().err
+
+
+# ---- the learned proposal
+
+
+def test_an_adapter_begins_as_nothing_and_learns_alone(networks: model.Networks):
+    x, captions = torch.full((3, 16), 9), networks.states(["a blue heart", "a red bar", "a bar"])
+    net = adapted(networks.denoiser, 2)
+    assert torch.equal(net(x, captions), networks.denoiser(x, captions))
+    named = dict(net.named_parameters())
+    learns = {name for name in named if not name.startswith(proposals.CONFIG.frozen)}
+    assert learns == {name for name in named if name.startswith("adapters.")} != set()
+    with torch.no_grad():
+        for name in learns:
+            named[name].normal_(generator=seeded())
+    assert not torch.allclose(net(x, captions), networks.denoiser(x, captions))
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_a_proposal_begins_as_the_guided_sampler(networks: model.Networks, guidance: float):
+    """With what was learned still zero all weights are those of the reference."""
+    caption_states = networks.states(["a blue heart", "a red bar"])
+    reference = model.reference(networks.model(caption_states, 3), guidance)
+    q = ts.Amortised(model.as_guided(guidance)(adapted(networks.denoiser, 2)))
+    for proposal in (q, ts.FromModel()):
+        path = Steering(reference, rewards.tilt(networks, caption_states), proposal)
+        result = ts.Method(path, when=ts.triggers.never)(4, 2, generator=seeded())
+        assert torch.allclose(result.log_w, (result.reward / path.twist.kl).to(result.log_w), atol=1e-3)
+
+
+def test_a_proposal_is_taught_stored_and_used(weights: Path, tmp_path: Path, monkeypatch, capsys):
+    drawings = small_emoji.write_drawings(tmp_path / data.FILE)
+    monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
+    plan = replace(proposals.PLAN, rounds=2, paths=8, report_every=1)
+    small = replace(proposals.CONFIG, plan=plan, num_steps=2)
+    out = tmp_path / "taught"
+    card = replace(proposals.proposal(None, weights, small, {2: 6}, captions=4), steps=2).train(Training(out))
+    assert card["prompts"] == 4
+    assert set(card["quality"]) == {"smc-base N=2", "smc-grad N=2", "prop-amot N=2", "smc-amot N=2"}
+    used = proposals.captions_of(drawings, 4)
+    trained = {texts[k] for texts in drawings.part(data.TRAIN).captions() for k in range(len(texts))}
+    assert len(set(used)) == 4
+    assert set(used) <= trained
+    file = out / "emoji-proposal.safetensors"
+    tensors, _ = tensorfile.read(file)
+    assert tensors
+    assert all(name.startswith("adapters.") for name in tensors)
+    words = ["--weights", str(out), "--steps", "2", "--particles", "2", "--populations", "1", "--prompt", "a blue bar"]
+    assert main(["run", "emoji", "--method", "smc-amot", *words, "--out", str(tmp_path / "run")]) == 0
+    assert ts.open_run(tmp_path / "run").rows[0]["rows"]["proposal"] > 0
+    capsys.readouterr()
+    asked = ["--weights", str(weights), "--out", str(tmp_path / "other")]
+    assert main(["train", "emoji", "--proposal", "--goal", "2", *asked]) == 2
+    assert "has no goals" in capsys.readouterr().err
+    assert main(["run", "emoji", "--method", "smc-amot", *words[2:], "--weights", str(weights)]) == 2
+    assert "tokensteer train emoji --proposal" in capsys.readouterr().err
 
 
 def test_a_prompt_can_be_colourful_instead(weights: Path):

@@ -68,7 +68,6 @@ def test_one_proposal_learns_all_labels():
 
 
 def test_likelihood_is_refused():
-    plan = ProposalPlan(2, paths=EACH * CLASSES)
+    path, plan = ts.Steering(model(*LABELS), TILT), ProposalPlan(2, paths=EACH * CLASSES)
     with pytest.raises(ValueError, match="does not give the network a context"):
-        path = ts.Steering(model(*LABELS), TILT)
         fit_proposal(path, other_net(), denoiser_of, plan=plan, generator=seeded(), objective=Likelihood())

@@ -25,6 +25,7 @@ from tokensteer.tasks.dna import model as dna_model
 from tokensteer.tasks.dna import task as dna
 from tokensteer.tasks.emoji import data as emoji_data
 from tokensteer.tasks.emoji import model as emoji_model
+from tokensteer.tasks.emoji import proposals as emoji_proposals
 from tokensteer.tasks.emoji import render as emoji_render
 from tokensteer.tasks.emoji import rewards as emoji_rewards
 from tokensteer.tasks.emoji import task as emoji
@@ -146,5 +147,6 @@ TASKS: dict[str, Entry] = {
         rewards=emoji_rewards.KLS,
         data=emoji_data.FILE,
         train=emoji_train.train,
+        proposal=emoji_proposals.proposal,
     ),
 }

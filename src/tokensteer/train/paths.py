@@ -164,8 +164,8 @@ class Transitions:
         if states.is_cuda:
             together = network(states, t, *rows)
         else:
-            apart = query.of is not None and conditioned
-            known = torch.cat([states, query.of.repeat(count).unsqueeze(-1)], -1) if apart else states
+            of = query.of if conditioned else None
+            known = states if of is None else torch.cat([states, of.repeat(count).unsqueeze(-1)], -1)
             first, which = distinct(known)
             together = network(states[first], t, *(part[first] for part in rows))[which]
         return list(together.view(count, -1, *together.shape[1:]))

@@ -121,8 +121,8 @@ class ProposalTraining:
     reward or the `reward` of that name.
 
     `populations` are measured for each number of particles. trainee(file, device) loads the copy of the denoiser that
-    is trained; `as_used` replaces `as_denoiser` if the trained network is used in another form. What was learned is
-    measured in `steps` steps.
+    is trained; `as_used` replaces `as_denoiser` if the trained network is used in another form. `prompts` returns those
+    whose paths are learned from, if not the task's own. What was learned is measured in `steps` steps.
     """
 
     make: Callable[[Setup], Task]
@@ -135,6 +135,7 @@ class ProposalTraining:
     as_used: Callable[[nn.Module], Denoiser | OtherHead] | None = None
     reward: str | None = None
     steps: int = 100
+    prompts: Callable[[], tuple[str, ...]] | None = None
 
     def rewarded(self, reward: str, kl: float, own: bool = False) -> ProposalTraining:
         """The same for a reward of the task by name, at its kl; `own` is the one that it has anyway."""
@@ -145,7 +146,8 @@ class ProposalTraining:
         """Train, store and measure a proposal, or a `twist` for the finished proposal in `weights`. Everything else
         that the task needs is copied to the folder. The card is written and returned."""
         training.seed_torch()  # what is learned may begin at random
-        task, config = self._task(training, self.config.num_steps), self.config
+        prompts = None if self.prompts is None else self.prompts()
+        task, config = self._task(training, self.config.num_steps, prompts), self.config
         if twist:
             if config.twist is None:
                 raise ValueError(f"the twist of {task.name} is learned with its proposal: give --proposal instead")
@@ -170,6 +172,7 @@ class ProposalTraining:
         if not twist:
             card |= self.held_out_entries(task, learned.denoiser, plan, training)
         card |= {} if task.reward is None else {"reward": task.reward}
+        card |= {} if prompts is None else {"prompts": len(prompts)}
         for file in files:  # without "quality": see `finished`
             write_json(file.with_suffix(".json"), card)
         say("measuring")

@@ -42,6 +42,8 @@ class Command:
     horizon: float | None = None  # minutes of all runs together, if others follow; the rate falls until then
     resume: Path | None = None  # folder with the checkpoint to continue from
     weights: Path | None = None  # folder of the parts before, if it is not --out
+    levels: tuple[int, ...] | None = None  # of the tokeniser's numbers, if not the usual: their product is the codes
+    noise: float = 0.0  # of the tokeniser: the largest share of a drawing's codes that are replaced before decoding
     dropout: float | None = None  # of the denoiser, if not the usual
     rate: float | None = None  # the highest learning rate, if not the usual
     batch_size: int | None = None  # if not the usual
@@ -60,6 +62,8 @@ def run(command: OmitArgPrefixes[Command]) -> None:
     dropout = RECIPE.denoiser.dropout if command.dropout is None else command.dropout
     recipe = replace(
         RECIPE,
+        tokeniser=replace(RECIPE.tokeniser, levels=command.levels or RECIPE.tokeniser.levels),
+        noise=command.noise,
         denoiser=replace(RECIPE.denoiser, dropout=dropout),
         tokeniser_plan=replace(RECIPE.tokeniser_plan, **given),
         denoiser_plan=replace(RECIPE.denoiser_plan, **given),

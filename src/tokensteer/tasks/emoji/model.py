@@ -7,21 +7,23 @@ is for cfg and smc-cfg.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from tokensteer.core.models.denoiser import Denoiser, from_logits
 from tokensteer.core.models.diffusion import Diffusion
-from tokensteer.core.models.guided_reference import guided_reference
+from tokensteer.core.models.guided_reference import guided_reference, product_network
 from tokensteer.core.models.product import Product, guided
 from tokensteer.tasks.common.task import Setup
 from tokensteer.tasks.common.tokenised_images import TokenisedImages, as_tokenised, load_roles
 from tokensteer.tasks.emoji import states
 from tokensteer.tasks.emoji.states import CaptionEncoder
 from tokensteer.tasks.emoji.towers import as_image_text
-from tokensteer.tasks.nets import ImageText
+from tokensteer.tasks.nets import GridTransformer, ImageText
+from tokensteer.train.optim import half_precision
 
 NAME = states.NAME
 STEPS = 24
@@ -74,3 +76,25 @@ def reference(conditional: Diffusion, guidance: float) -> Diffusion:
 def product(conditional: Diffusion, guidance: float) -> Product:
     """p(x | caption)^a · p(x)^(1 - a), as a target with weights."""
     return guided(conditional, without_caption(conditional), guidance)
+
+
+def as_guided(guidance: float) -> Callable[[nn.Module], Denoiser]:
+    """Makes a network a denoiser of the guided prediction, of the contexts of `reference`."""
+
+    def wrap(net: nn.Module) -> Denoiser:
+        grid = as_grid(net)
+
+        def logits(x: Tensor, states: Tensor) -> Tensor:
+            with half_precision(x.device):
+                return grid(x, states).float()
+
+        both = product_network(logits, logits, 1, (guidance, 1.0 - guidance), timed=False)
+        return from_logits(logits if guidance == 1 else both, grid.config.vocab_size - 1, ignores_time=True)
+
+    return wrap
+
+
+def as_grid(net: nn.Module) -> GridTransformer:
+    if not isinstance(net, GridTransformer):
+        raise ValueError(f"{type(net).__name__} is no denoiser of {NAME}: train it again")
+    return net

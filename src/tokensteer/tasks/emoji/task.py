@@ -15,11 +15,11 @@ from torch import Tensor
 
 from tokensteer.core.particles.result import Result
 from tokensteer.rewards.image import share_of
-from tokensteer.tasks.common import prompts
+from tokensteer.tasks.common import learned, prompts
 from tokensteer.tasks.common.metrics import Measured, ess_share, in_parts, measured, weighted
 from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task
-from tokensteer.tasks.emoji.model import GUIDANCE, NAME, STEPS, Networks, load_networks, product, reference
-from tokensteer.tasks.emoji.rewards import MOSTLY, agreements, reward_of, tilt
+from tokensteer.tasks.emoji.model import GUIDANCE, NAME, STEPS, Networks, as_guided, load_networks, product, reference
+from tokensteer.tasks.emoji.rewards import ALIGNMENT, MOSTLY, agreements, reward_of, tilt
 from tokensteer.tasks.nets.text_encoder import sentence_vectors
 
 DEFAULT = (
@@ -62,6 +62,7 @@ def of_prompts(setup: Setup, networks: Networks, asked: Sequence[Prompt], failed
         return in_parts(lambda x: best_agreement(networks, x, sentence_vectors(caption_states)), ids, 500)
 
     side = networks.tokeniser.config.side
+    other = None if reward == ALIGNMENT else reward
     named = asked[0].text if len(asked) == 1 else f"{len(asked)} prompts"
     return Task(
         NAME,
@@ -72,6 +73,7 @@ def of_prompts(setup: Setup, networks: Networks, asked: Sequence[Prompt], failed
         lambda ids, file: networks.picture(ids, file, len(asked)),
         marks,
         pictured=PICTURED,
+        learned=lambda: learned.find(setup.weights, NAME, None, as_guided(guidance), setup.device, other),
         prompted=Prompted(list(asked), failed, only),
         guided=lambda: product(conditional, guidance),
         tilts_guided=setup.reward is not None,

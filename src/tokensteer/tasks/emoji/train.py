@@ -47,7 +47,8 @@ SOURCE = f"emoji of {'; '.join(sources.ATTRIBUTION.values())}; names and tags of
 
 @dataclass(frozen=True)
 class Recipe:
-    """Networks and plans. `quality` compares samples of so many unseen pairs at most, drawn in so many steps."""
+    """Networks and plans. `noise` is the largest share of a drawing's codes that are replaced before the tokeniser
+    decodes them. `quality` compares samples of so many unseen pairs at most, drawn in so many steps."""
 
     tokeniser: FSQConfig = denoising.TOKENISER
     denoiser: GridTransformerConfig = denoising.CONFIG
@@ -58,6 +59,7 @@ class Recipe:
     tower_plan: Plan = towers.PLAN
     copies: int = denoising.COPIES
     perceptual: bool = True
+    noise: float = 0.0
     samples: int = 600
     steps: int = STEPS
 
@@ -137,13 +139,15 @@ def make_tokeniser(work: PartTraining, recipe: Recipe, drawings: Drawings) -> di
     net, plan = FSQ(recipe.tokeniser).to(work.device), recipe.tokeniser_plan
     distance = lpips.load(work.device) if recipe.perceptual else None
     seen, unseen = drawings.part(TRAIN), drawings.part(PAIR)
-    trainee = tokenising.TokeniserTraining(net, seen, unseen, distance, plan, compiled=work.compiled)
+    trainee = tokenising.TokeniserTraining(
+        net, seen, unseen, distance, plan, compiled=work.compiled, noise=recipe.noise
+    )
     progress = work.run(trainee, plan)
     trainee.best.put_into(trainee.learner.average)
     stored = work.store(trainee.learner.average)
     found = tokenising.measure(stored, unseen, distance)
     found["PSNR, before int8"] = tokenising.measure(trainee.learner.average, unseen, None)["PSNR"]
-    return work.finish(progress, stored, recipe.tokeniser, plan, found, {"stored": INT8})
+    return work.finish(progress, stored, recipe.tokeniser, plan, found, {"noise": recipe.noise, "stored": INT8})
 
 
 def make_denoiser(work: PartTraining, recipe: Recipe, drawings: Drawings) -> dict[str, float]:

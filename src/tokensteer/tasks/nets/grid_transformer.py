@@ -14,11 +14,15 @@ half gave, the last block that of the first: details of the tokens need not pass
 With `coarse`, so many blocks in the middle work on a grid of half the height and width, in which a site stands for
 2 x 2, and so do about a quarter of the work. Their output is added to the states of the full grid, which the blocks
 before and after them work on.
+
+With `adapter`, each matrix of a block has a low-rank one beside it (Hu et al., 2022), which is zero before training:
+what a proposal learns is small, and begins as the network that it adapts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +35,7 @@ from tokensteer.tasks.nets.parts import NO_LABEL, check_config, embed
 class GridTransformerConfig:
     """A grid of `height` x `width` sites, row by row. `vocab_size` counts the mask; `dropout` is of training alone. The
     condition is one of `num_classes`, or the states of a text, (context_length, context_width). Of the `depth` blocks
-    so many in the middle are `coarse`."""
+    so many in the middle are `coarse`. `adapter` is the rank of the matrices beside those of the blocks."""
 
     vocab_size: int
     height: int
@@ -45,9 +49,10 @@ class GridTransformerConfig:
     context_length: int = 0
     context_width: int = 0
     coarse: int = 0
+    adapter: int = 0
 
     def __post_init__(self) -> None:
-        check_config(self, may_be_zero=("depth", "num_classes", "context_length", "context_width", "coarse"))
+        check_config(self, may_be_zero=("depth", "num_classes", "context_length", "context_width", "coarse", "adapter"))
         if self.coarse and (self.coarse > self.depth or (self.depth - self.coarse) % 2):
             raise ValueError(
                 f"GridTransformerConfig: of {self.depth} blocks {self.coarse} cannot be in the middle: as many must "
@@ -115,6 +120,27 @@ def modulated(h: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return h * (1 + scale) + shift
 
 
+class LowRank(nn.Module):
+    """B·A·x, zero before training."""
+
+    def __init__(self, before: int, after: int, rank: int) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(before, rank, bias=False), nn.Linear(rank, after, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.up(self.down(h))
+
+
+class BlockAdapter(nn.Module):
+    """What is added to the four matrices of a block."""
+
+    def __init__(self, hidden: int, rank: int) -> None:
+        super().__init__()
+        self.qkv, self.out = LowRank(hidden, 3 * hidden, rank), LowRank(hidden, hidden, rank)
+        self.up, self.down = LowRank(hidden, 4 * hidden, rank), LowRank(4 * hidden, hidden, rank)
+
+
 class GridBlock(nn.Module):
     """Attention with normalised queries and keys, then an MLP; each after a layer norm, modulated by the class."""
 
@@ -131,30 +157,37 @@ class GridBlock(nn.Module):
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
 
-    def forward(self, h: Tensor, label: Tensor, turns: Tensor) -> Tensor:
+    def forward(self, h: Tensor, label: Tensor, turns: Tensor, adapter: BlockAdapter | None = None) -> Tensor:
         by_class = self.modulation(label)
         if by_class is None:
-            h = h + self._mixed(self.before_mix(h), turns)
-            return h + self._mlp(self.before_mlp(h))
+            h = h + self._mixed(self.before_mix(h), turns, adapter)
+            return h + self._mlp(self.before_mlp(h), adapter)
         scale, shift, gate, mlp_scale, mlp_shift, mlp_gate = by_class
-        h = h + (1 + gate) * self._mixed(modulated(self.before_mix(h), scale, shift), turns)
-        return h + (1 + mlp_gate) * self._mlp(modulated(self.before_mlp(h), mlp_scale, mlp_shift))
+        h = h + (1 + gate) * self._mixed(modulated(self.before_mix(h), scale, shift), turns, adapter)
+        return h + (1 + mlp_gate) * self._mlp(modulated(self.before_mlp(h), mlp_scale, mlp_shift), adapter)
 
-    def _mixed(self, h: Tensor, turns: Tensor) -> Tensor:
-        q, k, v = self.qkv(h).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+    def _mixed(self, h: Tensor, turns: Tensor, adapter: BlockAdapter | None) -> Tensor:
+        qkv, out = (None, None) if adapter is None else (adapter.qkv, adapter.out)
+        q, k, v = added(self.qkv, h, qkv).view(*h.shape[:2], 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         q, k = (self._placed(norm, part, turns) for norm, part in ((self.norm_q, q), (self.norm_k, k)))
-        return self._dropped(self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)))
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self._dropped(added(self.out, mixed, out))
 
     @staticmethod
     def _placed(norm: nn.RMSNorm, part: Tensor, turns: Tensor) -> Tensor:
         """Normalised in the precision of the weights and turned, in that of autocast again."""
         return rotate(norm(part.to(turns.dtype)), turns).to(part.dtype)
 
-    def _mlp(self, h: Tensor) -> Tensor:
-        return self._dropped(self.down(F.gelu(self.up(h), approximate="tanh")))
+    def _mlp(self, h: Tensor, adapter: BlockAdapter | None) -> Tensor:
+        up, down = (None, None) if adapter is None else (adapter.up, adapter.down)
+        return self._dropped(added(self.down, F.gelu(added(self.up, h, up), approximate="tanh"), down))
 
     def _dropped(self, h: Tensor) -> Tensor:
         return F.dropout(h, self.dropout, self.training) if self.dropout else h
+
+
+def added(layer: nn.Linear, h: Tensor, low_rank: LowRank | None) -> Tensor:
+    return layer(h) if low_rank is None else layer(h) + low_rank(h)
 
 
 class TextStates(nn.Module):
@@ -245,6 +278,8 @@ class GridTransformer(nn.Module):
         self.head.weight = self.tokens.weight
         self.context = TextStates(config) if config.context_length else None
         self.coarse = Coarse(config) if config.coarse else None
+        ranks = [config.adapter] * config.depth if config.adapter else []
+        self.adapters = nn.ModuleList(BlockAdapter(config.hidden, rank) for rank in ranks)
         self.register_buffer("turns", turns_of(config), persistent=False)
 
     def hidden(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
@@ -266,7 +301,8 @@ class GridTransformer(nn.Module):
             if self.coarse is not None and k == outer:
                 full, h, turns = h, self.coarse(h), self.coarse.turns
             h = self.skips[k - first](h, earlier.pop()) if k >= first else h
-            h = block(h, row_label, turns)
+            adapter = cast("BlockAdapter", self.adapters[k]) if len(self.adapters) else None
+            h = block(h, row_label, turns, adapter)
             if k < len(self.skips):
                 earlier.append(h)
             if self.coarse is not None and k == outer + self.config.coarse - 1:
@@ -284,3 +320,10 @@ class GridTransformer(nn.Module):
         if not none:
             raise ValueError("this network knows no classes: build it with num_classes, or leave out the label")
         return torch.where(label == NO_LABEL, none, label).expand(len(rows))
+
+
+def adapted(net: GridTransformer, rank: int) -> GridTransformer:
+    """The same network with an adapter that can learn, which adds nothing at first."""
+    found = GridTransformer(replace(net.config, adapter=rank)).to(net.places.device)
+    found.load_state_dict(net.state_dict(), strict=False)
+    return found.eval()

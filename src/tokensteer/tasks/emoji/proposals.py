@@ -1,0 +1,80 @@
+"""The learned proposal of `emoji`: low-rank matrices beside those of the denoiser, one set for all captions.
+
+    tokensteer train emoji --proposal --weights FOLDER --device cuda --out FOLDER
+
+As in the paper, the variance of the log-weights of whole paths is made small, here among the paths of each caption:
+captions have normalisers of their own. The captions are those of drawings that the denoiser was trained on, read from
+the file of drawings. The reward is let in by and by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from torch import nn
+
+from tokensteer.tasks.common.objectives import NONE
+from tokensteer.tasks.common.proposals import ProposalConfig, ProposalTraining
+from tokensteer.tasks.common.task import SHIPPED
+from tokensteer.tasks.emoji import data
+from tokensteer.tasks.emoji import denoiser as denoising
+from tokensteer.tasks.emoji.data import TRAIN, Drawings
+from tokensteer.tasks.emoji.model import GUIDANCE, NAME, STEPS, as_grid, as_guided
+from tokensteer.tasks.emoji.rewards import ALIGNMENT, KLS
+from tokensteer.tasks.emoji.task import task
+from tokensteer.tasks.emoji.towers import one_of_each
+from tokensteer.tasks.nets import TransformerConfig, ValueConfig, load
+from tokensteer.tasks.nets.grid_transformer import adapted
+from tokensteer.train import PathVariance, ProposalPlan
+
+RANK = 8
+CAPTIONS = 64
+PLAN = ProposalPlan(
+    120, paths=8 * CAPTIONS, rate=1e-3, average=0.95, anneal=0.5, rows=512, report_every=5, save_every=20
+)
+CONFIG = ProposalConfig(
+    PLAN,
+    PathVariance(),
+    ValueConfig("transformer", asdict(TransformerConfig(denoising.CONFIG.vocab_size, 256, width=64, depth=2))),
+    kl=KLS[ALIGNMENT],
+    num_steps=STEPS // 2,
+    frozen=("tokens.", "places", "blocks.", "skips.", "norm.", "modulation.", "head.", "context.", "coarse."),
+    baseline=NONE,
+)
+MEASURED = {1: 24, 8: 24}  # populations for each number of particles, multiples of the number of prompts
+
+
+def proposal(
+    goal: int | None = None,
+    weights: Path = SHIPPED,
+    config: ProposalConfig = CONFIG,
+    populations: Mapping[int, int] = MEASURED,
+    captions: int = CAPTIONS,
+) -> ProposalTraining:
+    """Training of a proposal for all captions, from paths of so many of them."""
+    if goal is not None:
+        raise ValueError(f"{NAME} draws what prompts say and has no goals: leave out --goal")
+
+    def trainee(file: Path, device: str) -> nn.Module:
+        return adapted(as_grid(load(file, device)), RANK)
+
+    own = weights / data.FILE
+    return ProposalTraining(
+        task,
+        None,
+        weights,
+        config,
+        as_guided(GUIDANCE),
+        populations,
+        trainee,
+        steps=STEPS,
+        prompts=lambda: captions_of(data.read(own if own.is_file() else None), captions),
+    )
+
+
+def captions_of(drawings: Drawings, count: int) -> tuple[str, ...]:
+    """Captions of drawings of different concepts that were trained on, in all their forms."""
+    some = one_of_each(drawings.part(TRAIN), count)
+    return tuple(forms[k % len(forms)] for k, forms in enumerate(some.captions()))
