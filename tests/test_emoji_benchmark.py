@@ -1,0 +1,72 @@
+"""Pictures and times of `emoji`, with networks of toy size."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_emoji
+
+from tokensteer.tasks.common.sheets import read_sheet
+from tokensteer.tasks.emoji import data
+
+ROOT = Path(__file__).parents[1]
+if not (ROOT / "benchmarks").is_dir():
+    pytest.skip("benchmarks do not come with the source distribution", allow_module_level=True)
+
+METHODS = ("pretrained", "best-of-n", "smc-grad")
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The benchmark; what its package sets for its own processes is taken back."""
+    monkeypatch.syspath_prepend(ROOT)
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    return import_module("benchmarks.emoji")
+
+
+def test_pictures_have_a_row_for_each_prompt(bench, tmp_path: Path, monkeypatch):
+    drawings = small_emoji.write_drawings(tmp_path / data.FILE).part(data.PAIR)
+    monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
+    captions = [texts[bench.PHRASE] for texts in drawings.captions()]
+    (tmp_path / "prompts.txt").write_text("\n".join(captions[:3]) + "\n")
+    options = bench.Options(
+        "gallery",
+        small_emoji.save(tmp_path),
+        tmp_path / "out",
+        methods=METHODS,
+        particles=2,
+        steps=2,
+        rows=2,
+        prompts=tmp_path / "prompts.txt",
+    )
+    bench.main(options)
+    images, columns = read_sheet(tmp_path / "out" / "gallery.png", small_emoji.SIDE, 1)
+    assert (len(images), columns) == (2 * (1 + len(METHODS)), 1 + len(METHODS))
+    assert (images[::columns] == drawings.pixels[:2]).all()  # the drawings come first
+    again = replace(options, what="strips")
+    bench.main(again)
+    images, columns = read_sheet(tmp_path / "out" / "strips.png", small_emoji.SIDE, 1)
+    assert (len(images), columns) == (2 * len(bench.KLS), len(bench.KLS))
+    bench.main(replace(options, what="cost"))
+    found = json.loads((tmp_path / "out" / "cost.jsonl").read_text())
+    assert all(found[name] > 0 for name in METHODS)
+
+
+def test_prompts_are_of_unseen_pairs_and_not_the_same(bench, tmp_path: Path, monkeypatch):
+    reported, chosen = (file.read_text("utf-8").splitlines() for file in (bench.REPORTED, bench.CHOSEN))
+    assert (len(set(reported)), len(set(chosen))) == (48, 24)
+    assert not set(reported) & set(chosen)
+    small_emoji.write_drawings(tmp_path / data.FILE)
+    monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
+    monkeypatch.setattr(bench, "GROUPS", (8,))
+    monkeypatch.setattr(bench, "REPORTED", tmp_path / "a.txt")
+    monkeypatch.setattr(bench, "CHOSEN", tmp_path / "b.txt")
+    bench.main(bench.Options("prompts"))
+    unseen = {texts[bench.PHRASE] for texts in data.read().part(data.PAIR).captions()}
+    assert set((tmp_path / "a.txt").read_text().splitlines()) == unseen
