@@ -99,6 +99,19 @@ def test_particles_that_fit_into_ten_seconds(start: float, each: float, flat: in
     assert why.startswith(f"{count}: ")
 
 
+@pytest.mark.parametrize(("each", "fits", "whole"), [(0.1, 100, 6.0), (2.0, 5, 8.0), (6.0, 1, 6.0), (30.0, 1, 30.0)])
+def test_timing_on_a_cpu_takes_less_than_the_time_itself(each: float, fits: int, whole: float):
+    spent = [0.0]
+
+    def seconds_of(count: int) -> float:
+        spent[0] += each * count
+        return each * count
+
+    count, _ = match_seconds.particles(seconds_of, 10.0, proportional=True)
+    assert count == pytest.approx(fits, rel=0.02)
+    assert spent[0] <= whole
+
+
 def test_noise_in_the_time_of_few_particles_gives_no_absurd_number():
     """The first run is slower than the second."""
     assert match_seconds.particles(lambda n: 3.0 if n == 4 else 2.9, 10.0)[0] < 200

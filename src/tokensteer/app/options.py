@@ -141,9 +141,11 @@ class Run:
     """One of those above. auto chooses by pilots, within --budget."""
     budget: Annotated[str | None, left("30s for auto", "TIME")] = None
     """What auto may spend, pilots included: a time such as 30s or 5min, or a number of network rows."""
-    particles: Annotated[int | None, left("16, 2 for text, or what --budget pays for", "INT")] = None
+    particles: Annotated[
+        int | None, left("16, 2 for text, 4 for cifar and emoji, or what --budget pays for", "INT")
+    ] = None
     """Particles in each population."""
-    populations: Annotated[int | None, left("8, 1 for text", "INT")] = None
+    populations: Annotated[int | None, left("8, 1 for text, cifar and emoji", "INT")] = None
     """Independent runs side by side, of each prompt if there are several; they give the standard errors."""
     seed: int = 0
     """Same seed, same samples."""

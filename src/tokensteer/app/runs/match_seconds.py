@@ -16,7 +16,7 @@ from tokensteer.app.runs.runner import run_one
 from tokensteer.core.steering.pilots import Budget
 
 FIRST, FACTOR = 4, 3
-"""Particles of the first run, and how many times as many each run has as the one before it."""
+"""Particles of the first run on a device, one on a CPU, and how many times as many each run has as the one before."""
 SHARE = 0.25
 """Runs grow until one takes this share of the time: few particles take a GPU no longer than one."""
 
@@ -36,8 +36,9 @@ def within(jobs: Sequence[Job], budget: str, place: Environment) -> list[Job]:
         def seconds_of(count: int) -> float:
             return _seconds(put_together(replace(job, particles=count), tasks[job]), place)
 
-        warm_up(job)
-        return particles(seconds_of, whole.amount)
+        if place.device != "cpu":
+            warm_up(job)
+        return particles(seconds_of, whole.amount, proportional=place.device == "cpu")
 
     @cache
     def warm_up(job: Job) -> None:
@@ -57,11 +58,16 @@ def within(jobs: Sequence[Job], budget: str, place: Environment) -> list[Job]:
     return found
 
 
-def particles(seconds_of: Callable[[int], float], seconds: float) -> tuple[int, str]:
+def particles(seconds_of: Callable[[int], float], seconds: float, *, proportional: bool = False) -> tuple[int, str]:
     """How many particles fit into a time, and why, if seconds_of(n) is what n take. The last two runs give the time of
-    a particle apart from what every run takes, at least a quarter of the mean over particles."""
-    few, more = FIRST, FACTOR * FIRST
-    took, longer = seconds_of(few), seconds_of(more)
+    a particle apart from what every run takes, at least a quarter of the mean over particles. If time is `proportional`
+    to particles from the first, as on a CPU, no run is begun that would take longer than the time itself."""
+    few = 1 if proportional else FIRST
+    more, took = FACTOR * few, seconds_of(few)
+    if proportional and FACTOR * took > seconds:
+        count = max(1, int(few * seconds / took))
+        return count, f"{count:,}: {few:,} took {took:.3g} s"
+    longer = seconds_of(more)
     while longer < SHARE * seconds:
         few, more, took = more, FACTOR * more, longer
         longer = seconds_of(more)
