@@ -55,7 +55,8 @@ def shown(value: object) -> dict[str, Any]:
 def run_cell(code: str, name: str, namespace: dict[str, Any]) -> list[dict[str, Any]]:
     """Run the code of a cell; the outputs of the cell."""
     tree = ast.parse(code, name)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    last = tree.body[-1] if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    tree.body = tree.body if last is None else tree.body[:-1]
     printed, value = io.StringIO(), None
     with contextlib.redirect_stdout(printed):
         exec(compile(tree, name, "exec"), namespace)

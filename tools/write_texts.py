@@ -74,7 +74,8 @@ nearly always writes one after prompts such as "The lake", but hardly after the 
 """,
 }
 WARNING = "Warning: texts that are meant to be rude, with letters masked. Open to read them."
-Row, Line = dict[str, Any], dict[str, Any]
+Row = dict[str, Any]
+Line = dict[str, Any]
 
 
 def mask(text: str) -> str:

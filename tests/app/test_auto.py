@@ -99,17 +99,24 @@ def test_particles_that_fit_into_ten_seconds(start: float, each: float, flat: in
     assert why.startswith(f"{count}: ")
 
 
-@pytest.mark.parametrize(("each", "fits", "whole"), [(0.1, 100, 6.0), (2.0, 5, 8.0), (6.0, 1, 6.0), (30.0, 1, 30.0)])
-def test_timing_on_a_cpu_takes_less_than_the_time_itself(each: float, fits: int, whole: float):
+@pytest.mark.parametrize(
+    ("each", "fits", "whole"), [(0.1, 100, 6.0), (0.82, 12, 11.0), (2.0, 5, 8.0), (3.3, 3, 3.3), (30.0, 1, 30.0)]
+)
+def test_timing_on_a_cpu_takes_about_the_time_itself_at_most(each: float, fits: int, whole: float):
     spent = [0.0]
 
     def seconds_of(count: int) -> float:
         spent[0] += each * count
         return each * count
 
-    count, _ = match_seconds.particles(seconds_of, 10.0, proportional=True)
+    count, _ = match_seconds.particles(seconds_of, 10.0, 1)
     assert count == pytest.approx(fits, rel=0.02)
-    assert spent[0] <= whole
+    assert spent[0] <= whole + 1e-9
+
+
+def test_methods_of_sweeps_are_timed_with_two_particles_at_least(tmp_path: Path):
+    words = ["compare", "mog", "--methods", "particle-gibbs", "smc-base", "--budget", "1s", "--steps", "5"]
+    assert tokensteer(*words, "--populations", "1", "--out", tmp_path / "run") == 0
 
 
 def test_noise_in_the_time_of_few_particles_gives_no_absurd_number():

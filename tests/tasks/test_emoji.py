@@ -38,7 +38,7 @@ from tokensteer.tasks.emoji import task as emoji
 from tokensteer.tasks.emoji import train as training_of
 from tokensteer.tasks.emoji.__main__ import main as part_main
 from tokensteer.tasks.emoji.sources import STYLES, Concept
-from tokensteer.tasks.nets.grid_transformer import adapted
+from tokensteer.tasks.nets.grid_transformer import GridTransformer, adapted
 from tokensteer.tasks.nets.text_encoder import PADDING, sentence_vectors
 from tokensteer.tasks.quality.features import Inception
 
@@ -394,7 +394,9 @@ def test_prompts_come_from_the_command_line(weights: Path, tmp_path: Path, capsy
 
 def test_an_adapter_begins_as_nothing_and_learns_alone(networks: model.Networks):
     x, captions = torch.full((3, 16), 9), networks.states(["a blue heart", "a red bar", "a bar"])
-    net = adapted(networks.denoiser, 2)
+    dropping = GridTransformer(replace(networks.denoiser.config, dropout=0.5))
+    dropping.load_state_dict(networks.denoiser.state_dict())
+    net = adapted(dropping, 2).train()  # a proposal has one probability for a move, whenever it is asked
     assert torch.equal(net(x, captions), networks.denoiser(x, captions))
     named = dict(net.named_parameters())
     learns = {name for name in named if not name.startswith(proposals.CONFIG.frozen)}
@@ -414,7 +416,8 @@ def test_a_proposal_begins_as_the_guided_sampler(networks: model.Networks, guida
     for proposal in (q, ts.FromModel()):
         path = Steering(reference, rewards.tilt(networks, caption_states), proposal)
         result = ts.Method(path, when=ts.triggers.never)(4, 2, generator=seeded())
-        assert torch.allclose(result.log_w, (result.reward / path.twist.kl).to(result.log_w), atol=1e-3)
+        assert result.reward is not None
+        assert torch.allclose(result.log_w, (result.reward / rewards.KLS["alignment"]).to(result.log_w), atol=1e-3)
 
 
 def test_a_proposal_is_taught_stored_and_used(weights: Path, tmp_path: Path, monkeypatch, capsys):
@@ -443,6 +446,30 @@ def test_a_proposal_is_taught_stored_and_used(weights: Path, tmp_path: Path, mon
     assert "has no goals" in capsys.readouterr().err
     assert main(["run", "emoji", "--method", "smc-amot", *words[2:], "--weights", str(weights)]) == 2
     assert "tokensteer train emoji --proposal" in capsys.readouterr().err
+    for options, says in (
+        (["--proposal", "--objective", "balance"], "is learned by path-variance"),
+        (["--twist"], "no twist to learn"),
+    ):
+        assert main(["train", "emoji", *options, *asked]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_guidance_is_of_all_methods(weights: Path, tmp_path: Path):
+    """The model that rewards tilt is the guided sampler."""
+    words = ["--weights", weights, "--steps", 2, "--particles", 2, "--populations", 1, "--prompt", "a blue bar"]
+    command = ["compare", "emoji", "--methods", "pretrained", "smc-base", "--guidance", 2, *words, "--out", tmp_path]
+    assert main([str(word) for word in command]) == 0
+    rows = ts.open_run(tmp_path).rows
+    assert [row["resolved"]["guidance"] for row in rows] == [2.0, 2.0]
+    assert "diversity" not in rows[0]["metrics"]  # one drawing differs from nothing
+
+
+def test_images_are_decoded_in_full_precision_under_autocast(networks: model.Networks):
+    ids = torch.randint(9, (4, 16), generator=seeded())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(networks.images(ids), networks.tokeniser.decode(ids).float()) is False
+        within = networks.images(ids)
+    assert torch.equal(within, networks.images(ids))
 
 
 def test_a_prompt_can_be_colourful_instead(weights: Path):

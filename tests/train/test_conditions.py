@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,8 @@ from torch import nn
 
 import tokensteer as ts
 from tokensteer.testing import enumerate_steering
-from tokensteer.train import Likelihood, PathVariance, ProposalPlan, fit_proposal
+from tokensteer.train import Likelihood, PathVariance, ProposalPlan, StepVariance, fit_proposal
+from tokensteer.train.held_out import held_out
 from tokensteer.train.paths import Transitions, walk
 
 LABELS = tuple(range(CLASSES))
@@ -67,7 +70,44 @@ def test_one_proposal_learns_all_labels():
         assert abs(found["learned"].log_z[k] - exact) < 4 * error
 
 
-def test_likelihood_is_refused():
-    path, plan = ts.Steering(model(*LABELS), TILT), ProposalPlan(2, paths=EACH * CLASSES)
-    with pytest.raises(ValueError, match="does not give the network a context"):
-        fit_proposal(path, other_net(), denoiser_of, plan=plan, generator=seeded(), objective=Likelihood())
+@pytest.mark.parametrize(
+    ("objective", "paths", "says"),
+    [
+        (Likelihood(), EACH * CLASSES, "does not give the network a context"),
+        (StepVariance(), EACH * CLASSES, "does not tell 3 contexts apart"),
+        (PathVariance(), 2 * CLASSES - 1, "let paths be 6 or more"),
+    ],
+)
+def test_what_cannot_learn_is_refused(objective, paths: int, says: str):
+    path, plan = ts.Steering(model(*LABELS), TILT), ProposalPlan(2, paths=paths)
+    with pytest.raises(ValueError, match=says):
+        fit_proposal(path, other_net(), denoiser_of, plan=plan, generator=seeded(), objective=objective)
+
+
+def test_scores_do_not_mix_labels():
+    """A reward that differs by label alone leaves all weights of a label equal."""
+    worth = torch.tensor([0.0, 5.0, 50.0], dtype=torch.float64).unsqueeze(-1)
+    tilt = ts.Tilt(lambda x, of: of[:, 0], 1.0, context=worth)
+    path, plan = ts.Steering(model(*LABELS), tilt), ProposalPlan(2, paths=EACH * CLASSES, report_every=1)
+    net = copy.deepcopy(NET).requires_grad_(True)
+    learned = fit_proposal(path, net, denoiser_of, plan=plan, generator=seeded(), objective=PathVariance())
+    assert learned.history[0].ess == pytest.approx(1.0, abs=1e-6)
+    found = held_out(path, EACH * CLASSES, seeded())
+    assert (found.ess, found.log_z) == pytest.approx((1.0, float(worth.mean())), abs=1e-6)
+    assert found.error == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_checkpoint_of_other_labels_is_refused(tmp_path: Path):
+    plan = ProposalPlan(2, paths=EACH * CLASSES)
+    for labels, goes in ((LABELS, True), (LABELS, True), ((2, 2, 0), False)):
+        path, net = ts.Steering(model(*labels), TILT), copy.deepcopy(NET).requires_grad_(True)
+        with contextlib.nullcontext() if goes else pytest.raises(ValueError, match="context"):
+            fit_proposal(
+                path,
+                net,
+                denoiser_of,
+                plan=plan,
+                generator=seeded(),
+                objective=PathVariance(),
+                checkpoint=tmp_path / "checkpoint",
+            )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import mean
 
 import torch
 from torch import Generator
@@ -27,7 +28,8 @@ SCALES = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25)
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The mean ESS/N of groups of 16 paths, log Z of all, its standard error, and the rows of denoiser and proposal."""
+    """The mean ESS/N of groups of 16 paths, the mean over populations of log Z, its standard error, and the rows of
+    denoiser and proposal."""
 
     ess: float
     log_z: float
@@ -49,7 +51,9 @@ def held_out(steering: Steering, paths: int, generator: Generator) -> HeldOut:
     with half_precision(steering.model.device):
         log_w = walk(steering, each * steering.model.populations, seeded, twists=False).log_w.double()
     share = float(ess(log_w.view(-1, GROUP)).mean()) / GROUP
-    return HeldOut(share, *pooled(log_w), proposal_rows(steering) - before)
+    found = [pooled(own) for own in log_w.view(steering.model.populations, -1)]  # each has a normaliser of its own
+    log_z, error = mean(value for value, _ in found), math.hypot(*(one for _, one in found)) / len(found)
+    return HeldOut(share, log_z, error, proposal_rows(steering) - before)
 
 
 def choose_scale(

@@ -125,7 +125,8 @@ def described_net(net: nn.Module) -> str:
 def described_model(model: Diffusion) -> dict[str, Any]:
     """How a model samples, and a fingerprint of its weights if its denoiser exposes its network."""
     network: object = getattr(model.denoiser, "network", None)
-    return {
+    context = {"context": digest(*model.conditions)} if model.conditions else {}
+    return context | {
         "path's steps": len(model.steps),
         "path's times": digest(torch.tensor([step.t for step in model.steps], dtype=torch.float64)),
         "kernel": described(model.kernel),

@@ -16,10 +16,11 @@ import torch
 from torch import Generator, Tensor, nn
 
 from tokensteer.core.models.denoiser import Denoiser
+from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.steering.steering import Steering
 from tokensteer.train.baselines import OfState
 from tokensteer.train.likelihood import Likelihood, LikelihoodTrainee
-from tokensteer.train.objectives import Batch, Objective, Returns, StepVariance
+from tokensteer.train.objectives import Batch, Objective, PathVariance, Returns, StepVariance
 from tokensteer.train.optim import described, described_model, described_net, half_precision
 from tokensteer.train.paths import Late, Paths, Transitions
 from tokensteer.train.proposal_trainee import Progress, ProposalPlan, ProposalTrainee
@@ -63,9 +64,8 @@ def fit_proposal(
         raise ValueError("a proposal learns from a reward, and the steering has none: give it a Tilt")
     if baseline is None:
         baseline = OfState(model.vocab_size, model.base.template.shape[-1]).to(model.device)
+    _check_contexts(model.base, objective, plan)
     if isinstance(objective, Likelihood):
-        if model.base.conditions:
-            raise ValueError("Likelihood does not give the network a context, and the model has one: use PathVariance")
         trainee = LikelihoodTrainee(steering, net, baseline, as_denoiser, plan, objective, generator)
     else:
         trainee = PathTrainee(steering, net, baseline, as_denoiser, plan, objective, generator)
@@ -86,6 +86,25 @@ def fit_proposal(
     )
     best, value = average.requires_grad_(False).children()
     return Learned(best, as_denoiser(best), value, trainee.history, trainee.rows)
+
+
+def _check_contexts(model: Diffusion, objective: Objective | Likelihood, plan: ProposalPlan) -> None:
+    """Raise if an objective cannot learn from so many paths, or from populations that differ in their context."""
+    contexts = max((len(part) for part in model.conditions), default=1)
+    if isinstance(objective, Likelihood) and model.conditions:
+        raise ValueError("Likelihood does not give the network a context, and the model has one: use PathVariance")
+    if contexts > 1 and not isinstance(objective, PathVariance):
+        raise ValueError(
+            f"{type(objective).__name__} has a baseline or a twist of the state, which does not tell {contexts} "
+            "contexts apart: use PathVariance"
+        )
+    own = round(plan.on_policy * plan.paths)
+    fewest = min((count for count in (own, plan.paths - own) if count), default=0)
+    if isinstance(objective, PathVariance) and fewest < 2 * model.populations:
+        raise ValueError(
+            f"PathVariance compares the paths of a population, and {fewest} paths of {model.populations} populations "
+            f"are fewer than two of each: let paths be {2 * model.populations} or more"
+        )
 
 
 @dataclass(eq=False)

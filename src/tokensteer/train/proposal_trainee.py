@@ -156,7 +156,8 @@ class ProposalTrainee(Trainee[Progress], Generic[AimT]):
         assert paths is not None, "a report follows a round"
         loss, reward = float(torch.stack(self.losses).mean()), paths.log_twist[-1].double()
         divergence = reward - paths.log_w  # log q - log p of the path, since its log-weight is r/kl + log p - log q
-        share = float(ess(paths.log_w.view(1, -1))) / len(paths)
+        log_w = paths.log_w.view(self.own.model.populations, -1)  # each has a normaliser of its own
+        share = float(ess(log_w).mean()) / log_w.shape[1]
         return Progress(step, done, loss, seconds, share, float(reward.mean()), float(divergence.mean()))
 
     def _compared(self, average: nn.Module, report: Progress) -> Progress:

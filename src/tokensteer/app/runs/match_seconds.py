@@ -38,7 +38,8 @@ def within(jobs: Sequence[Job], budget: str, place: Environment) -> list[Job]:
 
         if place.device != "cpu":
             warm_up(job)
-        return particles(seconds_of, whole.amount, proportional=place.device == "cpu")
+            return particles(seconds_of, whole.amount)
+        return particles(seconds_of, whole.amount, 2 if recipe_of(job.method).sweeps else 1)
 
     @cache
     def warm_up(job: Job) -> None:
@@ -58,21 +59,22 @@ def within(jobs: Sequence[Job], budget: str, place: Environment) -> list[Job]:
     return found
 
 
-def particles(seconds_of: Callable[[int], float], seconds: float, *, proportional: bool = False) -> tuple[int, str]:
+def particles(seconds_of: Callable[[int], float], seconds: float, fewest: int | None = None) -> tuple[int, str]:
     """How many particles fit into a time, and why, if seconds_of(n) is what n take. The last two runs give the time of
-    a particle apart from what every run takes, at least a quarter of the mean over particles. If time is `proportional`
-    to particles from the first, as on a CPU, no run is begun that would take longer than the time itself."""
-    few = 1 if proportional else FIRST
+    a particle apart from what every run takes, at least a quarter of the mean over particles. Where time is in
+    proportion to particles, as on a CPU, the `fewest` are given: then two runs that take longer than the time are not
+    begun."""
+    few = FIRST if fewest is None else fewest
     more, took = FACTOR * few, seconds_of(few)
-    if proportional and FACTOR * took > seconds:
-        count = max(1, int(few * seconds / took))
+    if fewest is not None and (1 + FACTOR) * took > seconds:
+        count = max(fewest, int(few * seconds / took))
         return count, f"{count:,}: {few:,} took {took:.3g} s"
     longer = seconds_of(more)
     while longer < SHARE * seconds:
         few, more, took = more, FACTOR * more, longer
         longer = seconds_of(more)
     each = max((longer - took) / (more - few), longer / more / 4)
-    count = max(1, int(more + (seconds - longer) / each))
+    count = max(fewest or 1, int(more + (seconds - longer) / each))
     return count, f"{count:,}: {few:,} took {took:.3g} s and {more:,} took {longer:.3g} s"
 
 

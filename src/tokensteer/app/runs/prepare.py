@@ -68,6 +68,11 @@ class PreparedJob:
     chosen: Plan | None = None
 
     @property
+    def guides(self) -> bool:
+        """Whether it has a scale of guidance, its own or that of the task's model."""
+        return self.recipe.guides or self.task.guided_reference
+
+    @property
     def resamples(self) -> bool:
         """Whether it resamples by a scheme that --resample can replace."""
         return not self.recipe.sweeps and self.recipe.split is None and has_scheme(self.method)
@@ -101,7 +106,7 @@ def _check_used(ready: Sequence[PreparedJob]) -> None:
             f"--resample replaces the resampling of SMC, and {names} has none or one of its own: leave it out, or "
             "choose a method such as smc-grad or fk-difference"
         )
-    if any(one.job.settings.guidance for one in ready) and not any(one.recipe.guides for one in ready):
+    if any(one.job.settings.guidance for one in ready) and not any(one.guides for one in ready):
         raise ValueError(f"--guidance is the scale of cfg and smc-cfg, and {names} has none: leave it out")
     if any(one.job.settings.clip for one in ready) and not any(one.recipe.clips for one in ready):
         raise ValueError(f"--clip bounds the gradient of smc-grad and prop-grad, and {names} has none: leave it out")

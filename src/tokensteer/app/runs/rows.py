@@ -106,7 +106,7 @@ def resolved(ready: PreparedJob) -> dict[str, Any]:
     if rewards:
         found["reward"] = task.reward or rewards[0]
     found |= {} if task.goal is None else {"goal": task.goal}
-    found |= {"guidance": task.guidance} if ready.recipe.guides and task.guidance is not None else {}
+    found |= {"guidance": task.guidance} if ready.guides and task.guidance is not None else {}
     proposal, twist = method.steering.proposal, method.steering.twist
     if isinstance(proposal, Gradient) and proposal.clip is not None:
         found["clip"] = proposal.clip

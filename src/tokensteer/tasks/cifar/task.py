@@ -18,7 +18,7 @@ from tokensteer.core.particles.result import Result
 from tokensteer.tasks.cifar.data import CLASSES
 from tokensteer.tasks.cifar.model import GUIDANCE, NAME, STEPS, Networks, labels_of, load_networks, model, product
 from tokensteer.tasks.cifar.rewards import certainty, reward_of, tilt
-from tokensteer.tasks.common.metrics import Measured, ess_share, in_parts, measured, weighted
+from tokensteer.tasks.common.metrics import Measured, diversity, ess_share, in_parts, weighted
 from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task
 
 PICTURED = 200
@@ -71,8 +71,8 @@ def of_classes(setup: Setup, networks: Networks, labels: Sequence[int], failed: 
 
 
 def assess(result: Result, networks: Networks, labels: Sequence[int]) -> dict[str, Measured]:
-    """Means over populations: the judge's and the reward network's accuracy of weighted samples, and the difference of
-    pixels between draws of different populations. Features of images are compared in benchmarks/cifar.py, which draws
+    """Means over populations: the judge's and the reward network's accuracy of weighted samples, and how draws
+    of a class differ. Features of images are compared in benchmarks/cifar.py, which draws
     thousands."""
     ids, count = result.samples.flatten(0, 1), result.samples.shape[1]
     populations = len(result.samples)
@@ -82,13 +82,7 @@ def assess(result: Result, networks: Networks, labels: Sequence[int]) -> dict[st
         log_p = in_parts(lambda x, c=classifier: c(networks.images(x)), ids, 500)
         found[name] = weighted(result, (log_p.argmax(-1) == wanted).double())
     found["class log p"] = weighted(result, in_parts(certainty(networks, labels), ids, 500).double())
-    found["diversity"] = measured(_apart(networks.pixels(result.sample()[:, 0])))
+    found |= diversity(networks.pixels(result.sample()[:, 0]), len(labels))
     if result.reward is not None:
         found["reward"] = weighted(result, result.reward)
     return {**found, "ess": ess_share(result)}
-
-
-def _apart(pixels: Tensor) -> Tensor:
-    """The mean difference of each image (P, 3, H, W) from the next, as a share of white, (P,)."""
-    numbers = pixels.float() / 255
-    return (numbers - numbers.roll(1, 0)).abs().mean((1, 2, 3))

@@ -76,8 +76,9 @@ def complete(training: Training, weights: Path, name: str) -> None:
 
 
 def _base(weights: Path, name: str) -> list[Path]:
-    """The files of a task that belong to no proposal or twist."""
-    return [f for f in sorted(weights.glob(f"{name}-*")) if "-proposal" not in f.stem and "-value" not in f.stem]
+    """The files of a task that belong to no proposal or twist, and are no data that only training reads."""
+    others = ("-proposal", "-value", "-states")
+    return [f for f in sorted(weights.glob(f"{name}-*")) if not any(part in f.stem for part in others)]
 
 
 def bring(file: Path, out: Path) -> None:

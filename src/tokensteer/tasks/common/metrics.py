@@ -50,6 +50,15 @@ def weighted(result: Result, values: Tensor) -> Measured:
     return measured((weights * values.view_as(weights)).sum(-1))
 
 
+def diversity(images: Tensor, groups: int) -> dict[str, Measured]:
+    """The mean difference of each image (P, 3, H, W) of bytes from the next one of its group, as a share of white.
+    Groups, such as classes, have equally many images, one behind the other; nothing if each has only one."""
+    if len(images) <= groups:
+        return {}
+    numbers = images.view(groups, -1, *images.shape[1:]).float() / 255
+    return {"diversity": measured((numbers - numbers.roll(1, 1)).abs().mean((2, 3, 4)))}
+
+
 def ess_share(result: Result) -> Measured:
     """The final effective sample size over the number of particles."""
     return measured(result.ess[-1] / result.weights.shape[1])

@@ -74,7 +74,7 @@ class ProposalConfig:
     objectives the plan `twist` trains one afterwards, on paths of the finished proposal: in place of the tilt's own
     estimates, or added to them if `value.beside`. Parameters whose names begin with one of `frozen` keep the denoiser's
     values and are stored with the denoiser only. `baseline` names another one than `value`, and `options` are the words
-    that chose it."""
+    that chose it. `only` names the objective if no other one will do."""
 
     plan: ProposalPlan
     objective: Aim
@@ -85,6 +85,7 @@ class ProposalConfig:
     frozen: tuple[str, ...] = ()
     baseline: str = STATE
     options: str = ""
+    only: str | None = None
 
     def __post_init__(self) -> None:
         check_numbers("ProposalConfig", "(0, inf)", kl=self.kl)
@@ -94,6 +95,8 @@ class ProposalConfig:
 
     def chosen(self, objective: str | None, baseline: str | None) -> ProposalConfig:
         """The same with an objective and a baseline by name, the task's own for None."""
+        if self.only is not None and (objective not in (None, self.only) or baseline is not None):
+            raise ValueError(f"this task's proposal is learned by {self.only}: leave out --objective and --baseline")
         own = isinstance(self.objective, Balance) and objective == "balance"
         aim = self.objective if objective is None or own else OBJECTIVES[objective]
         check_pair(aim, baseline)
@@ -145,6 +148,8 @@ class ProposalTraining:
     def train(self, training: Training, twist: bool = False) -> dict[str, Any]:
         """Train, store and measure a proposal, or a `twist` for the finished proposal in `weights`. Everything else
         that the task needs is copied to the folder. The card is written and returned."""
+        if twist and self.config.twist is None and not isinstance(self.config.objective, Balance):
+            raise ValueError("this task has no twist to learn: use its proposal, by smc-amot")
         training.seed_torch()  # what is learned may begin at random
         prompts = None if self.prompts is None else self.prompts()
         task, config = self._task(training, self.config.num_steps, prompts), self.config
@@ -172,7 +177,8 @@ class ProposalTraining:
         if not twist:
             card |= self.held_out_entries(task, learned.denoiser, plan, training)
         card |= {} if task.reward is None else {"reward": task.reward}
-        card |= {} if prompts is None else {"prompts": len(prompts)}
+        if prompts is not None:
+            card |= {"prompts": len(prompts), "data": f"{len(prompts)} prompts; {card['data']}"}
         for file in files:  # without "quality": see `finished`
             write_json(file.with_suffix(".json"), card)
         say("measuring")
@@ -227,6 +233,8 @@ class ProposalTraining:
             )
         needed = (self._file(self.weights, task.name, "proposal"),) if part == "twist" else ()
         about = {} if task.reward is None else {"reward": task.reward}
+        if self.prompts is not None and task.prompted is not None:
+            about |= {"prompts": [prompt.text for prompt in task.prompted.prompts]}
         training.seed_torch()
         with shown(f"{task.name} {part}") as watch:
             return fit_proposal(

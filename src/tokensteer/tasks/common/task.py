@@ -161,14 +161,15 @@ class Prompted:
 class Task:
     """A model, a target, and how results are measured and written.
 
-    `judge` marks ids (P, L) from 0 to 1, (P,), with a network that the reward does not use. `picture` writes at most
-    `pictured` of ids (P, L) as a PNG file, and `written` other files of a result by suffix. `learned` loads the
-    proposal for the task's goal. Some methods need `guided`, the target as a product of models, `uniform`, a model of
-    the same data under uniform noise, or tuned(name), a denoiser tuned for the goal. With `tilts_guided` the tilt
-    counts beside the product. `reward` names the reward of the tilt if it is not the task's default. If samples are
-    texts, decode(ids) returns those of ids (P, L), and `piece` is the text of a token, with the space before it if it
-    has one. `goal` and `guidance` are those of the setup, or the task's own where the setup has none; None if the task
-    has no choice. `rule` is a hard constraint on samples, if there is one.
+    `judge` marks ids (P, L) from 0 to 1, (P,), with a network that the reward does not use. `picture` writes at
+    most `pictured` of ids (P, L) as a PNG file, and `written` other files of a result by suffix. `learned` loads
+    the proposal for the task's goal. Some methods need `guided`, the target as a product of models, `uniform`, a
+    model of the same data under uniform noise, or tuned(name), a denoiser tuned for the goal. With `tilts_guided`
+    the tilt counts beside the product. If the model itself is `guided_reference`, all methods have a guidance.
+    `reward` names the reward of the tilt if it is not the task's default. If samples are texts, decode(ids) returns
+    those of ids (P, L), and `piece` is the text of a token, with the space before it if it has one. `goal` and
+    `guidance` are those of the setup, or the task's own where the setup has none; None if the task has no choice.
+    `rule` is a hard constraint on samples, if there is one.
     """
 
     name: str
@@ -184,6 +185,7 @@ class Task:
     prompted: Prompted | None = None
     guided: Callable[[], Product] | None = None
     tilts_guided: bool = False
+    guided_reference: bool = False
     uniform: Callable[[], Diffusion] | None = None
     tuned: Callable[[str], Trained] | None = None
     reward: str | None = None

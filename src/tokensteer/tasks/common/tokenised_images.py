@@ -58,8 +58,9 @@ class TokenisedImages:
 
     def images(self, x: Tensor) -> Tensor:
         """Images (P, 3, H, W) in [0, 1] of ids (P, L), or of one-hots (P, L, V), in which they are differentiable. Half
-        precision would not do: its steps near 1 are a whole grey level."""
-        return self.tokeniser.decode(x)
+        precision would not do: its steps near 1 are a whole grey level. So autocast, which training uses, is off."""
+        with torch.autocast(self.device.type, enabled=False):
+            return self.tokeniser.decode(x)
 
     def pixels(self, x: Tensor, rows: int = 500) -> Tensor:
         """The images of ids as bytes."""

@@ -42,6 +42,7 @@ CONFIG = ProposalConfig(
     num_steps=STEPS // 2,
     frozen=("tokens.", "places", "blocks.", "skips.", "norm.", "modulation.", "head.", "context.", "coarse."),
     baseline=NONE,
+    only="path-variance",
 )
 MEASURED = {1: 24, 8: 24}  # populations for each number of particles, multiples of the number of prompts
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from tokensteer.core.particles.result import Result
 from tokensteer.rewards.image import share_of
 from tokensteer.tasks.common import learned, prompts
-from tokensteer.tasks.common.metrics import Measured, ess_share, in_parts, measured, weighted
+from tokensteer.tasks.common.metrics import Measured, diversity, ess_share, in_parts, weighted
 from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task
 from tokensteer.tasks.emoji.model import GUIDANCE, NAME, STEPS, Networks, as_guided, load_networks, product, reference
 from tokensteer.tasks.emoji.rewards import ALIGNMENT, MOSTLY, agreements, reward_of, tilt
@@ -77,6 +77,7 @@ def of_prompts(setup: Setup, networks: Networks, asked: Sequence[Prompt], failed
         prompted=Prompted(list(asked), failed, only),
         guided=lambda: product(conditional, guidance),
         tilts_guided=setup.reward is not None,
+        guided_reference=True,
         reward=setup.reward,
         guidance=guidance,
     )
@@ -90,8 +91,7 @@ def best_agreement(networks: Networks, ids: Tensor, vectors: Tensor) -> Tensor:
 
 def assess(result: Result, networks: Networks, vectors: Tensor, reward: str) -> dict[str, Measured]:
     """Means over populations: the judge's and the reward network's agreement of weighted samples with the caption of
-    their population, the share of pixels of the colour if one is wanted, and the difference of pixels between draws of
-    neighbouring populations."""
+    their population, the share of pixels of the colour if one is wanted, and how draws of a prompt differ."""
     populations, count = result.samples.shape[:2]
     ids = result.samples.flatten(0, 1)
     own = vectors.repeat_interleave(populations // len(vectors) * count, 0)
@@ -102,8 +102,7 @@ def assess(result: Result, networks: Networks, vectors: Tensor, reward: str) -> 
         colour = reward.removeprefix(MOSTLY)
         share = in_parts(lambda x: share_of(colour)(networks.images(x)), ids, 500)
         found[f"share of {colour}"] = weighted(result, share.double())
-    pixels = networks.pixels(result.sample()[:, 0]).float() / 255
-    found["diversity"] = measured((pixels - pixels.roll(1, 0)).abs().mean((1, 2, 3)))
+    found |= diversity(networks.pixels(result.sample()[:, 0]), len(vectors))
     if result.reward is not None:
         found["reward"] = weighted(result, result.reward)
     return {**found, "ess": ess_share(result)}

@@ -323,7 +323,8 @@ class GridTransformer(nn.Module):
 
 
 def adapted(net: GridTransformer, rank: int) -> GridTransformer:
-    """The same network with an adapter that can learn, which adds nothing at first."""
-    found = GridTransformer(replace(net.config, adapter=rank)).to(net.places.device)
+    """The same network with an adapter that can learn, which adds nothing at first. It has no dropout: a proposal must
+    have one probability for a move, whenever it is asked."""
+    found = GridTransformer(replace(net.config, adapter=rank, dropout=0.0)).to(net.places.device)
     found.load_state_dict(net.state_dict(), strict=False)
     return found.eval()
