@@ -85,7 +85,7 @@ def test_a_finished_proposal_is_taught_its_twist(tmp_path: Path, beside: bool) -
     with pytest.raises(FileNotFoundError, match="train digits --proposal --goal 5"):
         pixels_train.proposal(recipe, 5).train(Training(tmp_path), twist=True)
     bare = replace(recipe, proposal=replace(config, twist=None))
-    with pytest.raises(ValueError, match="learned with its proposal"):
+    with pytest.raises(ValueError, match="no twist to learn: use its proposal"):
         pixels_train.proposal(bare, 4).train(Training(tmp_path), twist=True)
 
 
@@ -102,6 +102,8 @@ def test_mog_is_taught_a_twist_too(tmp_path: Path) -> None:
     assert result.rows["proposal"] > 0
     with pytest.raises(ValueError, match="single goal"):
         mog_trained.proposal(3)
+    with pytest.raises(ValueError, match="learned with its proposal"):
+        mog_trained.proposal(config=small).train(Training(tmp_path), twist=True)
 
 
 @pytest.mark.usefixtures("few_steps")
