@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_texts
 
 import tokensteer as ts
 from tokensteer.app import cli
@@ -148,6 +149,15 @@ def test_wrong_budgets_give_one_line(words: list[str], says: str, tmp_path: Path
     error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") == 1, error
+
+
+def test_a_budget_too_small_for_several_prompts_is_said(tmp_path: Path, capsys):
+    """Prompts that fail are left out of a row, but a plan is of all prompts together."""
+    words = ["run", "text", "--weights", small_texts.write_task(tmp_path / "weights"), "--steps", "4"]
+    words += ["--prompt", "the film", "the book", "--populations", "1", "--budget", "4"]
+    assert tokensteer(*words, "--out", tmp_path / "out") == 2
+    assert "too small for a pilot" in capsys.readouterr().err
+    assert not list((tmp_path / "out").glob("rows/*"))
 
 
 def test_a_folder_that_is_taken_is_refused_before_methods_are_timed(tmp_path: Path, capsys, monkeypatch):

@@ -160,8 +160,11 @@ class RowWorker:
 
     def _whole_row(self, ready: PreparedJob) -> FinishedRow:
         see, began = self._see(ready), time.perf_counter()
+        if ready.recipe.planned:  # all prompts together: one alone would be run by another method, and without a budget
+            ready = planned(ready, self.place)
+            result = run_one(ready, self.place, see)
+            return self._finished(ready, result, _since(began))
         try:
-            ready = planned(ready, self.place) if ready.recipe.planned else ready
             result = run_one(ready, self.place, see)
         except Exception as error:
             ready, result = retry_per_prompt(ready, self.place, see, error)
