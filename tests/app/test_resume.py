@@ -168,7 +168,7 @@ def test_what_only_a_finished_method_uses_does_not_stop_the_rest(tmp_path: Path)
 def test_times_are_those_of_the_first_run(tmp_path: Path, monkeypatch):
     """With --budget the particles are measured, and a second measurement would give others."""
     counts = iter((5, 6))
-    monkeypatch.setattr(match_seconds, "particles", lambda seconds_of, seconds: (next(counts), "measured"))
+    monkeypatch.setattr(match_seconds, "particles", lambda seconds_of, seconds, fewest: (next(counts), "measured"))
     words = ["compare", "digits", "--methods", "smc-base", "--seeds", "0", "1", "--populations", "2", "--steps", "3"]
     words += ["--budget", "1s", "--out", tmp_path / "x"]
     killed(*words, prepare=in_job_after_timing)
