@@ -1,9 +1,11 @@
-"""Pictures and times of the task `emoji`. Tables come from `tokensteer compare emoji`.
+"""Pictures and times of the task `emoji`.
 
-python -m benchmarks.emoji prompts
-python -m benchmarks.emoji gallery --weights FOLDER --device cuda
-python -m benchmarks.emoji strips --weights FOLDER --device cuda
-python -m benchmarks.emoji cost --weights FOLDER --device cuda
+    python -m benchmarks.emoji prompts
+    python -m benchmarks.emoji gallery --weights FOLDER --device cuda
+    python -m benchmarks.emoji strips --weights FOLDER --device cuda
+    python -m benchmarks.emoji cost --weights FOLDER --device cuda
+
+Tables come from `tokensteer compare emoji` (docs/emoji.md).
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ def name_of(drawings: Drawings, place: int) -> tuple[str, str]:
 def gallery(options: Options) -> None:
     prompts = _prompts(options)
     task, networks = _task(options, prompts), _networks(options)
-    columns = [*_drawings(prompts)]
+    columns = _drawings(prompts)
     for name in options.methods:
         columns.append(networks.pixels(_drawn(task, name, options)).cpu())
         say(name)

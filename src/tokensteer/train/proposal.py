@@ -64,7 +64,7 @@ def fit_proposal(
         raise ValueError("a proposal learns from a reward, and the steering has none: give it a Tilt")
     if baseline is None:
         baseline = OfState(model.vocab_size, model.base.template.shape[-1]).to(model.device)
-    _check_contexts(model.base, objective, plan)
+    _check_objective(objective, model.base, plan)
     if isinstance(objective, Likelihood):
         trainee = LikelihoodTrainee(steering, net, baseline, as_denoiser, plan, objective, generator)
     else:
@@ -88,7 +88,7 @@ def fit_proposal(
     return Learned(best, as_denoiser(best), value, trainee.history, trainee.rows)
 
 
-def _check_contexts(model: Diffusion, objective: Objective | Likelihood, plan: ProposalPlan) -> None:
+def _check_objective(objective: Objective | Likelihood, model: Diffusion, plan: ProposalPlan) -> None:
     """Raise if an objective cannot learn from so many paths, or from populations that differ in their context."""
     contexts = max((len(part) for part in model.conditions), default=1)
     if isinstance(objective, Likelihood) and model.conditions:

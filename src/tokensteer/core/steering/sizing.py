@@ -12,10 +12,10 @@ from torch import Generator
 from tokensteer.core.particles.path import Record
 from tokensteer.core.steering.methods import Method
 
-FACTOR = 3  # the second run is so many times as large as the first,
-LEAP = 10  # and each after it up to so many times as the one before, as long as time
-FLAT = 1.3  # times the shortest is hardly longer
-GROWN = 2  # times as long as the shortest, and more particles take longer in proportion
+FLAT = 1.3  # times the shortest run: one that takes less is hardly longer
+GROWN = 2  # times the shortest run: from there on time is in proportion to particles
+LEAP = 10  # the next run has up to so many times the particles while time is flat,
+FACTOR = 3  # and so many times at first and where time begins to grow
 FILLED = 0.75  # of the time that is left is what a run may take that only tells how long it takes
 NOISE = 0.1  # of the time: a run that takes less may have been held up
 APART = 2  # steps at the start that are not like the others

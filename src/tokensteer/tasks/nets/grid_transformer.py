@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tokensteer.tasks.nets.low_rank import BlockAdapter, added
 from tokensteer.tasks.nets.parts import NO_LABEL, check_config, embed
 
 
@@ -120,27 +121,6 @@ def modulated(h: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return h * (1 + scale) + shift
 
 
-class LowRank(nn.Module):
-    """B·A·x, zero before training."""
-
-    def __init__(self, before: int, after: int, rank: int) -> None:
-        super().__init__()
-        self.down, self.up = nn.Linear(before, rank, bias=False), nn.Linear(rank, after, bias=False)
-        nn.init.zeros_(self.up.weight)
-
-    def forward(self, h: Tensor) -> Tensor:
-        return self.up(self.down(h))
-
-
-class BlockAdapter(nn.Module):
-    """What is added to the four matrices of a block."""
-
-    def __init__(self, hidden: int, rank: int) -> None:
-        super().__init__()
-        self.qkv, self.out = LowRank(hidden, 3 * hidden, rank), LowRank(hidden, hidden, rank)
-        self.up, self.down = LowRank(hidden, 4 * hidden, rank), LowRank(4 * hidden, hidden, rank)
-
-
 class GridBlock(nn.Module):
     """Attention with normalised queries and keys, then an MLP; each after a layer norm, modulated by the class."""
 
@@ -184,10 +164,6 @@ class GridBlock(nn.Module):
 
     def _dropped(self, h: Tensor) -> Tensor:
         return F.dropout(h, self.dropout, self.training) if self.dropout else h
-
-
-def added(layer: nn.Linear, h: Tensor, low_rank: LowRank | None) -> Tensor:
-    return layer(h) if low_rank is None else layer(h) + low_rank(h)
 
 
 class TextStates(nn.Module):
