@@ -226,6 +226,16 @@ def test_checkpoints_of_something_else_are_refused(tmp_path):
         run(tokenising(), PLAN, seeded(), "a", Stretch(resume=tmp_path))
 
 
+def test_a_checkpoint_outlives_a_new_setting_that_is_off(tmp_path):
+    run(denoising(), PLAN, seeded(), "a", Stretch(tmp_path, last_step=1))
+    later = denoising()
+    later.given = {**later.given, "config": {**later.given["config"], "new": 0}}
+    assert run(later, PLAN, seeded(), "a", Stretch(resume=tmp_path, last_step=2)).step == 2
+    later.given = {**later.given, "config": {**later.given["config"], "new": 1}}
+    with pytest.raises(ValueError, match="was made with"):
+        run(later, PLAN, seeded(), "a", Stretch(resume=tmp_path))
+
+
 def test_masks_cover_at_least_one_site_and_follow_the_cosine():
     ids = torch.zeros(4000, 16, dtype=torch.long)
     hidden = grid_denoiser.masked(ids, 9, seeded()) == 9

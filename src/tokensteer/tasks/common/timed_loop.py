@@ -186,13 +186,18 @@ def _save(trainee: Trainee, generator: Generator, name: str, stretch: Stretch, p
     Checkpoints(stretch.checkpoints, name).save(progress.step, tensors, header)
 
 
+def _used(given: Any) -> Any:
+    """Without settings that are 0, False or None, so that a checkpoint outlives a new setting that is off."""
+    return {key: _used(value) for key, value in given.items() if value} if isinstance(given, Mapping) else given
+
+
 def _resume(trainee: Trainee, generator: Generator, name: str, folder: Path) -> Progress:
     found = Checkpoints(folder, name).load()
     if found is None:
         raise FileNotFoundError(f"there is no checkpoint of {name} in {folder}: give the folder that holds it")
     tensors, header = found
     was, now = header.get("given"), dict(trainee.given)
-    if was != now:
+    if _used(was) != _used(now):
         raise ValueError(f"the checkpoint of {name} in {folder} was made with {was}, and now it is {now}")
     try:
         for role, learner in trainee.learners.items():
