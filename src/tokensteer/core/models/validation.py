@@ -248,9 +248,15 @@ def _rounding(denoiser: Denoiser, x: Tensor, t: float, context: Context) -> floa
 
 
 def _agree(found: Tensor, expected: Tensor, rounding: float) -> bool:
-    """Whether log-probabilities are the same but for rounding, which varies from row to row."""
-    tolerance = min(1e-3 + 4 * rounding, MOST_ROUNDING)
-    return found.shape == expected.shape and torch.allclose(found.exp(), expected.exp(), atol=tolerance, equal_nan=True)
+    """Whether log-probabilities of two rows are the same but for rounding. Where that shows it varies from row to row,
+    so it is compared with how far the two rows are apart: a wrong axis, or one row for both, changes half of that."""
+    if found.shape != expected.shape:
+        return False
+    p, q = found.exp(), expected.exp()
+    if torch.allclose(p, q, atol=min(1e-3 + 4 * rounding, MOST_ROUNDING), equal_nan=True):
+        return True
+    error, apart = (p - q).abs().nan_to_num().mean(), (q[0] - q[1]).abs().nan_to_num().mean()
+    return rounding > 1e-4 and bool(error < apart / 8)
 
 
 def _describe(x: object) -> str:
