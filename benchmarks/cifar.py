@@ -39,7 +39,7 @@ from benchmarks.cifar_cells import (
 from benchmarks.cifar_quality import Batch, Instruments, reconstructed, reference_of
 from tokensteer.tasks.cifar import rewards
 from tokensteer.tasks.cifar.data import CLASSES, Data, Images, data
-from tokensteer.tasks.cifar.model import Networks, load_networks
+from tokensteer.tasks.cifar.model import REMASK, Networks, load_networks
 from tokensteer.tasks.common.sheets import write_sheet
 from tokensteer.tasks.common.task import SHIPPED, Setup
 from tokensteer.tasks.quality.features import INCEPTION_SHA256, load_inception
@@ -74,6 +74,10 @@ class Options:
     steps: tuple[int, ...] = (8, 16, 32)
     particles: tuple[int, ...] = (1, 2, 4, 8, 16)
     seeds: tuple[int, ...] = (0, 1, 2)
+    temperature: float = 1.0
+    """By which all logits are divided; those of the controls are multiplied by it."""
+    remask: float = REMASK
+    """The cap of ReMDM."""
     parts: tuple[Literal["main", "kernels", "conventions"], ...] = ("main", "kernels", "conventions")
     """Of the grid."""
     minutes: float | None = None
@@ -92,6 +96,11 @@ class Options:
         """The number of steps where it is not varied."""
         return self.steps[len(self.steps) // 2]
 
+    def cell(self, seed: int = 0) -> Cell:
+        """What the cells of all tables share."""
+        some = Cell(1.0, self.middle, 1, temperature=self.temperature, remask=self.remask)
+        return replace(some, images=self.images, seed=seed)
+
 
 # ---- the cells of each table
 
@@ -100,7 +109,7 @@ def grid(options: Options) -> Iterator[Cell]:
     """Seed by seed, so that a run that is stopped has whole tables."""
     many = [count for count in options.particles if count > 1]
     for seed in options.seeds:
-        some = replace(Cell(1.0, 1, 1), images=options.images, seed=seed)
+        some = options.cell(seed)
         points = list(product(options.guidances, options.steps))
         if "main" in options.parts:
             yield from (replace(some, guidance=1.0, steps=count) for count in options.steps)
@@ -117,10 +126,10 @@ def grid(options: Options) -> Iterator[Cell]:
 
 def controls(options: Options) -> Iterator[Cell]:
     for seed in options.seeds:
-        some = replace(Cell(1.0, options.middle, 1), images=options.images, seed=seed)
-        for guidance, temperature in product((1.0, *options.guidances), (0.7, 0.8, 0.9, 1.1)):
+        some = options.cell(seed)
+        for guidance, factor in product((1.0, *options.guidances), (0.7, 0.8, 0.9, 1.1)):
             for kernel in (REMDM, MDM):
-                yield replace(some, guidance=guidance, temperature=temperature, kernel=kernel)
+                yield replace(some, guidance=guidance, temperature=factor * options.temperature, kernel=kernel)
         for guidance, steps in product(options.guidances, options.steps):
             for particles in (count for count in options.particles if 1 < count <= 8):
                 point = replace(some, guidance=guidance, steps=steps, kernel=MDM)
@@ -132,7 +141,7 @@ def controls(options: Options) -> Iterator[Cell]:
 
 def tilt(options: Options) -> Iterator[Cell]:
     for seed, name, particles in product(options.seeds, rewards.KLS, options.particles):
-        some = Cell(1.5, options.middle, particles, reward=name, images=options.images, seed=seed)
+        some = replace(options.cell(seed), guidance=1.5, particles=particles, reward=name)
         yield some
         if name == rewards.CLASS:  # the size of a file has no gradient of its own
             yield replace(some, gradient=True)
@@ -205,7 +214,7 @@ class Bench:
         """Ten classes x 8, drawn by weight. Without guidance all weights are equal, so one particle is enough."""
         steps = self.options.middle
         for guidance, particles in ((1.0, 1), (1.5, 1), (1.5, max(self.options.particles))):
-            cell = Cell(guidance, steps, particles, images=8 * len(CLASSES))
+            cell = replace(self.options.cell(), guidance=guidance, particles=particles, images=8 * len(CLASSES))
             images = torch.cat([part for part, _ in drawn_images(cell, self.networks, Drawn(), self.options.at_once)])
             by_class = images.view(8, len(CLASSES), *images.shape[1:]).transpose(0, 1).flatten(0, 1)
             file = self.options.out / f"samples-a{guidance:g}-t{steps}-n{particles}.png"
@@ -217,7 +226,7 @@ class Bench:
         steps, gpu = self.options.middle, self.networks.device.type == "cuda"
         images = min(1000, self.options.images)
         for captured in (False, True) if gpu else (False,):
-            cell = Cell(1.5, steps, 1, images=images)
+            cell = replace(self.options.cell(), guidance=1.5, images=images)
             for _ in range(2):  # the first run is to warm up
                 drawn = Drawn()
                 began = self._now()
@@ -232,7 +241,8 @@ class Bench:
         x = torch.randint(self.networks.mask, (rows, self.networks.denoiser.config.length), device=self.networks.device)
         labels = torch.arange(rows, device=x.device) % len(CLASSES)
         for kernel in (MDM, REMDM):
-            method = method_of(Cell(1.5, steps, particles, kernel), self.networks, list(range(len(CLASSES))))
+            cell = replace(self.options.cell(), guidance=1.5, particles=particles, kernel=kernel)
+            method = method_of(cell, self.networks, list(range(len(CLASSES))))
             passes = self._best(lambda: [self.networks.logits(x, labels) for _ in range(2)])
             eager = self._best(lambda m=method: m(particles, populations)) / steps
             run = ts.captured(method, particles, populations) if gpu else None

@@ -43,7 +43,7 @@ counts a remasked site again, and has no look-ahead."""
 @dataclass(frozen=True)
 class Cell:
     """One number of images from one way of sampling. With a `reward` the product is tilted by it, and classes are
-    drawn one after the other; `gradient` adds the gradient proposal."""
+    drawn one after the other; `gradient` adds the gradient proposal. `remask` is the cap of ReMDM."""
 
     guidance: float
     steps: int
@@ -51,6 +51,7 @@ class Cell:
     kernel: str = REMDM
     convention: str = CORRECTED
     temperature: float = 1.0
+    remask: float = models.REMASK
     reward: str | None = None
     gradient: bool = False
     images: int = 10_000
@@ -64,6 +65,8 @@ class Cell:
     def name(self) -> str:
         """All but the seed, in words."""
         words = [f"a = {self.guidance:g}", f"T = {self.steps}", f"N = {self.particles}", self.kernel]
+        if self.kernel == REMDM and self.remask != models.REMASK:
+            words[-1] += f" {self.remask:g}"
         if self.particles > 1:
             words.append(self.convention)
         if self.temperature != 1:
@@ -80,7 +83,7 @@ def method_of(cell: Cell, networks: Networks, labels: Sequence[int]) -> Method:
         if cell.particles > 1 or cell.reward is not None:
             raise ValueError("confident sampling has one particle and no weights: choose remdm or mdm")
         return Method(Steering(models.confident(networks, labels, cell.steps, cell.guidance)), when=never)
-    remask = models.REMASK if cell.kernel == REMDM else 0.0
+    remask = cell.remask if cell.kernel == REMDM else 0.0
     conditional = models.model(networks, labels, cell.steps, remask)
     alone = cell.particles == 1 and cell.reward is None
     if cell.guidance == 1 and alone:
