@@ -244,6 +244,34 @@ def test_header_asks_the_question(tmp_path: Path) -> None:
     assert [n.words() for n in head.find("figcaption")] == ["Before: the model alone", "After: smc-base"]
 
 
+PRODUCT = "π(x) ∝ p(x | c)^a · p(x)^(1 − a)"
+
+
+@pytest.mark.parametrize(
+    ("methods", "formulas", "rewarded"),
+    [
+        ({"pretrained": {"kl": 0.5}, "cfg": {"guidance": 1.5}}, [f"{PRODUCT}, a = 1.5"], False),
+        ({"smc-cfg": {"guidance": 2.0, "kl": 0.1}}, [f"{PRODUCT} · exp(r(x)/kl), kl = 0.1, a = 2"], True),
+        (
+            {"smc-base": {"kl": 0.5}, "smc-cfg": {"guidance": 1.5}},
+            ["π(x) ∝ p(x) · exp(r(x)/kl), kl = 0.5", f"{PRODUCT}, a = 1.5"],
+            True,
+        ),
+    ],
+    ids=["alone", "with a reward", "beside a reward"],
+)
+def test_header_names_the_target_of_guidance(methods, formulas, rewarded, tmp_path: Path) -> None:
+    results = [toy(1) for _ in methods]
+    rows = [
+        row("dna", name, result, {"accuracy": [0.5, 0.01]}, resolved=resolved, job={"method": name})
+        for (name, resolved), result in zip(methods.items(), results, strict=True)
+    ]
+    head = page(fill(tmp_path / "run", list(zip(rows, results, strict=True)))).find("header")[0]
+    facts = dict(zip([n.words() for n in head.find("dt")], [n.words() for n in head.find("dd")], strict=True))
+    assert [span.words() for span in head.find("span", "formula")] == formulas
+    assert ("Reward r(x)" in facts, "and r the reward" in head.words()) == (rewarded, rewarded)
+
+
 def test_settings_are_stored_as_resolved() -> None:
     names = ("smc-base", "smc-grad", "fk-max", "svdd")
     asked = [Job("digits", name, 4, 2, settings=Settings(steps=12)) for name in names]

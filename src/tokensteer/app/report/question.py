@@ -21,8 +21,8 @@ SHOWN = 8  # samples before and after
 SETTINGS = ("steps", "seed", "draws", "noise", "ramp", "trigger", "resample")
 EVERY = ("steps", "seed")  # settings of which every value is listed
 ALIKE = 1.2  # the most that network rows of methods at equal cost differ by
-GOAL = ", where p is the model and r the reward"
 HOW = ("command", "started", "version")
+TILT = "exp(r(x)/kl)"
 
 
 def header(run: Run, colours: Mapping[str, int]) -> str:
@@ -50,7 +50,7 @@ def _asked(rows: Sequence[Row], joined: Sequence[Row], colours: Mapping[str, int
     shown = _before_after(rows, joined, colours) if finished else ""
     words = [
         "" if alone else text("h2", f"{task}: {about}" if about != task else task),
-        element("p", 'class="goal"', "Wanted: samples of ", text("span", _target(rows), 'class="formula"'), GOAL),
+        _goal(rows),
         text("p", verdict(joined), 'class="lead"') if finished else "",
     ]
     facts = element("dl", 'class="facts"', *(text("dt", k) + text("dd", v) for k, v in _facts(task, rows).items() if v))
@@ -59,8 +59,28 @@ def _asked(rows: Sequence[Row], joined: Sequence[Row], colours: Mapping[str, int
     return element("article", "", *words, shown, facts)
 
 
-def _target(rows: Sequence[Row]) -> str:
-    return f"π(x) ∝ p(x) · exp(r(x)/kl){_kl(rows)}"
+def _goal(rows: Sequence[Row]) -> str:
+    """The target: the tilted model, and with guidance a product, which a reward may tilt too."""
+    guided, others = _guided(rows)
+    formulas = [f"π(x) ∝ p(x) · {TILT}{_numbers('kl', rows)}"] if others else []
+    if guided:
+        tilt = f" · {TILT}{_numbers('kl', guided)}" if _tilted(guided) else ""
+        formulas.append(f"π(x) ∝ p(x | c)^a · p(x)^(1 − a){tilt}{_numbers('guidance', guided, 'a')}")
+    spans = ", and with guidance of ".join(text("span", formula, 'class="formula"') for formula in formulas)
+    where = ", where p is the model" + (" and r the reward" if _tilted(rows) else "")
+    return element("p", 'class="goal"', "Wanted: samples of ", spans, where)
+
+
+def _guided(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Rows with guidance, and the others. The model alone belongs to whichever there are."""
+    guided = [row for row in rows if "guidance" in row.resolved]
+    others = [row for row in rows if row not in guided and (row.family != "pretrained" or not guided)]
+    return guided, others
+
+
+def _tilted(rows: Sequence[Row]) -> bool:
+    guided, others = _guided(rows)
+    return bool(others) or any("kl" in row.resolved for row in guided)
 
 
 def _unfinished(run: Run) -> str:
@@ -77,6 +97,7 @@ def _facts(task: str, rows: Sequence[Row]) -> dict[str, str]:
     known = TASKS[task].rewarded if task in TASKS else ""
     words = known if reward is None else f"your function {reward}" if ":" in reward else f"{known} ({reward})"
     goals = dict.fromkeys(_words(row.resolved["goal"]) for row in rows if "goal" in row.resolved)
+    words = words if _tilted(rows) else ""
     facts = {"Task": task, "Reward r(x)": words, "Goal": ", ".join(goals), "Size": _sizes(rows)}
     best, differing = recommended(rows), list[str]()
     for name in SETTINGS:
@@ -104,13 +125,14 @@ def _sizes(rows: Sequence[Row]) -> str:
         return f"{each}, so that each method needs {rows_each}, computed or saved"
     words = [(many, listed([f"{n:,}" for n in sorted(sizes)])) for many, sizes in sorted(found.items())]
     first, *others = words
-    said = [f"{plural(first[0], 'population')} of {first[1]} particles", *(f"{many:,} of {n}" for many, n in others)]
+    kind = "particle" if first[1] == "1" else "particles"
+    said = [f"{plural(first[0], 'population')} of {first[1]} {kind}", *(f"{many:,} of {n}" for many, n in others)]
     return ", ".join(said)
 
 
-def _kl(rows: Sequence[Row]) -> str:
-    found = sorted({float(row.resolved["kl"]) for row in rows if "kl" in row.resolved})
-    return f", kl = {listed([f'{kl:g}' for kl in found])}" if found else ""
+def _numbers(name: str, rows: Sequence[Row], symbol: str = "") -> str:
+    found = sorted({float(row.resolved[name]) for row in rows if name in row.resolved})
+    return f", {symbol or name} = {listed([f'{value:g}' for value in found])}" if found else ""
 
 
 def _before_after(rows: Sequence[Row], joined: Sequence[Row], colours: Mapping[str, int]) -> str:

@@ -98,16 +98,18 @@ def settled(ready: PreparedJob) -> dict[str, Any]:
 
 def resolved(ready: PreparedJob) -> dict[str, Any]:
     """The settings that a job was run with, where it left some to the task or the method. `draws` is 0 where estimates
-    have a closed form; what a method has not, such as a ramp without a twist, is left out."""
+    have a closed form; what a method has not, such as a ramp without a twist or the reward with guidance alone, is left
+    out."""
     job, task, method = ready.job, ready.task, ready.method
     steps = method.steering.model.steps
-    found: dict[str, Any] = {"steps": len(steps), "seed": job.seed, "kl": task.tilt.kl}
-    rewards = list(TASKS[task.name].rewards) if task.name in TASKS else []
-    if rewards:
-        found["reward"] = task.reward or rewards[0]
-    found |= {} if task.goal is None else {"goal": task.goal}
-    found |= {"guidance": task.guidance} if ready.guides and task.guidance is not None else {}
     proposal, twist = method.steering.proposal, method.steering.twist
+    found: dict[str, Any] = {"steps": len(steps), "seed": job.seed}
+    guided = ready.guides and task.guidance is not None
+    if not guided or isinstance(twist, Tilt):
+        rewards = list(TASKS[task.name].rewards) if task.name in TASKS else []
+        found |= {"kl": task.tilt.kl} | ({"reward": task.reward or rewards[0]} if rewards else {})
+    found |= {} if task.goal is None else {"goal": task.goal}
+    found |= {"guidance": task.guidance} if guided else {}
     if isinstance(proposal, Gradient) and proposal.clip is not None:
         found["clip"] = proposal.clip
     if isinstance(twist, Tilt):

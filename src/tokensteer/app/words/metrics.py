@@ -32,7 +32,9 @@ DEFINED = {
     "reward accuracy": "the same by the network of the reward; a biased method can exceed the target",
     "reward": "mean reward of posterior draws; a biased method can exceed the target",
     "activity": "median logit of the network of the reward; a biased method can exceed the target",
-    "diversity": "share of sites at which draws of different populations differ (for images, over that of real ones)",
+    "diversity": "how much draws of different populations differ: the share of sites, for binary images over that of "
+    "real ones; for colour images the mean distance of pixels, of 1",
+    "class log p": "log-probability of the class under the network of the reward",
     "ess": "effective sample size at the end over N: 1 if all weights are equal",
     "emd": "earth mover's distance to the exact target, in cells of the grid",
     "tv": "total variation distance to the exact target, from 0 to 1",
