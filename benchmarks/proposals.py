@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 import tyro
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tokensteer as ts
+from tokensteer.app.runs.choices import trigger
 from tokensteer.tasks.catalogue import TASKS
 from tokensteer.tasks.common.task import Setup
 
@@ -42,32 +44,37 @@ class Options:
     kl: float = 1.0
     device: str = "cpu"
     proposals: tuple[str, ...] = tuple(PROPOSALS)
+    triggers: tuple[str, ...] = ("ess:0.5",)
+    """When to resample, each with every proposal: ess:0.5:10 looks ten times in a run."""
 
 
 def main(options: Options) -> None:
     table = Table(box=box.SIMPLE, title=f"{options.task}: {options.populations} populations of {options.particles}")
-    for title in ("goal", "proposal", "sd of log Z, each seed", "mean", "pooled log Z, each seed", "seconds"):
+    columns = ("goal", "proposal", "trigger", "sd of log Z, each seed", "mean", "pooled log Z, each seed", "seconds")
+    for title in columns:
         table.add_column(title)
     for goal in options.goals:
         setup = Setup(goal=goal, kl=options.kl, steps=options.steps, device=options.device)
         task = TASKS[options.task].make(setup)
         tilt = replace(task.tilt, draws=options.draws)
-        for name in options.proposals:
+        for name, when in product(options.proposals, options.triggers):
             steering, began = ts.Steering(task.model, tilt, PROPOSALS[name]), time.perf_counter()
             results = [
-                steered(steering, options, torch.Generator(options.device).manual_seed(seed))
+                steered(steering, options, when, torch.Generator(options.device).manual_seed(seed))
                 for seed in range(options.seeds)
             ]
             spread = [float(result.log_z.std()) for result in results]
             pooled = ", ".join("{:.2f} ± {:.2f}".format(*result.pooled_log_z) for result in results)
             seconds = (time.perf_counter() - began) / options.seeds
             each = ", ".join(f"{value:.3f}" for value in spread)
-            table.add_row(str(goal), name, each, f"{statistics.fmean(spread):.3f}", pooled, f"{seconds:.1f}")
+            row = (str(goal), name, when, each, f"{statistics.fmean(spread):.3f}", pooled, f"{seconds:.1f}")
+            table.add_row(*row)
+            Console(soft_wrap=True).print(*row, sep="  ")
     Console(width=140).print(table)
 
 
-def steered(steering: ts.Steering, options: Options, generator: torch.Generator) -> ts.Result:
-    return ts.smc(steering, options.particles, options.populations, generator=generator)
+def steered(steering: ts.Steering, options: Options, when: str, generator: torch.Generator) -> ts.Result:
+    return ts.smc(steering, options.particles, options.populations, when=trigger(when), generator=generator)
 
 
 if __name__ == "__main__":
