@@ -55,12 +55,11 @@ class Examples:
     weight: Tensor | None = None
 
 
-def labelled(windows: Windows, num_classes: int = len(CLASSES)) -> Examples:
-    """The windows with a label below `num_classes`, with that label for almost certain."""
-    known = windows.labels < num_classes
-    some = windows.take(known)
-    sure = nn.functional.one_hot(some.labels, num_classes).float()
-    return Examples(some.ids, sure * (1 - SMOOTHED) + SMOOTHED / num_classes)
+def labelled(windows: Windows) -> Examples:
+    """The windows whose label is one of the classes, with that label for almost certain."""
+    some = windows.take(windows.labels < len(CLASSES))
+    sure = nn.functional.one_hot(some.labels, len(CLASSES)).float()
+    return Examples(some.ids, sure * (1 - SMOOTHED) + SMOOTHED / len(CLASSES))
 
 
 def reviews(corpus: Corpus) -> Windows:
