@@ -7,7 +7,6 @@ any style. Half of the images are reconstructions of the tokeniser, since sample
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import asdict
 
@@ -60,8 +59,7 @@ class TowerTraining(Trainee):
         self.learners = {part: self.learner}
         self.net, self.of_images = net, Compiled(net.of_images, compiled)
         self.compiled = (self.of_images,) if compiled else ()
-        config = json.loads(json.dumps(asdict(net.config)))
-        self.given = {"config": config, "batch size": plan.batch_size, "images": len(self.images)}
+        self.given = {"config": asdict(net.config), "batch size": plan.batch_size, "images": len(self.images)}
 
     def step(self, rate: float, done: float, generator: Generator) -> dict[str, Tensor]:
         def draw(count: int) -> Tensor:

@@ -16,7 +16,6 @@ many texts of the corpus says everything: a classifier that read it alone would 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -113,7 +112,7 @@ class ClassifierTraining(Trainee):
         self.learners = {"classifier": self.learner}
         self.net = net  # not compiled: that would take as long as the training of a small network
         config: Any = net.config
-        self.given = {"config": json.loads(json.dumps(asdict(config))), "batch size": plan.batch_size}
+        self.given = {"config": asdict(config), "batch size": plan.batch_size}
 
     def step(self, rate: float, done: float, generator: Generator) -> dict[str, Tensor]:
         if self.weight is None:
