@@ -189,7 +189,9 @@ def _save(trainee: Trainee, generator: Generator, name: str, stretch: Stretch, p
 
 def _used(given: Any) -> Any:
     """Without settings that are 0, False or None, so that a checkpoint outlives a new setting that is off."""
-    return {key: _used(value) for key, value in given.items() if value} if isinstance(given, Mapping) else given
+    if not isinstance(given, Mapping):
+        return given
+    return {key: _used(value) for key, value in cast("Mapping[str, Any]", given).items() if value}
 
 
 def _resume(trainee: Trainee, generator: Generator, name: str, folder: Path) -> Progress:
