@@ -24,9 +24,8 @@ from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task
 PICTURED = 200
 
 
-def task(setup: Setup | None = None) -> Task:
+def task(setup: Setup) -> Task:
     """Images of the class `setup.goal`, or of all classes, as many populations each."""
-    setup = Setup(STEPS) if setup is None else setup
     if setup.prompts is not None or setup.prompt:
         raise ValueError(f"{NAME} reads no prompts but classes: leave them out, and give --goal for one class")
     labels = labels_of(setup.goal)

@@ -34,9 +34,8 @@ GUIDANCE = 1.5
 """The scale of classifier-free guidance."""
 
 
-def task(setup: Setup | None = None) -> Task:
+def task(setup: Setup) -> Task:
     """Towards the cell type `setup.goal`, HepG2 unless given."""
-    setup = Setup() if setup is None else setup
     cell, name = cell_of(setup.goal), setup.chosen_reward(NAME, KLS)
     other = None if name == LOG_P else name
     prior, reward, judge = model(setup), setup.load(NAME, "reward"), setup.load(NAME, "judge")

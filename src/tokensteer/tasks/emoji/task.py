@@ -34,9 +34,8 @@ DEFAULT = (
 PICTURED = 200
 
 
-def task(setup: Setup | None = None) -> Task:
+def task(setup: Setup) -> Task:
     """Drawings of the prompts of the setup, each with as many populations."""
-    setup = Setup(STEPS) if setup is None else setup
     if setup.goal is not None:
         raise ValueError(f"{NAME} draws what prompts say and has no goals: leave out --goal, and give --prompt")
     setup.chosen_reward(NAME, KLS)  # raises before networks are loaded
