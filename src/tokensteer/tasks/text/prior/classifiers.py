@@ -28,7 +28,7 @@ from tokensteer.tasks.common.metrics import in_parts
 from tokensteer.tasks.common.timed_loop import Trainee
 from tokensteer.tasks.nets.encoder import EncoderReaderConfig
 from tokensteer.tasks.nets.readers import NgramConfig
-from tokensteer.tasks.text.corpus.windows import LENGTH, SIZE, Corpus, Windows, joined
+from tokensteer.tasks.text.corpus.windows import LENGTH, SIZE, Corpus, Windows
 from tokensteer.tasks.text.model import CLASSES
 from tokensteer.tasks.text.reviews import PARTS
 from tokensteer.train import Plan
@@ -63,7 +63,7 @@ def labelled(windows: Windows) -> Examples:
 
 def reviews(corpus: Corpus) -> Windows:
     """The real reviews of both training parts."""
-    return joined(corpus.real[name] for name in PARTS[1:])
+    return Windows.joined(corpus.real[name] for name in PARTS[1:])
 
 
 def distilled(labeller: nn.Module, corpus: Corpus, device: str) -> Examples:
