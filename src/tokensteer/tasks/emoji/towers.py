@@ -18,6 +18,7 @@ from tokensteer.tasks.common.augment import distorted
 from tokensteer.tasks.common.learner import Learner
 from tokensteer.tasks.common.metrics import in_parts
 from tokensteer.tasks.common.timed_loop import Compiled, Trainee
+from tokensteer.tasks.common.tokenised_images import reconstructed
 from tokensteer.tasks.emoji.data import CONCEPT, PAIR, TRAIN, Drawings
 from tokensteer.tasks.emoji.render import SIDE
 from tokensteer.tasks.nets import FSQ, ImageText, ImageTextConfig, MixerConfig, ResNetConfig
@@ -90,16 +91,6 @@ def contrast(images: Tensor, texts: Tensor, scale: Tensor, concept: Tensor) -> T
     logits = logits.masked_fill(same, -torch.inf)
     own = torch.arange(len(logits), device=logits.device)
     return 0.5 * (F.cross_entropy(logits, own) + F.cross_entropy(logits.mT, own))
-
-
-@torch.no_grad()
-def reconstructed(tokeniser: FSQ, pixels: Tensor) -> Tensor:
-    """Images (D, 3, H, W) of bytes as the tokeniser gives them back."""
-
-    def there_and_back(part: Tensor) -> Tensor:
-        return (255 * tokeniser.decode(tokeniser.encode(part.float() / 255))).round().to(torch.uint8)
-
-    return in_parts(there_and_back, pixels, ROWS)
 
 
 def measure(net: ImageText, drawings: Drawings, vectors: Tensor, tokeniser: FSQ | None = None) -> dict[str, float]:
