@@ -34,14 +34,16 @@ from benchmarks.cifar_cells import (
     drawn_images,
     finished,
     method_of,
+    now,
     table,
 )
-from benchmarks.cifar_quality import Batch, Instruments, reconstructed, reference_of
+from benchmarks.cifar_quality import Batch, Instruments, reference_of
 from tokensteer.tasks.cifar import rewards
 from tokensteer.tasks.cifar.data import CLASSES, Data, Images, data
 from tokensteer.tasks.cifar.model import REMASK, Networks, load_networks
 from tokensteer.tasks.common.sheets import write_sheet
 from tokensteer.tasks.common.task import SHIPPED, Setup
+from tokensteer.tasks.common.tokenised_images import reconstructed
 from tokensteer.tasks.quality.features import INCEPTION_SHA256, load_inception
 from tokensteer.tasks.quality.imagenet import load_efficientnet
 
@@ -206,9 +208,9 @@ class Bench:
 
     def real(self, images: Images, decoded: bool) -> Iterator[Batch]:
         for pixels, labels in zip(images.pixels.split(2000), images.labels.split(2000), strict=True):
-            device = self.networks.device
-            found = reconstructed(self.networks, pixels) if decoded else pixels.to(device)
-            yield found, labels.to(device)
+            found = pixels.to(self.networks.device)
+            found = reconstructed(self.networks.tokeniser, found) if decoded else found
+            yield found, labels.to(found.device)
 
     def gallery(self) -> None:
         """Ten classes x 8, drawn by weight. Without guidance all weights are equal, so one particle is enough."""
@@ -229,10 +231,10 @@ class Bench:
             cell = replace(self.options.cell(), guidance=1.5, images=images)
             for _ in range(2):  # the first run is to warm up
                 drawn = Drawn()
-                began = self._now()
+                began = now(self.networks.device)
                 for _part in drawn_images(cell, self.networks, drawn, images, captured):
                     pass
-                whole = self._now() - began
+                whole = now(self.networks.device) - began
             say(f"{images} images, T = {steps}, N = 1{', captured' if captured else ''}: {drawn.seconds:.2f} s of "
                 f"sampling, {whole:.2f} s with decoding and capture")  # fmt: skip
             add(file, {"name": "images", "captured": captured, "images": images, **asdict(drawn)})
@@ -257,16 +259,11 @@ class Bench:
         """The least seconds of a few calls, after one to warm up."""
         found: list[float] = []
         for _ in range(2 if self.options.tiny else 6):
-            began = self._now()
+            began = now(self.networks.device)
             with torch.no_grad():
                 run()
-            found.append(self._now() - began)
+            found.append(now(self.networks.device) - began)
         return min(found[1:])
-
-    def _now(self) -> float:
-        if self.networks.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
 
 
 def device_name(bench: Bench) -> str:

@@ -136,10 +136,10 @@ def drawn_images(
         for _ in range(batches):
             if left <= 0:
                 break
-            began = _now(networks.device)
+            began = now(networks.device)
             run = replay or (lambda generator, m=method, p=populations: m(cell.particles, p, generator=generator))
             result: ts.Result = run(generator=generator)
-            drawn.see(result, _now(networks.device) - began)
+            drawn.see(result, now(networks.device) - began)
             ids = result.sample(generator=generator)[:, 0]
             each = populations // len(labels)
             ids = ids.view(len(labels), each, -1).transpose(0, 1).flatten(0, 1)[:left]  # classes in turn
@@ -155,7 +155,7 @@ def _captured(method: Method, cell: Cell, populations: int) -> Any:
     return ts.captured(method, cell.particles, populations)
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -11,9 +11,10 @@ import torch
 from torch import Generator, Tensor
 
 from tokensteer import tensorfile
+from tokensteer.app.words.numbers import stored
 from tokensteer.tasks.cifar.data import Data
 from tokensteer.tasks.cifar.model import Networks
-from tokensteer.tasks.common.metrics import Classifier, Measured
+from tokensteer.tasks.common.metrics import Classifier
 from tokensteer.tasks.quality.classes import class_accuracy, class_score
 from tokensteer.tasks.quality.frechet import Frechet
 from tokensteer.tasks.quality.kernel_distance import kid
@@ -80,13 +81,8 @@ class Instruments:
         }
         if scored:
             found["score"] = class_score(torch.cat(scored), parts)
-        numbers = {name: _pair(value) for name, value in found.items()}
+        numbers = {name: stored(value) for name, value in found.items()}
         return {"images": moments.count, "fid": self.reference.distance(moments).value, **numbers}
-
-
-def _pair(value: Measured) -> list[float | None]:
-    known = value.numbers()
-    return [known["mean"], known["error"]]
 
 
 def parts_of(batches: Iterable[Batch], rows: int = PART) -> Iterator[Batch]:
@@ -114,9 +110,3 @@ def reference_of(data: Data, features: Callable[[Tensor], Tensor], folder: Path,
     moments, _ = Moments.load(moments_file)
     tensors, _ = tensorfile.read(features_file)
     return Reference(Frechet(moments.to(device)), tensors["features"].float().to(device))
-
-
-def reconstructed(networks: Networks, pixels: Tensor) -> Tensor:
-    """Images of bytes as the tokeniser gives them back."""
-    parts = [networks.tokeniser.encode(part.to(networks.device).float() / 255) for part in pixels.split(PART)]
-    return networks.pixels(torch.cat(parts))

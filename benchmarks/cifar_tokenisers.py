@@ -15,6 +15,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 from benchmarks.cifar import say
 from benchmarks.cifar_quality import PART, reference_of
 from tokensteer.tasks.cifar.data import data
+from tokensteer.tasks.common.tokenised_images import reconstructed
 from tokensteer.tasks.nets import FSQ, load
 from tokensteer.tasks.quality.features import INCEPTION_SHA256, load_inception
 from tokensteer.tasks.quality.moments import Moments
@@ -44,8 +45,7 @@ def main(options: OmitArgPrefixes[Options]) -> None:
     for file in options.files:
         net = load(file, options.device)
         assert isinstance(net, FSQ)
-        given = ((255 * net.decode(net.encode(part.float() / 255))).round().to(torch.uint8) for part in test)
-        fid = distance(Moments.of_parts(map(features, given))).value
+        fid = distance(Moments.of_parts(features(reconstructed(net, part)) for part in test)).value
         say(f"{file}: {net.config.num_codes} codes, FID {fid:.2f}")
 
 

@@ -180,10 +180,8 @@ def class_node(cls: type) -> ast.ClassDef | None:
     module = inspect.getmodule(cls)
     if module is None or not module.__name__.startswith("tokensteer"):
         return None
-    node = next(
-        (node for node in tree(module).body if isinstance(node, ast.ClassDef) and node.name == cls.__name__), None
-    )
-    return node
+    classes = (node for node in tree(module).body if isinstance(node, ast.ClassDef))
+    return next((node for node in classes if node.name == cls.__name__), None)
 
 
 def field_text(cls: type, name: str) -> str:

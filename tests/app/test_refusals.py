@@ -10,6 +10,7 @@ import small_texts
 from tokensteer.app import cli
 from tokensteer.app.runs import prepare, runner, sizes
 from tokensteer.app.runs.jobs import Job
+from tokensteer.app.runs.units import Unit
 from tokensteer.tasks.common.settings import Settings
 
 MINE = """
@@ -78,7 +79,7 @@ def test_the_number_that_is_offered_fits(monkeypatch):
 
     def check(particles: int) -> None:
         (ready,) = prepare.prepare([Job("digits", "smc-base", particles, 3, settings=Settings(steps=2))], place)
-        sizes.check_fits(ready, place)
+        sizes.check_fits(ready, place, Unit(0, ready.job))
 
     most = 2**30 // (3 * (64 * 3 * 4 + 2 * 64 * 8 + 2 * 8))
     check(most)

@@ -6,13 +6,14 @@ import random
 
 import pytest
 
+from tokensteer.rewards.dna import IUPAC
 from tokensteer.tasks.common.looks import Mark
-from tokensteer.tasks.dna.consensus import IUPAC, MOTIFS, marks, reversed_strand
+from tokensteer.tasks.dna.consensus import MOTIFS, marks, reversed_strand
 
 
 @pytest.mark.parametrize("name", MOTIFS)
 def test_every_site_is_found_on_both_strands(name):
-    site = "".join(IUPAC.get(letter, letter)[0] for letter in MOTIFS[name])
+    site = "".join(IUPAC[letter][0] for letter in MOTIFS[name])
     assert [mark.name for mark in marks(site)] == [name]
     assert [mark.name for mark in marks(reversed_strand(site))] == [name]
 

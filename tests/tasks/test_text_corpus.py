@@ -334,7 +334,9 @@ def test_windows_of_texts_and_reviews(tmp_path):
     assert set(real.labels.tolist()) == {0, 1}
     assert math.isclose(sum(map(len, corpus.real.values())), 120 * windows.SPREAD, rel_tol=0.3)
     draw = windows.sampler(corpus, 0.25, "cpu")
-    rows = {tuple(row) for row in windows.joined(corpus.real[name] for name in ("reward", "judge")).ids.tolist()}
+    rows = {
+        tuple(row) for row in windows.Windows.joined(corpus.real[name] for name in ("reward", "judge")).ids.tolist()
+    }
     drawn = draw(40, torch.Generator().manual_seed(0)).tolist()
     assert sum(tuple(row) in rows for row in drawn) == 10
     with pytest.raises(FileNotFoundError, match="--part windows"):

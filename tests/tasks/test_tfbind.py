@@ -183,7 +183,7 @@ def test_files(made_up, monkeypatch, tmp_path):
         tfbind.read(short)
     monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match="set TOKENSTEER_DATA"):
-        tfbind.task()
+        tfbind.task(Setup())
 
 
 @pytest.mark.parametrize("name", [tfbind.NAME, tfbind.FITTED])
@@ -202,7 +202,7 @@ def test_measured_factors(fit):
     """On the real tables, if they are here: all SMC methods with a difference potential are below 1.3 floors."""
     if not list((data_folder() / "tfbind8").rglob(f"*{tfbind.SUFFIX}")):
         pytest.skip("needs the tables of 8-mers in TOKENSTEER_DATA/tfbind8")
-    task = tfbind.task(fit=fit)
+    task = tfbind.task(Setup(), fit=fit)
     for method in (
         ts.smc_base(task.model, task.tilt),
         ts.smc_grad(task.model, task.tilt, None),

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from tokensteer.adapters.images import Decoder, ImageModel
 from tokensteer.adapters.text import check_known
-from tokensteer.adapters.text_to_image import pixels_per_token, vq_decoder
+from tokensteer.adapters.text_to_image import Picture, pixels_per_token, vq_decoder
 from tokensteer.adapters.vocabulary_slice import CodeLayout, VocabularySlice
 from tokensteer.core.kernels.maskgit import MaskGIT
 from tokensteer.core.models.context import Context
@@ -92,11 +92,7 @@ def lumina_dimoo(
     `system` prompt, which says what is to be done.
     """
     factor = 16 if vqvae is None else pixels_per_token(vqvae)
-    if min(height, width) < factor or height % factor or width % factor:
-        raise ValueError(
-            f"images are {factor} pixels to a token: height and width must be multiples, got {[height, width]}"
-        )
-    layout = replace(layout, grid=(height // factor, width // factor))
+    layout = replace(layout, grid=Picture(height, width).grid(factor))
 
     def prompt(text: str) -> list[int]:
         check_known(tokenizer, text)

@@ -14,16 +14,15 @@ ID = 8
 """Bytes of a token id and of an ancestor."""
 
 
-def check_fits(ready: PreparedJob, place: Environment, unit: Unit | None = None) -> None:
-    """Raise ValueError if a job, or a unit of it, needs more memory than the device has, by an estimate that is too low
+def check_fits(ready: PreparedJob, place: Environment, unit: Unit) -> None:
+    """Raise ValueError if a unit of a job needs more memory than the device has, by an estimate that is too low
     rather than too high: for each particle one prediction, its ids twice (L,), and an ancestor for each step. A
     prediction is a table (L, V), or (L, D) hidden units. What networks take on the way comes on top, and is bounded by
     --memory. What the machines of a cluster have is not known here."""
     if place.here.device != place.device:
         return
-    job, model = ready.job if unit is None else unit.job, ready.task.model
-    alone = unit is not None and unit.prompt is not None
-    populations = job.populations * (1 if alone else ready.method.steering.resources.templates)
+    job, model = unit.job, ready.task.model
+    populations = job.populations * (ready.method.steering.resources.templates if unit.prompt is None else 1)
     length, head = model.template.shape[-1], model.denoiser.head if isinstance(model.denoiser, FromHidden) else None
     width, what = model.vocab_size, "tokens"
     if isinstance(head, nn.Linear) and head.in_features < width:

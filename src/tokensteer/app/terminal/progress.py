@@ -12,7 +12,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from tokensteer.app.runs.jobs import Job
-from tokensteer.app.runs.runner import Watch
+from tokensteer.app.runs.runner import Unwatched, Watch
 from tokensteer.app.terminal.tables import plain_console, summary
 from tokensteer.core.particles.path import Record
 from tokensteer.core.particles.resampling import ess
@@ -87,16 +87,12 @@ class Bars:
 
 
 @dataclass
-class Lines:
+class Lines(Unwatched):
     """A line for each finished row."""
 
     total: int
     done: int = 0
 
-    def begin(self, job: Job) -> None: ...
-    def see(self, record: Record) -> None: ...
-    def shares(self, shares: Sequence[float]) -> None: ...
-    def unit(self) -> None: ...
     def end(self, row: Mapping[str, Any]) -> None:
         self.done += 1
         sys.stderr.write(f"{self.done}/{self.total} {summary(row)}\n")

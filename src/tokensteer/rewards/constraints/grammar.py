@@ -10,13 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
-import torch
-
 from tokensteer.core.numerics.domains import check_whole
-from tokensteer.core.numerics.rows import distinct
 from tokensteer.rewards.constraints.automaton import Automaton
 from tokensteer.rewards.constraints.building import build
-from tokensteer.rewards.constraints.regex import Parser, Part, Places
+from tokensteer.rewards.constraints.regex import Parser, Part, Places, checked_alphabet, classes_of
 from tokensteer.rewards.constraints.transitions import live
 
 DEPTH = 4
@@ -32,15 +29,10 @@ def grammar(
     as {"list": r"\((<item>(,<item>)*)?\)", "item": "[ab]|<list>"}. No rule is open within itself more than `depth`
     times: here, lists are nested at most so deep."""
     check_whole("grammar: depth", depth)
-    ids = {name: k for k, name in enumerate(alphabet)}
-    vocab_size = len(alphabet) if vocab_size is None else vocab_size
-    _check_names(rules, ids, len(alphabet), vocab_size)
+    ids, vocab_size = checked_alphabet("grammar", alphabet, vocab_size)
+    _check_names(rules, ids)
     net = _Net(rules, ids, depth)
-    reads = torch.zeros(vocab_size, len(net.sets), dtype=torch.bool)
-    for k, leaf in enumerate(net.sets):
-        reads[list(leaf), k] = True
-    first, classes = distinct(reads.int()) if net.sets else (torch.zeros(1).long(), torch.zeros(vocab_size).long())
-    readers = [frozenset(k for k, leaf in enumerate(net.sets) if int(token) in leaf) for token in first]
+    classes, readers = classes_of(net.sets, vocab_size)
 
     def move(state: frozenset[Stack], c: int) -> frozenset[Stack]:
         return frozenset(to for stack in state for to in net.after(stack)[0] if net.set_of[to[-1]] in readers[c])
@@ -54,11 +46,7 @@ def grammar(
     return found
 
 
-def _check_names(rules: Mapping[str, str], ids: Mapping[str, int], size: int, vocab_size: int) -> None:
-    if len(ids) != size or not ids or "" in ids:
-        raise ValueError("grammar: the alphabet must be distinct token names, none of them empty")
-    if vocab_size < size:
-        raise ValueError(f"grammar: vocab_size {vocab_size} is smaller than the alphabet of {size}")
+def _check_names(rules: Mapping[str, str], ids: Mapping[str, int]) -> None:
     if not rules:
         raise ValueError("grammar: give at least one rule, the first of which is the whole sequence")
     for name in rules:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import torch
+from torch import Tensor
 
 from tokensteer.core.numerics.rows import distinct
 from tokensteer.rewards.constraints.automaton import Automaton
@@ -19,20 +20,11 @@ def regex(pattern: str, alphabet: Sequence[str], vocab_size: int | None = None) 
     Literals, `.`, `|`, `*`, `+`, `?`, `{m}`, `{m,n}`, `( )`, `[abc]`, `[^abc]`, `[a-c]`; `<name>` is a token of several
     characters, and a backslash escapes the next character.
     """
-    ids = {name: k for k, name in enumerate(alphabet)}
-    if len(ids) != len(alphabet) or not ids or "" in ids:
-        raise ValueError("regex: the alphabet must be distinct token names, none of them empty")
-    vocab_size = len(alphabet) if vocab_size is None else vocab_size
-    if vocab_size < len(alphabet):
-        raise ValueError(f"regex: vocab_size {vocab_size} is smaller than the alphabet of {len(alphabet)}")
+    ids, vocab_size = checked_alphabet("regex", alphabet, vocab_size)
     places = Places()
     whole = Parser(pattern, ids, places).parse()()
     leaves = list(dict.fromkeys(places.leaves))
-    reads = torch.zeros(vocab_size, len(leaves), dtype=torch.bool)
-    for k, leaf in enumerate(leaves):
-        reads[list(leaf), k] = True
-    first, classes = distinct(reads.int()) if leaves else (torch.zeros(1).long(), torch.zeros(vocab_size).long())
-    readers = [frozenset(k for k, leaf in enumerate(leaves) if int(token) in leaf) for token in first]
+    classes, readers = classes_of(leaves, vocab_size)
     leaf_of = [leaves.index(leaf) for leaf in places.leaves]
 
     # A state is the set of places that may have read the last token; -1 is the start.
@@ -42,6 +34,25 @@ def regex(pattern: str, alphabet: Sequence[str], vocab_size: int | None = None) 
 
     last = whole.last | {-1} if whole.nullable else whole.last
     return build(frozenset({-1}), move, lambda state: not last.isdisjoint(state), classes, len(readers))
+
+
+def checked_alphabet(name: str, alphabet: Sequence[str], vocab_size: int | None) -> tuple[dict[str, int], int]:
+    """The ids of the tokens by name, and the size of the vocabulary."""
+    ids = {token: k for k, token in enumerate(alphabet)}
+    if len(ids) != len(alphabet) or not ids or "" in ids:
+        raise ValueError(f"{name}: the alphabet must be distinct token names, none of them empty")
+    if vocab_size is not None and vocab_size < len(ids):
+        raise ValueError(f"{name}: vocab_size {vocab_size} is smaller than the alphabet of {len(ids)}")
+    return ids, len(ids) if vocab_size is None else vocab_size
+
+
+def classes_of(sets: Sequence[frozenset[int]], vocab_size: int) -> tuple[Tensor, list[frozenset[int]]]:
+    """Classes (V,) of tokens that are in the same of the sets, and for each class the places of these sets."""
+    reads = torch.zeros(vocab_size, len(sets), dtype=torch.bool)
+    for k, tokens in enumerate(sets):
+        reads[list(tokens), k] = True
+    first, classes = distinct(reads.int()) if sets else (torch.zeros(1).long(), torch.zeros(vocab_size).long())
+    return classes, [frozenset(k for k, tokens in enumerate(sets) if int(token) in tokens) for token in first]
 
 
 @dataclass(frozen=True)

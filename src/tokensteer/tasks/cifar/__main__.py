@@ -20,7 +20,7 @@ from tyro.conf import OmitArgPrefixes
 
 from tokensteer.tasks.cifar.train import NAME, RECIPE, train_part
 from tokensteer.tasks.common import lpips
-from tokensteer.tasks.common.command import run_command
+from tokensteer.tasks.common.command import given, run_command
 from tokensteer.tasks.common.part_training import Pieces
 from tokensteer.tasks.common.training import Training
 
@@ -56,18 +56,17 @@ def run(command: OmitArgPrefixes[Command]) -> None:
         lpips.convert(command.out / lpips.FILE)
         return
     training = Training(command.out, command.device, command.seed, command.minutes, command.scale)
-    changes = {"rate": command.rate, "batch_size": command.batch_size}
-    given = {name: value for name, value in changes.items() if value is not None}
+    changes = given(rate=command.rate, batch_size=command.batch_size)
     recipe = replace(
         RECIPE,
         tokeniser=replace(RECIPE.tokeniser, levels=command.levels or RECIPE.tokeniser.levels),
         adversarial=command.adversarial,
         noise=command.noise,
         denoiser=replace(RECIPE.denoiser, dropout=command.dropout),
-        tokeniser_plan=replace(RECIPE.tokeniser_plan, **given),
-        denoiser_plan=replace(RECIPE.denoiser_plan, **given),
-        reward_plan=replace(RECIPE.reward_plan, **given),
-        judge_plan=replace(RECIPE.judge_plan, **given),
+        tokeniser_plan=replace(RECIPE.tokeniser_plan, **changes),
+        denoiser_plan=replace(RECIPE.denoiser_plan, **changes),
+        reward_plan=replace(RECIPE.reward_plan, **changes),
+        judge_plan=replace(RECIPE.judge_plan, **changes),
     )
     pieces = Pieces(command.resume, command.horizon, command.weights, command.exact)
     train_part(command.part, training, pieces, recipe)

@@ -6,8 +6,8 @@ share neither images nor architecture, so that what pleases the one by its error
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -48,8 +48,8 @@ class ClassifierTraining(Trainee):
         self.learners = {"classifier": self.learner}
         self.net = Compiled(net, compiled)
         self.compiled = (self.net,) if compiled else ()
-        config = json.loads(json.dumps(asdict(net.config)))  # pyright: ignore[reportArgumentType, reportCallIssue]
-        self.given = {"config": config, "batch size": plan.batch_size, "images": len(images.pixels)}
+        config: Any = net.config
+        self.given = {"config": asdict(config), "batch size": plan.batch_size, "images": len(images.pixels)}
 
     def step(self, rate: float, done: float, generator: Generator) -> dict[str, Tensor]:
         index = torch.randint(len(self.images.pixels), (self.batch_size,), generator=generator, device=self.device)

@@ -11,20 +11,13 @@ from tokensteer.core.twists.estimators import Sampled
 from tokensteer.core.twists.ramps import linear as linear_ramp
 from tokensteer.core.twists.tilt import Reward, Tilt
 from tokensteer.rewards.image import compressibility, of_images
-from tokensteer.tasks.cifar.model import NAME, Networks
+from tokensteer.tasks.cifar.model import Networks
 from tokensteer.train.optim import half_precision
 
 CLASS, COMPRESSIBILITY = "class", "compressibility"
 KLS = {CLASS: 0.5, COMPRESSIBILITY: 0.05}
-"""The rewards, each with its default kl."""
+"""The rewards, each with its default kl; the first is the default."""
 DRAWS = 2
-
-
-def reward_of(name: str | None) -> str:
-    """The reward of that name, `class` unless given."""
-    if name is not None and name not in KLS:
-        raise ValueError(f"{NAME} has the rewards {' and '.join(KLS)}: give one of them as --reward, got {name}")
-    return CLASS if name is None else name
 
 
 def tilt(networks: Networks, labels: Sequence[int], reward: str = CLASS, kl: float | None = None) -> Tilt:

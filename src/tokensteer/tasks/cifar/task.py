@@ -17,27 +17,26 @@ from torch import Tensor
 from tokensteer.core.particles.result import Result
 from tokensteer.tasks.cifar.data import CLASSES
 from tokensteer.tasks.cifar.model import GUIDANCE, NAME, STEPS, Networks, labels_of, load_networks, model, product
-from tokensteer.tasks.cifar.rewards import certainty, reward_of, tilt
+from tokensteer.tasks.cifar.rewards import KLS, certainty, tilt
 from tokensteer.tasks.common.metrics import Measured, diversity, ess_share, in_parts, weighted
 from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task
 
 PICTURED = 200
 
 
-def task(setup: Setup | None = None) -> Task:
+def task(setup: Setup) -> Task:
     """Images of the class `setup.goal`, or of all classes, as many populations each."""
-    setup = Setup(STEPS) if setup is None else setup
     if setup.prompts is not None or setup.prompt:
         raise ValueError(f"{NAME} reads no prompts but classes: leave them out, and give --goal for one class")
     labels = labels_of(setup.goal)
-    reward_of(setup.reward)
+    setup.chosen_reward(NAME, KLS)  # raises before networks are loaded
     return of_classes(setup, load_networks(setup), labels)
 
 
 def of_classes(setup: Setup, networks: Networks, labels: Sequence[int], failed: Sequence[Failure] = ()) -> Task:
     """The task for some classes. Each is a prompt of its own, so that populations of each class are counted apart."""
     prior = model(networks, labels, STEPS if setup.steps is None else setup.steps, setup.remask)
-    steered = tilt(networks, labels, reward_of(setup.reward), setup.kl)
+    steered = tilt(networks, labels, setup.chosen_reward(NAME, KLS), setup.kl)
     guidance = GUIDANCE if setup.guidance is None else setup.guidance
 
     def metrics(result: Result) -> Mapping[str, Measured]:
@@ -71,9 +70,8 @@ def of_classes(setup: Setup, networks: Networks, labels: Sequence[int], failed: 
 
 
 def assess(result: Result, networks: Networks, labels: Sequence[int]) -> dict[str, Measured]:
-    """Means over populations: the judge's and the reward network's accuracy of weighted samples, and how draws
-    of a class differ. Features of images are compared in benchmarks/cifar.py, which draws
-    thousands."""
+    """Means over populations: the judge's and the reward network's accuracy of weighted samples, and how draws of a
+    class differ. Features of images are compared in benchmarks/cifar.py, which draws thousands."""
     ids, count = result.samples.flatten(0, 1), result.samples.shape[1]
     populations = len(result.samples)
     wanted = torch.tensor(list(labels), device=ids.device).repeat_interleave(populations // len(labels) * count)

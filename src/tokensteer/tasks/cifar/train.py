@@ -61,7 +61,7 @@ def train(training: Training, recipe: Recipe = RECIPE) -> dict[str, Any]:
     def part(name: str, training: Training, pieces: Pieces) -> dict[str, float]:
         return train_part(name, training, pieces, recipe, images)
 
-    return train_parts(NAME, SHARES, training, part, needs={"tokeniser": "denoiser"})
+    return train_parts(NAME, SHARES, training, part)
 
 
 def train_part(

@@ -23,6 +23,12 @@ class Examples:
     ids: Tensor
     labels: Tensor
 
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def to(self, device: torch.device | str) -> Examples:
+        return Examples(self.ids.to(device), self.labels.to(device))
+
     def take(self, index: Tensor) -> Examples:
         return Examples(self.ids[index], self.labels[index])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tyro
 
@@ -17,3 +18,8 @@ def run_command(module: str, command: Callable[..., object], arguments: Sequence
     except (FileNotFoundError, ValueError) as error:
         say(f"{module}: {error}")
         raise SystemExit(2) from error
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}

@@ -15,7 +15,6 @@ codes that repeat a part of what their neighbours hold, which are easier to pred
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Protocol
 
@@ -101,7 +100,7 @@ class TokeniserTraining(Trainee):
         self.distance = Compiled(self._distance, compiled)
         self.compiled = (self.autoencode, self.distance) if compiled else ()
         self.given = {
-            "config": json.loads(json.dumps(asdict(net.config))),
+            "config": asdict(net.config),
             "batch size": plan.batch_size,
             "adversarial": adversarial,
             "noise": noise,

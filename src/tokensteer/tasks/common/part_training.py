@@ -150,15 +150,14 @@ def train_parts(
     shares: Mapping[str, float],
     training: Training,
     train_part: Callable[[str, Training, Pieces], Any],
-    needs: Mapping[str, str],
 ) -> dict[str, Any]:
     """Train, store and measure all parts, each with its share of the minutes. A killed training continues if it is
-    called with the same options. `needs` are parts that are fixed once another one is begun."""
+    called with the same options. The tokeniser is fixed once the denoiser is begun."""
     training.begin()
     cards = {part: weights_file(training.out, task, part).with_suffix(".json") for part in shares}
     kept = {part: Checkpoints(training.checkpoints, f"{task}-{part}") for part in shares}
     for part, share in shares.items():
-        if part in needs and cards[part].is_file() and kept[needs[part]].load() is not None:
+        if part == "tokeniser" and cards[part].is_file() and kept["denoiser"].load() is not None:
             continue
         minutes = None if training.minutes is None else training.minutes * share
         train_part(part, *go_on(training, kept[part], minutes))

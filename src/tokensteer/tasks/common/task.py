@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -100,6 +100,14 @@ class Setup(Settings):
                 f"{task} has only one reward, got {self.reward or 'a function'}: leave out --reward (dna has log-p and "
                 "logit, text has sentiment, toxicity and functions of your own, cifar and emoji have rewards of images)"
             )
+
+    def chosen_reward(self, task: str, rewards: Iterable[str]) -> str:
+        """The reward by name, the first of the task's unless one is chosen."""
+        first, *others = rewards
+        if self.reward not in (None, first, *others):
+            known = f"{', '.join([first, *others[:-1]])} and {others[-1]}"
+            raise ValueError(f"{task} has the rewards {known}: give one of them as --reward, got {self.reward}")
+        return self.reward or first
 
     def load(self, task: str, role: str) -> nn.Module:
         """A stored network of a task, on the device."""

@@ -6,6 +6,7 @@ were spent, and the run that resumes it adds its own.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from abc import ABC, abstractmethod
@@ -177,7 +178,7 @@ def _save(trainee: Trainee, generator: Generator, name: str, stretch: Stretch, p
         tensors |= {f"{role}/{key}": value for key, value in learner.tensors(stretch.compact).items()}
     tensors |= trainee.best.stored()
     header = {
-        "given": dict(trainee.given),
+        "given": trainee.given,
         "lowest": trainee.best.value,
         "seconds": progress.seconds,
         "compact": stretch.compact,
@@ -188,7 +189,9 @@ def _save(trainee: Trainee, generator: Generator, name: str, stretch: Stretch, p
 
 def _used(given: Any) -> Any:
     """Without settings that are 0, False or None, so that a checkpoint outlives a new setting that is off."""
-    return {key: _used(value) for key, value in given.items() if value} if isinstance(given, Mapping) else given
+    if not isinstance(given, Mapping):
+        return given
+    return {key: _used(value) for key, value in cast("Mapping[str, Any]", given).items() if value}
 
 
 def _resume(trainee: Trainee, generator: Generator, name: str, folder: Path) -> Progress:
@@ -196,7 +199,7 @@ def _resume(trainee: Trainee, generator: Generator, name: str, folder: Path) -> 
     if found is None:
         raise FileNotFoundError(f"there is no checkpoint of {name} in {folder}: give the folder that holds it")
     tensors, header = found
-    was, now = header.get("given"), dict(trainee.given)
+    was, now = header.get("given"), json.loads(json.dumps(trainee.given))  # as it is read again
     if _used(was) != _used(now):
         raise ValueError(f"the checkpoint of {name} in {folder} was made with {was}, and now it is {now}")
     try:

@@ -90,6 +90,15 @@ class TokenisedImages:
         write_sheet(file, self.pixels(ids), len(ids) // groups if even else min(columns, len(ids)))
 
 
+def reconstructed(tokeniser: FSQ, pixels: Tensor) -> Tensor:
+    """Images (D, 3, H, W) of bytes as the tokeniser gives them back."""
+
+    def there_and_back(part: Tensor) -> Tensor:
+        return (255 * tokeniser.decode(tokeniser.encode(part.float() / 255))).round().to(torch.uint8)
+
+    return in_parts(there_and_back, pixels, 500)
+
+
 def load_roles(setup: Setup, task: str, roles: Sequence[str], minutes: int) -> list[nn.Module]:
     """The networks of a folder by their roles. Raises FileNotFoundError with the mend if one is not there."""
     missing = [role for role in roles if not weights_file(setup.weights, task, role).is_file()]

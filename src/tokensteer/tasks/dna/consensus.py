@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from tokensteer.rewards.dna import IUPAC
 from tokensteer.tasks.common.looks import Mark
 
 MOTIFS = {
@@ -31,12 +32,11 @@ MOTIFS = {
     "TEAD": "ACATTCCA",
     "YY1": "AAGATGGC",
 }
-IUPAC = {"R": "AG", "Y": "CT", "S": "CG", "W": "AT", "K": "GT", "M": "AC", "N": "ACGT"}
 _COMPLEMENT = str.maketrans("ACGTRYSWKMN", "TGCAYRSWMKN")
 
 
 def _pattern(letters: str) -> str:
-    return "".join(f"[{IUPAC[letter]}]" if letter in IUPAC else letter for letter in letters)
+    return "".join(f"[{IUPAC[letter]}]" for letter in letters)
 
 
 def reversed_strand(letters: str) -> str:

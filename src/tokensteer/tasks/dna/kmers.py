@@ -1,4 +1,4 @@
-"""Statistics of sequences of letters: k-mers, Markov chains, correlations, AUC."""
+"""Statistics of sequences of four letters: k-mers, Markov chains, correlations, AUC."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from torch import Tensor
 
 from tokensteer.tasks.common.metrics import Measured, measured
 
+SIZE = 4  # of the alphabet
 
-def kmers(ids: Tensor, k: int, letters: int = 4) -> Tensor:
+
+def kmers(ids: Tensor, k: int) -> Tensor:
     """The k-mer that begins at each site of ids (P, L), as a number with the first letter first, (P, L - k + 1)."""
-    places = letters ** torch.arange(k - 1, -1, -1, device=ids.device)
+    places = SIZE ** torch.arange(k - 1, -1, -1, device=ids.device)
     return (ids.long().unfold(1, k, 1) * places).sum(-1)
 
 
-def kmer_shares(ids: Tensor, k: int, weights: Tensor | None = None, letters: int = 4) -> Tensor:
-    """The share of each k-mer in ids (P, L), (letters^k,), of sequences with weights (P,), equal if not given."""
-    words = kmers(ids, k, letters)
+def kmer_shares(ids: Tensor, k: int, weights: Tensor | None = None) -> Tensor:
+    """The share of each k-mer in ids (P, L), (4^k,), of sequences with weights (P,), equal if not given."""
+    words = kmers(ids, k)
     weights = torch.ones(len(ids), device=ids.device) if weights is None else weights
-    counts = torch.zeros(letters**k, dtype=torch.float64, device=ids.device)
+    counts = torch.zeros(SIZE**k, dtype=torch.float64, device=ids.device)
     counts.index_add_(0, words.flatten(), weights.double().unsqueeze(-1).expand(words.shape).flatten())
     return counts / counts.sum()
 
@@ -37,16 +39,16 @@ def pearson(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(-1) / ((a * a).sum(-1) * (b * b).sum(-1)).sqrt()
 
 
-def markov_bits(train: Tensor, test: Tensor, order: int = 2, letters: int = 4) -> Measured:
+def markov_bits(train: Tensor, test: Tensor, order: int) -> Measured:
     """Bits per letter of test (P, L) under a Markov chain fitted to train (D, L) with a pseudocount of one. Chains of
     lower order predict the first letters."""
     nats = torch.zeros(len(test), dtype=torch.float64)
     for memory in range(order + 1):
-        table = torch.ones(letters**memory, letters, dtype=torch.float64)
-        counts = torch.bincount(kmers(train, memory + 1, letters).flatten(), minlength=letters ** (memory + 1))
-        table += counts.view(-1, letters)
+        table = torch.ones(SIZE**memory, SIZE, dtype=torch.float64)
+        counts = torch.bincount(kmers(train, memory + 1).flatten(), minlength=SIZE ** (memory + 1))
+        table += counts.view(-1, SIZE)
         log_p = (table / table.sum(-1, keepdim=True)).log().flatten()
-        terms = -log_p[kmers(test, memory + 1, letters)]  # of letters with as many before them
+        terms = -log_p[kmers(test, memory + 1)]  # of letters with as many before them
         nats += terms.sum(-1) if memory == order else terms[:, 0]
     return measured(nats / (math.log(2) * test.shape[1]))
 

@@ -110,12 +110,12 @@ def _training_sites(file: Path) -> Tensor:
     return data().train.ids
 
 
-def bootstrap(statistic: Callable[[Tensor], Tensor], populations: int, times: int = 200, seed: int = 0) -> Measured:
-    """statistic(counts) with counts (B,) of one for each population, and its deviation over bootstrap resamples."""
+def bootstrap(statistic: Callable[[Tensor], Tensor], populations: int) -> Measured:
+    """statistic(counts) with counts (B,) of one for each population, and its deviation over 200 bootstrap resamples."""
     whole = float(statistic(torch.ones(populations, dtype=torch.float64)))
     if populations < 2:
         return Measured(whole, math.nan)
-    drawn = torch.randint(populations, (times, populations), generator=Generator().manual_seed(seed))
+    drawn = torch.randint(populations, (200, populations), generator=Generator().manual_seed(0))
     counts = [torch.bincount(row, minlength=populations).double() for row in drawn]
     return Measured(whole, float(torch.stack([statistic(row).double() for row in counts]).std()))
 

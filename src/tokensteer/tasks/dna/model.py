@@ -31,7 +31,7 @@ from tokensteer.tasks.nets import DilatedConfig, MotifConfig, WordsConfig
 NAME = "dna"
 LOG_P, LOGIT = "log-p", "logit"
 KLS = {LOG_P: 0.1, LOGIT: 0.5}
-"""The rewards, each with its default kl."""
+"""The rewards, each with its default kl; the first is the default."""
 KL = KLS[LOG_P]
 RAMP = linear_ramp
 DRAWS = 4
@@ -78,13 +78,6 @@ def cell_of(goal: int | None) -> int:
         known = ", ".join(f"{i} ({name})" for i, name in enumerate(CELLS))
         raise ValueError(f"--goal must be a cell type of dna, {known}: got {goal}")
     return cell
-
-
-def reward_of(name: str | None) -> str:
-    """The reward of that name, log-p unless given."""
-    if name is not None and name not in KLS:
-        raise ValueError(f"{NAME} has the rewards {' and '.join(KLS)}: give one of them as --reward, got {name}")
-    return LOG_P if name is None else name
 
 
 def tilt(classifier: Classifier, cell: int, reward: str = LOG_P, kl: float | None = None) -> Tilt:

@@ -18,13 +18,13 @@ from tokensteer.tasks.dna import train as dna_train
 from tokensteer.tasks.dna.data import CELLS, LENGTH
 from tokensteer.tasks.dna.metrics import Metrics
 from tokensteer.tasks.dna.model import (
+    KLS,
     LOG_P,
     NAME,
     as_denoiser,
     cell_of,
     model,
     of_cell,
-    reward_of,
     tilt,
     uniform_model,
 )
@@ -34,10 +34,9 @@ GUIDANCE = 1.5
 """The scale of classifier-free guidance."""
 
 
-def task(setup: Setup | None = None) -> Task:
+def task(setup: Setup) -> Task:
     """Towards the cell type `setup.goal`, HepG2 unless given."""
-    setup = Setup() if setup is None else setup
-    cell, name = cell_of(setup.goal), reward_of(setup.reward)
+    cell, name = cell_of(setup.goal), setup.chosen_reward(NAME, KLS)
     other = None if name == LOG_P else name
     prior, reward, judge = model(setup), setup.load(NAME, "reward"), setup.load(NAME, "judge")
     metrics = Metrics(cell, prior.denoiser, reward, judge, reference.load(setup.weights))

@@ -177,10 +177,9 @@ def fitted(names: tuple[Path, ...], bound: float = BOUND) -> Tensor:
     return chain(100.0 * torch.stack(shares).mean(0))
 
 
-def task(setup: Setup | None = None, fit: bool = False) -> Task:
+def task(setup: Setup, fit: bool = False) -> Task:
     """Towards words that a factor binds; the goal is its place among the sorted names. The prior is uniform, or fitted
     to the words that some factor binds."""
-    setup = Setup() if setup is None else setup
     setup.refuse_reward(NAME)
     if setup.device != "cpu" or setup.remask:
         raise ValueError("tfbind runs on the CPU and opens one letter at a time: leave out --device and --remask")

@@ -161,13 +161,13 @@ def _classifies(net: Callable[[Tensor], Tensor], ids: Tensor, labels: Tensor) ->
     }
 
 
-def uniform_bits(denoiser: Denoiser, ids: Tensor, generator: Generator, draws: int = 8, rows: int = 500) -> Measured:
+def uniform_bits(denoiser: Denoiser, ids: Tensor, generator: Generator) -> Measured:
     """The bound on -log2 p(x) per letter of a model of uniform noise."""
 
     def bound(x0: Tensor, u: Tensor) -> Tensor:
         return uniform_bound(denoiser, x0, len(LETTERS), generator, u)
 
-    nats = stratified_bounds(bound, ids, draws=draws, generator=generator, rows=rows)
+    nats = stratified_bounds(bound, ids, draws=8, generator=generator, rows=500)
     return measured(nats / (math.log(2) * ids.shape[1]))
 
 

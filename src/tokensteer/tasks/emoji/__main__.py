@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tyro.conf import OmitArgPrefixes
 
-from tokensteer.tasks.common.command import run_command
+from tokensteer.tasks.common.command import given, run_command
 from tokensteer.tasks.common.part_training import Pieces
 from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.emoji.train import NAME, RECIPE, train_part
@@ -57,18 +57,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(command: OmitArgPrefixes[Command]) -> None:
     training = Training(command.out, command.device, command.seed, command.minutes, command.scale)
-    changes = {"rate": command.rate, "batch_size": command.batch_size}
-    given = {name: value for name, value in changes.items() if value is not None}
-    dropout = RECIPE.denoiser.dropout if command.dropout is None else command.dropout
+    changes = given(rate=command.rate, batch_size=command.batch_size)
     recipe = replace(
         RECIPE,
         tokeniser=replace(RECIPE.tokeniser, levels=command.levels or RECIPE.tokeniser.levels),
         noise=command.noise,
-        denoiser=replace(RECIPE.denoiser, dropout=dropout),
-        tokeniser_plan=replace(RECIPE.tokeniser_plan, **given),
-        denoiser_plan=replace(RECIPE.denoiser_plan, **given),
-        tower_plan=replace(RECIPE.tower_plan, **given),
-        samples=RECIPE.samples if command.samples is None else command.samples,
+        denoiser=replace(RECIPE.denoiser, **given(dropout=command.dropout)),
+        tokeniser_plan=replace(RECIPE.tokeniser_plan, **changes),
+        denoiser_plan=replace(RECIPE.denoiser_plan, **changes),
+        tower_plan=replace(RECIPE.tower_plan, **changes),
+        **given(samples=command.samples),
     )
     pieces = Pieces(command.resume, command.horizon, command.weights, command.exact)
     train_part(command.part, training, pieces, recipe)

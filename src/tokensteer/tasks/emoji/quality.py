@@ -18,11 +18,12 @@ from tokensteer.files import write_json
 from tokensteer.tasks.common import arrays
 from tokensteer.tasks.common.sheets import write_sheet
 from tokensteer.tasks.common.task import Setup
+from tokensteer.tasks.common.tokenised_images import reconstructed
 from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.emoji.data import CONCEPT, PAIR, TRAIN, Drawings
 from tokensteer.tasks.emoji.model import GUIDANCE, Networks, load_networks, reference
 from tokensteer.tasks.emoji.states import States
-from tokensteer.tasks.emoji.towers import CANDIDATES, one_of_each, reconstructed, retrieval, whole_captions
+from tokensteer.tasks.emoji.towers import CANDIDATES, one_of_each, retrieval, whole_captions
 from tokensteer.tasks.quality.features import Inception
 from tokensteer.tasks.quality.kernel_distance import kid
 

@@ -14,14 +14,14 @@ SIDE = 64
 PAPER = "#ffffff"
 
 
-def render(drawing: Drawing, side: int = SIDE) -> Any:
-    """The drawing on white, a uint8 array (side, side, 3)."""
+def render(drawing: Drawing) -> Any:
+    """The drawing on white, a uint8 array (SIDE, SIDE, 3)."""
     try:
         resvg: Any = import_module("resvg_py")
     except ImportError as error:
         raise ImportError("drawings are rendered by resvg: pip install 'tokensteer[emoji]'") from error
     content = resvg.svg_to_bytes(
-        svg_string=drawing.svg, width=side, height=side, background=PAPER, skip_system_fonts=True
+        svg_string=drawing.svg, width=SIDE, height=SIDE, background=PAPER, skip_system_fonts=True
     )
     pixels = decode_png(bytes(content), f"{drawing.concept.name}, {drawing.style}")[:, :, :3]
     return np.ascontiguousarray(pixels[:, ::-1]) if drawing.mirrored else pixels

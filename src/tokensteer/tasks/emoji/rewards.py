@@ -9,22 +9,15 @@ from tokensteer.core.twists.estimators import Sampled
 from tokensteer.core.twists.ramps import linear as linear_ramp
 from tokensteer.core.twists.tilt import Reward, Tilt
 from tokensteer.rewards.image import HUES, compressibility, mostly, of_images
-from tokensteer.tasks.emoji.model import NAME, Networks
+from tokensteer.tasks.emoji.model import Networks
 from tokensteer.tasks.nets import ImageText
 from tokensteer.tasks.nets.text_encoder import sentence_vectors
 from tokensteer.train.optim import half_precision
 
 ALIGNMENT, COMPRESSIBILITY, MOSTLY = "alignment", "compressibility", "mostly-"
 KLS = {ALIGNMENT: 0.02, COMPRESSIBILITY: 0.05} | {f"{MOSTLY}{colour}": 0.03 for colour in HUES}
-"""The rewards, each with its default kl."""
+"""The rewards, each with its default kl; the first is the default."""
 DRAWS = 1
-
-
-def reward_of(name: str | None) -> str:
-    """The reward of that name, `alignment` unless given."""
-    if name is not None and name not in KLS:
-        raise ValueError(f"{NAME} has the rewards {', '.join(KLS)}: give one of them as --reward, got {name}")
-    return ALIGNMENT if name is None else name
 
 
 def tilt(networks: Networks, states: Tensor, reward: str = ALIGNMENT, kl: float | None = None) -> Tilt:

@@ -71,11 +71,6 @@ class CaptionEncoder:
         """States (P, length, width); zeros behind the end of each text."""
         return in_parts(self.net, self.ids(texts).to(self.net.places.device), rows)
 
-    def none(self, rows: int = 1) -> Tensor:
-        """The states of no caption, (P, length, width)."""
-        config = self.net.config
-        return torch.zeros(rows, config.length, config.width, device=self.net.places.device)
-
 
 def restricted(vocabulary: WordPiece, texts: Iterable[str], most: int = PIECES) -> WordPiece:
     """A smaller vocabulary that gives `texts` the same tokens: their pieces, single characters, and the pieces that
@@ -91,7 +86,7 @@ def restricted(vocabulary: WordPiece, texts: Iterable[str], most: int = PIECES) 
     return WordPiece(tuple(vocabulary.pieces[k] for k in order), tuple(order))
 
 
-def make_encoder(captions: Iterable[str], out: Path, config: TextEncoderConfig | None = None) -> CaptionEncoder:
+def make_encoder(captions: Iterable[str], out: Path) -> CaptionEncoder:
     """MiniLM of the folder of data with a restricted vocabulary, written to `out` as 8-bit numbers."""
     vocabulary = restricted(WordPiece.of(lines(find_file(VOCAB, PACKAGE))), captions)
     file = find_file(MINILM, PACKAGE)
@@ -99,7 +94,7 @@ def make_encoder(captions: Iterable[str], out: Path, config: TextEncoderConfig |
         weights = {name: value.float() for name, value in load_file(str(file)).items()}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{file} is damaged ({error}): copy it again") from error
-    net = TextEncoder(config or TextEncoderConfig(len(vocabulary), LENGTH))
+    net = TextEncoder(TextEncoderConfig(len(vocabulary), LENGTH))
     start_from(net, weights, vocabulary.origin)
     assert [vocabulary.origin[vocabulary.ids[piece]] for piece in _FRAME] == [CLS, SEP]
     store_encoder(CaptionEncoder(net, vocabulary), out)

@@ -19,7 +19,7 @@ from tokensteer.tasks.common import learned, prompts
 from tokensteer.tasks.common.metrics import Measured, diversity, ess_share, in_parts, weighted
 from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task
 from tokensteer.tasks.emoji.model import GUIDANCE, NAME, STEPS, Networks, as_guided, load_networks, product, reference
-from tokensteer.tasks.emoji.rewards import ALIGNMENT, MOSTLY, agreements, reward_of, tilt
+from tokensteer.tasks.emoji.rewards import ALIGNMENT, KLS, MOSTLY, agreements, tilt
 from tokensteer.tasks.nets.text_encoder import sentence_vectors
 
 DEFAULT = (
@@ -34,12 +34,11 @@ DEFAULT = (
 PICTURED = 200
 
 
-def task(setup: Setup | None = None) -> Task:
+def task(setup: Setup) -> Task:
     """Drawings of the prompts of the setup, each with as many populations."""
-    setup = Setup(STEPS) if setup is None else setup
     if setup.goal is not None:
         raise ValueError(f"{NAME} draws what prompts say and has no goals: leave out --goal, and give --prompt")
-    reward_of(setup.reward)
+    setup.chosen_reward(NAME, KLS)  # raises before networks are loaded
     asked = prompts.given(setup, DEFAULT)
     return of_prompts(setup, load_networks(setup), asked)
 
@@ -49,7 +48,7 @@ def of_prompts(setup: Setup, networks: Networks, asked: Sequence[Prompt], failed
     caption_states = networks.states([prompt.text for prompt in asked])
     guidance = GUIDANCE if setup.guidance is None else setup.guidance
     conditional = networks.model(caption_states, STEPS if setup.steps is None else setup.steps, setup.remask)
-    reward = reward_of(setup.reward)
+    reward = setup.chosen_reward(NAME, KLS)
 
     def only(places: Sequence[int], more: Sequence[Failure]) -> Task:
         return of_prompts(setup, networks, [asked[k] for k in places], [*failed, *more])

@@ -7,7 +7,6 @@ any style. Half of the images are reconstructions of the tokeniser, since sample
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import asdict
 
@@ -19,6 +18,7 @@ from tokensteer.tasks.common.augment import distorted
 from tokensteer.tasks.common.learner import Learner
 from tokensteer.tasks.common.metrics import in_parts
 from tokensteer.tasks.common.timed_loop import Compiled, Trainee
+from tokensteer.tasks.common.tokenised_images import reconstructed
 from tokensteer.tasks.emoji.data import CONCEPT, PAIR, TRAIN, Drawings
 from tokensteer.tasks.emoji.render import SIDE
 from tokensteer.tasks.nets import FSQ, ImageText, ImageTextConfig, MixerConfig, ResNetConfig
@@ -60,8 +60,7 @@ class TowerTraining(Trainee):
         self.learners = {part: self.learner}
         self.net, self.of_images = net, Compiled(net.of_images, compiled)
         self.compiled = (self.of_images,) if compiled else ()
-        config = json.loads(json.dumps(asdict(net.config)))
-        self.given = {"config": config, "batch size": plan.batch_size, "images": len(self.images)}
+        self.given = {"config": asdict(net.config), "batch size": plan.batch_size, "images": len(self.images)}
 
     def step(self, rate: float, done: float, generator: Generator) -> dict[str, Tensor]:
         def draw(count: int) -> Tensor:
@@ -92,16 +91,6 @@ def contrast(images: Tensor, texts: Tensor, scale: Tensor, concept: Tensor) -> T
     logits = logits.masked_fill(same, -torch.inf)
     own = torch.arange(len(logits), device=logits.device)
     return 0.5 * (F.cross_entropy(logits, own) + F.cross_entropy(logits.mT, own))
-
-
-@torch.no_grad()
-def reconstructed(tokeniser: FSQ, pixels: Tensor) -> Tensor:
-    """Images (D, 3, H, W) of bytes as the tokeniser gives them back."""
-
-    def there_and_back(part: Tensor) -> Tensor:
-        return (255 * tokeniser.decode(tokeniser.encode(part.float() / 255))).round().to(torch.uint8)
-
-    return in_parts(there_and_back, pixels, ROWS)
 
 
 def measure(net: ImageText, drawings: Drawings, vectors: Tensor, tokeniser: FSQ | None = None) -> dict[str, float]:

@@ -77,7 +77,7 @@ def train(training: Training, recipe: Recipe = RECIPE) -> dict[str, Any]:
     def part(name: str, training: Training, pieces: Pieces) -> Any:
         return train_part(name, training, pieces, recipe)
 
-    found = train_parts(NAME, SHARES, training, part, needs={"tokeniser": "denoiser"})
+    found = train_parts(NAME, SHARES, training, part)
     return found | {"quality": train_part("quality", training, ALONE, recipe)}
 
 

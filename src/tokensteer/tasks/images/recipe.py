@@ -103,9 +103,8 @@ def tilt(reward: Classifier, digit: int, ramp: Ramp = RAMP, kl: float = 1.0, dra
     return Tilt(certainty, kl, ramp, draws, differentiable=True)
 
 
-def task(recipe: Recipe, setup: Setup | None = None) -> Task:
+def task(recipe: Recipe, setup: Setup) -> Task:
     """Towards the digit `setup.goal`, 4 unless given."""
-    setup = Setup() if setup is None else setup
     setup.refuse_reward(recipe.name)
     digit = DIGIT if setup.goal is None else setup.goal
     reward, judge = (setup.load(recipe.name, role) for role in ("reward", "judge"))

@@ -81,9 +81,8 @@ def exact_pmf(setup: Setup) -> Tensor:
     return grid.target(Steering(model(setup), mog.tilt(1.0 if setup.kl is None else setup.kl))).pmf
 
 
-def task(setup: Setup | None = None) -> Task:
+def task(setup: Setup) -> Task:
     """Towards y near 0. The soft value has a closed form, so the ramp is constant."""
-    setup = Setup() if setup is None else setup
     setup.refuse_reward("mog")
     if setup.device != "cpu":
         raise ValueError(f"mog runs on the CPU only, got the device {setup.device}: leave it out")

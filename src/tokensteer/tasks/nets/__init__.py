@@ -2,13 +2,10 @@
 
 from tokensteer.tasks.nets.classifiers import ConvClassifier as ConvClassifier
 from tokensteer.tasks.nets.classifiers import ConvConfig as ConvConfig
-from tokensteer.tasks.nets.classifiers import PatchClassifier as PatchClassifier
 from tokensteer.tasks.nets.classifiers import PatchConfig as PatchConfig
 from tokensteer.tasks.nets.dilated import Dilated as Dilated
 from tokensteer.tasks.nets.dilated import DilatedConfig as DilatedConfig
-from tokensteer.tasks.nets.dilated import MotifClassifier as MotifClassifier
 from tokensteer.tasks.nets.dilated import MotifConfig as MotifConfig
-from tokensteer.tasks.nets.dilated import WordsClassifier as WordsClassifier
 from tokensteer.tasks.nets.dilated import WordsConfig as WordsConfig
 from tokensteer.tasks.nets.encoder import Encoder as Encoder
 from tokensteer.tasks.nets.encoder import EncoderConfig as EncoderConfig
@@ -18,14 +15,12 @@ from tokensteer.tasks.nets.fsq import FSQ as FSQ
 from tokensteer.tasks.nets.fsq import FSQConfig as FSQConfig
 from tokensteer.tasks.nets.grid_transformer import GridTransformer as GridTransformer
 from tokensteer.tasks.nets.grid_transformer import GridTransformerConfig as GridTransformerConfig
-from tokensteer.tasks.nets.image_classifiers import ConvMixer as ConvMixer
 from tokensteer.tasks.nets.image_classifiers import MixerConfig as MixerConfig
 from tokensteer.tasks.nets.image_classifiers import ResNet as ResNet
 from tokensteer.tasks.nets.image_classifiers import ResNetConfig as ResNetConfig
 from tokensteer.tasks.nets.image_text import ImageText as ImageText
 from tokensteer.tasks.nets.image_text import ImageTextConfig as ImageTextConfig
 from tokensteer.tasks.nets.readers import NgramConfig as NgramConfig
-from tokensteer.tasks.nets.readers import NgramReader as NgramReader
 from tokensteer.tasks.nets.readers import Reader as Reader
 from tokensteer.tasks.nets.store import load as load
 from tokensteer.tasks.nets.store import save as save

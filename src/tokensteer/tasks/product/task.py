@@ -90,9 +90,8 @@ def diffusion(setup: Setup, pmf: Tensor) -> Diffusion:
     return setup.diffusion(TableDenoiser(Multilinear(with_masks(pmf))), grid.MASK, template(2, grid.MASK))
 
 
-def task(setup: Setup | None = None, powers: Powers = (1.0, 1.0)) -> Task:
+def task(setup: Setup, powers: Powers = (1.0, 1.0)) -> Task:
     """Towards p1^a · p2^b for `powers` (a, b)."""
-    setup = Setup() if setup is None else setup
     setup.refuse_reward(NAME)
     if setup.device != "cpu":
         raise ValueError(f"{NAME} runs on the CPU only, got the device {setup.device}: leave it out")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tyro.conf import OmitArgPrefixes
 
-from tokensteer.tasks.common.command import run_command
+from tokensteer.tasks.common.command import given, run_command
 from tokensteer.tasks.common.part_training import Pieces
 from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.text.prior.train import train, train_part
@@ -54,10 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(command: OmitArgPrefixes[Command]) -> None:
     training = Training(command.out, command.device, command.seed, command.minutes, command.scale)
-
-    def given(**changes: int | float | None) -> dict[str, int | float]:
-        return {name: value for name, value in changes.items() if value is not None}
-
     recipe = replace(
         RECIPE,
         muon=not command.adam,

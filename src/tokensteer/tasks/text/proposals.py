@@ -168,7 +168,7 @@ def examples(task: Task, own: Path, training: Training) -> tuple[Tensor, int]:
         raise ValueError(
             f"the corpus {windows.FILE} has another vocabulary than {own.parent}: give the --weights it is of"
         )
-    ids = windows.joined(corpus.taught[part] for part in windows.PARTS[1:]).ids
+    ids = windows.Windows.joined(corpus.taught[part] for part in windows.PARTS[1:]).ids
     reward = in_parts(lambda part: task.tilt.reward(part.to(training.device).long()).cpu(), ids).double()
     kept = accepted((reward / task.tilt.kl).to(training.device), training.generator()).cpu()
     return ids[kept], len(ids)

@@ -31,7 +31,6 @@ from tokensteer.tasks.text.diversity import distinct, self_bleu
 from tokensteer.tasks.text.fluency import Fluency
 from tokensteer.tasks.text.model import (
     NAME,
-    NUM_STEPS,
     READINGS,
     Opinion,
     Reading,
@@ -46,11 +45,10 @@ from tokensteer.tasks.text.prompts import DEFAULT
 from tokensteer.tasks.text.rules import rule_of
 
 
-def task(setup: Setup | None = None) -> Task:
+def task(setup: Setup) -> Task:
     """Towards the second class of the reward, praise unless another reward is named, or the first if `setup.goal` is 0,
     for the prompts of the setup, or `DEFAULT`. `setup.reward_function` replaces the reward; the judge of sentiment
     still marks the goal."""
-    setup = Setup(NUM_STEPS) if setup is None else setup
     reading, goal = reading_of(setup), 1 if setup.goal is None else setup.goal
     if goal not in (0, 1):
         bad, good = reading.classes

@@ -11,7 +11,7 @@ trained on the last two.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -37,21 +37,8 @@ _ARRAYS = ("pieces", "origin", "ids", "labels", "parts", "real")
 _CHUNK = 500  # reviews that a process splits at a time
 
 
-@dataclass(frozen=True)
-class Windows:
-    """ids (D, L) as int16 and labels (D,): moods of the corpus, or 1 and 0 for praise and blame of reviews."""
-
-    ids: Tensor
-    labels: Tensor
-
-    def to(self, device: torch.device | str) -> Windows:
-        return Windows(self.ids.to(device), self.labels.to(device))
-
-    def take(self, index: Tensor) -> Windows:
-        return Windows(self.ids[index], self.labels[index])
-
-    def __len__(self) -> int:
-        return len(self.ids)
+Windows = arrays_in.Examples
+"""Labels are moods of the corpus, or 1 and 0 for praise and blame of reviews."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +52,6 @@ class Corpus:
     @property
     def length(self) -> int:
         return self.taught[PARTS[0]].ids.shape[1]
-
-
-def joined(parts: Iterable[Windows]) -> Windows:
-    ids, labels = zip(*((part.ids, part.labels) for part in parts), strict=True)
-    return Windows(torch.cat(ids), torch.cat(labels))
 
 
 def load(file: Path) -> Corpus:
@@ -181,7 +163,9 @@ def split(texts: Sequence[str]) -> list[list[list[str]]]:
 def sampler(corpus: Corpus, real_share: float, device: torch.device | str) -> Callable[[int, torch.Generator], Tensor]:
     """Draws ids (rows, L) of the two training parts, a share `real_share` of them from real reviews, if there are
     any."""
-    pools = [joined(source[name] for name in PARTS[1:]).ids.to(device) for source in (corpus.taught, corpus.real)]
+    pools = [
+        Windows.joined(source[name] for name in PARTS[1:]).ids.to(device) for source in (corpus.taught, corpus.real)
+    ]
     share = real_share if len(pools[1]) else 0.0
 
     def draw(rows: int, generator: torch.Generator) -> Tensor:

@@ -16,7 +16,6 @@ many texts of the corpus says everything: a classifier that read it alone would 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -29,7 +28,7 @@ from tokensteer.tasks.common.metrics import in_parts
 from tokensteer.tasks.common.timed_loop import Trainee
 from tokensteer.tasks.nets.encoder import EncoderReaderConfig
 from tokensteer.tasks.nets.readers import NgramConfig
-from tokensteer.tasks.text.corpus.windows import LENGTH, SIZE, Corpus, Windows, joined
+from tokensteer.tasks.text.corpus.windows import LENGTH, SIZE, Corpus, Windows
 from tokensteer.tasks.text.model import CLASSES
 from tokensteer.tasks.text.reviews import PARTS
 from tokensteer.train import Plan
@@ -55,17 +54,16 @@ class Examples:
     weight: Tensor | None = None
 
 
-def labelled(windows: Windows, num_classes: int = len(CLASSES)) -> Examples:
-    """The windows with a label below `num_classes`, with that label for almost certain."""
-    known = windows.labels < num_classes
-    some = windows.take(known)
-    sure = nn.functional.one_hot(some.labels, num_classes).float()
-    return Examples(some.ids, sure * (1 - SMOOTHED) + SMOOTHED / num_classes)
+def labelled(windows: Windows) -> Examples:
+    """The windows whose label is one of the classes, with that label for almost certain."""
+    some = windows.take(windows.labels < len(CLASSES))
+    sure = nn.functional.one_hot(some.labels, len(CLASSES)).float()
+    return Examples(some.ids, sure * (1 - SMOOTHED) + SMOOTHED / len(CLASSES))
 
 
 def reviews(corpus: Corpus) -> Windows:
     """The real reviews of both training parts."""
-    return joined(corpus.real[name] for name in PARTS[1:])
+    return Windows.joined(corpus.real[name] for name in PARTS[1:])
 
 
 def distilled(labeller: nn.Module, corpus: Corpus, device: str) -> Examples:
@@ -114,7 +112,7 @@ class ClassifierTraining(Trainee):
         self.learners = {"classifier": self.learner}
         self.net = net  # not compiled: that would take as long as the training of a small network
         config: Any = net.config
-        self.given = {"config": json.loads(json.dumps(asdict(config))), "batch size": plan.batch_size}
+        self.given = {"config": asdict(config), "batch size": plan.batch_size}
 
     def step(self, rate: float, done: float, generator: Generator) -> dict[str, Tensor]:
         if self.weight is None:

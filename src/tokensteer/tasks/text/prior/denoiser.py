@@ -8,7 +8,6 @@ a little more than are masked, since the numbers k of a batch are spread evenly.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict
 
@@ -58,8 +57,7 @@ class DenoiserTraining(Trainee):
         self.learners = {"denoiser": self.learner}
         self.loss = Compiled(self._loss, compiled)
         self.compiled = (self.loss,) if compiled else ()
-        config = json.loads(json.dumps(asdict(net.config)))
-        self.given = {"config": config, "batch size": plan.batch_size, "muon": muon}
+        self.given = {"config": asdict(net.config), "batch size": plan.batch_size, "muon": muon}
 
     def _loss(self, noisy: Tensor, ids: Tensor, weight: Tensor, chosen: Tensor) -> Tensor:
         return bound(self.net, noisy, ids, weight, chosen, self.mask_id)

@@ -22,6 +22,7 @@ from tokensteer.tasks.common.part_training import PartTraining, Pieces, finish_c
 from tokensteer.tasks.common.task import weights_file
 from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.text.corpus import windows, write
+from tokensteer.tasks.text.model import vocabulary_file
 from tokensteer.tasks.text.prior import parts, published
 from tokensteer.tasks.text.prior.work import NAME, NETWORKS, PARTS, RECIPE, PriorRecipe, Work, described, made
 
@@ -65,7 +66,7 @@ def train_part(part: str, training: Training, pieces: Pieces = ALONE, recipe: Pr
             f"the windows have {corpus.length} tokens of {len(corpus.vocabulary)}, and the networks "
             f"{recipe.denoiser.length} of {recipe.denoiser.vocab_size}: make the windows again"
         )
-    corpus.vocabulary.write(training.out / f"{NAME}-vocab.txt")
+    corpus.vocabulary.write(vocabulary_file(training.out))
     makers: dict[str, Callable[[Work], Any]] = {
         "denoiser": parts.make_denoiser,
         "labeller": parts.make_labeller,
