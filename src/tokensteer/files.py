@@ -65,7 +65,8 @@ def content_of(write: Callable[[Path], object]) -> bytes:
 
 def copy(source: Path, file: Path) -> None:
     """Copy the content of a file."""
-    write_whole(file, lambda place: place.write_bytes(source.read_bytes()))
+    content = source.read_bytes()  # first: an error here is of the source, and not of the file that is written
+    write_whole(file, lambda place: place.write_bytes(content))
 
 
 def read_lines(file: Path) -> list[str]:

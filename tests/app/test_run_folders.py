@@ -234,6 +234,12 @@ def test_a_run_that_was_stopped_before_its_list_of_rows_opens_without_rows(tmp_p
 # ---- a full disk
 
 
+def test_a_copy_of_a_missing_file_names_that_file(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="absent"):
+        files.copy(tmp_path / "absent", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_full_disk_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
     def full(path: Path, content: bytes) -> int:
         raise OSError(28, "No space left on device")

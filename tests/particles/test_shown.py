@@ -13,6 +13,7 @@ from narrow import untyped
 from toys import Toy, seeded
 
 import tokensteer as ts
+from tokensteer.tasks.catalogue import TASKS
 
 B = Toy("B")
 
@@ -68,6 +69,7 @@ def test_without_arviz_the_error_says_what_to_install(monkeypatch: pytest.Monkey
 
 
 def test_load_finds_tasks_and_runs(tmp_path) -> None:
+    assert len(ts.load("text").model.steps) == TASKS["text"].steps  # as on the command line
     task = ts.load("digits", goal=3, steps=4)
     assert "towards 3" in task.about
     assert len(task.model.steps) == 4

@@ -156,6 +156,7 @@ def test_files_that_cannot_be_read_say_so_in_one_line(tmp_path):
         (lambda: nets.GridTransformerConfig(3, 4, 4, hidden=20, heads=2), "multiple"),
         (lambda: nets.FSQConfig(side=9), "patches of 2"),
         (lambda: nets.FSQConfig(levels=(8, 1)), "2 or more"),
+        (lambda: nets.FSQConfig(decoder_channels=(8, 8, 8)), "decoder_channels must have 2 numbers"),
         (lambda: nets.FSQConfig(levels=(300, 300)), "65536"),
         (lambda: nets.FSQConfig(encoder_blocks=(1, 2, 3)), "2 numbers"),
         (lambda: nets.FSQConfig(decoder_channels=(12, 16)), "8 groups"),

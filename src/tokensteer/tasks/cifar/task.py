@@ -35,7 +35,7 @@ def task(setup: Setup) -> Task:
 
 def of_classes(setup: Setup, networks: Networks, labels: Sequence[int], failed: Sequence[Failure] = ()) -> Task:
     """The task for some classes. Each is a prompt of its own, so that populations of each class are counted apart."""
-    prior = model(networks, labels, STEPS if setup.steps is None else setup.steps, setup.remask)
+    prior = model(networks, labels, setup.num_steps(STEPS), setup.remask)
     steered = tilt(networks, labels, setup.chosen_reward(NAME, KLS), setup.kl)
     guidance = GUIDANCE if setup.guidance is None else setup.guidance
 

@@ -89,9 +89,9 @@ class Setup(Settings):
         self.check()
         check_device(self.device)
 
-    @property
-    def num_steps(self) -> int:
-        return 100 if self.steps is None else self.steps
+    def num_steps(self, usual: int = 100) -> int:
+        """The number of denoising steps: the `usual` one of a task unless one is chosen."""
+        return usual if self.steps is None else self.steps
 
     def refuse_reward(self, task: str) -> None:
         """Raise if a reward is chosen; for tasks that have only one."""
@@ -113,10 +113,11 @@ class Setup(Settings):
         """A stored network of a task, on the device."""
         return load(weights_file(self.weights, task, role), self.device)
 
-    def diffusion(self, denoiser: Denoiser, mask_id: int, canvas: Tensor) -> Diffusion:
-        """Ancestral sampling of a canvas (L,) or canvases (C, L), with remasking if `remask` is positive."""
+    def diffusion(self, denoiser: Denoiser, mask_id: int, canvas: Tensor, usual: int = 100) -> Diffusion:
+        """Ancestral sampling of a canvas (L,) or canvases (C, L), with remasking if `remask` is positive, in the
+        `usual` number of steps unless one is chosen."""
         kernel = Ancestral(mask_id, sigma=Cap(self.remask)) if self.remask else Ancestral(mask_id)
-        return Diffusion(denoiser, kernel, uniform_steps(self.num_steps), canvas.to(self.device))
+        return Diffusion(denoiser, kernel, uniform_steps(self.num_steps(usual)), canvas.to(self.device))
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def uniform_model(setup: Setup) -> Diffusion:
     net = setup.load(NAME, "uniform")
     canvas = torch.full((LENGTH,), NO_MASK, device=setup.device)
     kernel = uniform_noise(len(LETTERS))
-    return Diffusion(from_logits(net, NO_MASK), kernel, uniform_steps(setup.num_steps), canvas)
+    return Diffusion(from_logits(net, NO_MASK), kernel, uniform_steps(setup.num_steps()), canvas)
 
 
 def cell_of(goal: int | None) -> int:

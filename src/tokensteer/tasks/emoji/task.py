@@ -47,7 +47,7 @@ def of_prompts(setup: Setup, networks: Networks, asked: Sequence[Prompt], failed
     """The task for some prompts."""
     caption_states = networks.states([prompt.text for prompt in asked])
     guidance = GUIDANCE if setup.guidance is None else setup.guidance
-    conditional = networks.model(caption_states, STEPS if setup.steps is None else setup.steps, setup.remask)
+    conditional = networks.model(caption_states, setup.num_steps(STEPS), setup.remask)
     reward = setup.chosen_reward(NAME, KLS)
 
     def only(places: Sequence[int], more: Sequence[Failure]) -> Task:

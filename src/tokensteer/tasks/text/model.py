@@ -121,7 +121,7 @@ def model(setup: Setup, net: nn.Module, canvases: Sequence[Tensor], mask_id: int
     """The denoiser as a sampler on canvases (L,), with equally many populations each: from left to right, or with
     remasking in random order."""
     canvas = canvases[0] if len(canvases) == 1 else torch.stack(list(canvases))
-    found = setup.diffusion(as_denoiser(mask_id)(net), mask_id, canvas)
+    found = setup.diffusion(as_denoiser(mask_id)(net), mask_id, canvas, NUM_STEPS)
     return found if setup.remask else replace(found, kernel=LeftToRight(mask_id))
 
 
