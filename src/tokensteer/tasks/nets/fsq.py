@@ -47,7 +47,8 @@ class FSQConfig:
             raise ValueError(f"FSQConfig: levels {self.levels} must be 2 or more, with a product up to {MOST_CODES}")
         for name in ("encoder_channels", "encoder_blocks", "decoder_channels", "decoder_blocks"):
             if len(getattr(self, name)) != len(self.encoder_channels):
-                raise ValueError(f"FSQConfig: {name} must have {len(self.encoder_channels)} numbers, one for each resolution")
+                depth = len(self.encoder_channels)
+                raise ValueError(f"FSQConfig: {name} must have {depth} numbers, one for each resolution")
         if any(c % self.groups for c in (*self.encoder_channels, *self.decoder_channels)):
             raise ValueError(f"FSQConfig: channels must be multiples of {self.groups} groups")
 
