@@ -73,7 +73,7 @@ def shrink() -> None:
     """Make the trainings of digits small, in this process."""
     entry = TASKS["digits"]
     make = images.task
-    images.task = lambda recipe, setup: make(recipe, replace(setup, steps=min(setup.num_steps, 4)))
+    images.task = lambda recipe, setup: make(recipe, replace(setup, steps=min(setup.num_steps(), 4)))
     TASKS["digits"] = replace(
         entry,
         train=partial(images.train, RECIPE, trial=small.TRIAL),

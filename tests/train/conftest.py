@@ -19,6 +19,6 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def quick(*parts: Any, make: Any = module.task) -> Task:
             *recipe, setup = parts
-            return make(*recipe, replace(setup, steps=min(setup.num_steps, 4)))
+            return make(*recipe, replace(setup, steps=min(setup.num_steps(), 4)))
 
         monkeypatch.setattr(module, "task", quick)
