@@ -149,6 +149,21 @@ def test_a_failed_compilation_is_not_the_end(capsys):
     assert "torch.compile failed (no compiler)" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_steps_replayed_as_cuda_graphs_learn_what_others_learn():
+    losses: list[list[float]] = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        first = nets.FSQ(FSQ).requires_grad_(False).cuda()
+        net, given = nets.GridTransformer(GRID).cuda(), [part.to("cuda") for part in (images(), images(10))]
+        trainee = denoiser.DenoiserTraining(net, first, *given, PLAN, compiled)
+        generator = torch.Generator("cuda").manual_seed(3)
+        found = [trainee.step(5e-3, 0.5, generator)["loss"] for _ in range(12)]
+        losses.append([float(loss.detach()) for loss in found])  # replays must not overwrite what was returned
+    assert losses[0][-1] < losses[0][0] - 0.1
+    np.testing.assert_allclose(losses[1], losses[0], rtol=0.02)
+
+
 def test_a_loss_that_is_no_number_ends_training():
     trainee = denoising()
     trainee.net.places.data.fill_(torch.nan)

@@ -43,7 +43,7 @@ class GridTraining(Trainee):
         self.learner = Learner(net, plan, muon=True)
         self.learners = {"denoiser": self.learner}
         self.net = net
-        self.loss = Compiled(self._loss, compiled)
+        self.loss = Compiled(self._loss, compiled, captured=True)
         self.compiled = (self.loss,) if compiled else ()
         config = {name: value for name, value in asdict(net.config).items() if name != "dropout"}
         of_tokeniser = {"tokeniser": fingerprint(tokeniser.parameters())}

@@ -31,17 +31,25 @@ WARM = 300  # steps of warm-up at least, if the clock decides: compiling may tak
 
 
 class Compiled:
-    """A function that torch compiles if `wanted`. `give_up` returns to the function itself."""
+    """A function that torch compiles if `wanted`. `give_up` returns to the function itself.
 
-    def __init__(self, function: Callable[..., Tensor], wanted: bool) -> None:
-        self._function = function
-        self._called: Callable[..., Tensor] = cast("Any", torch).compile(function) if wanted else function
+    If it is also `captured`, its kernels and those of its gradients are replayed as CUDA graphs: a network of many small
+    kernels waits for the host otherwise. It must then be the only such function of a step, with arguments of fixed
+    shapes."""
+
+    def __init__(self, function: Callable[..., Tensor], wanted: bool, captured: bool = False) -> None:
+        self._function, self._captured = function, wanted and captured
+        mode = "reduce-overhead" if self._captured else None
+        self._called: Callable[..., Tensor] = cast("Any", torch).compile(function, mode=mode) if wanted else function
 
     def __call__(self, *arguments: Any) -> Tensor:
-        return self._called(*arguments)
+        if not self._captured:
+            return self._called(*arguments)
+        cast("Any", torch).compiler.cudagraph_mark_step_begin()
+        return self._called(*arguments).clone()  # the next replay overwrites what the graph returned
 
     def give_up(self) -> None:
-        self._called = self._function
+        self._called, self._captured = self._function, False
 
 
 class Trainee(ABC):
