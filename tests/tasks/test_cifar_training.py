@@ -155,8 +155,8 @@ def test_steps_replayed_as_cuda_graphs_learn_what_others_learn():
     for compiled in (False, True):
         torch.manual_seed(0)
         first = nets.FSQ(FSQ).requires_grad_(False).cuda()
-        net, given = nets.GridTransformer(GRID).cuda(), [part.to("cuda") for part in (images(), images(10))]
-        trainee = denoiser.DenoiserTraining(net, first, *given, PLAN, compiled)
+        net, seen, unseen = nets.GridTransformer(GRID).cuda(), images().to("cuda"), images(10).to("cuda")
+        trainee = denoiser.DenoiserTraining(net, first, seen, unseen, PLAN, compiled)
         generator = torch.Generator("cuda").manual_seed(3)
         found = [trainee.step(5e-3, 0.5, generator)["loss"] for _ in range(12)]
         losses.append([float(loss.detach()) for loss in found])  # replays must not overwrite what was returned
@@ -296,6 +296,22 @@ def test_both_parts_are_trained_stored_and_measured(tmp_path):
         assert card["images"] == f"20, at {halves} places of the training images"
     with pytest.raises(ValueError, match="tokeniser or denoiser or reward or judge"):
         cifar.train_part("other", training, pieces, TOY, data)
+
+
+def test_a_finished_denoiser_is_trained_further(tmp_path):
+    data, plan = Data(images(), images(10)), replace(PLAN, steps=1, rate=1e-9, average=0.0)
+    first, further = Training(tmp_path), Training(tmp_path / "further")
+    for part in ("tokeniser", "denoiser"):
+        before = cifar.train_part(part, first, cifar.Pieces(), TOY, data)
+    pieces = cifar.Pieces(weights=tmp_path, start=tmp_path)
+    found = cifar.train_part("denoiser", further, pieces, replace(TOY, denoiser_plan=plan), data)
+    assert found["nats per masked site, unseen"] == pytest.approx(before["nats per masked site, unseen"], abs=1e-3)
+    card = json.loads((tmp_path / "further" / "cifar-denoiser.json").read_text())
+    assert card["started from"]["steps"] == 20
+    other = Training(tmp_path / "other", seed=1)
+    cifar.train_part("tokeniser", other, cifar.Pieces(), TOY, data)
+    with pytest.raises(ValueError, match="no denoiser of this configuration of this tokeniser: leave out --start"):
+        cifar.train_part("denoiser", other, cifar.Pieces(start=tmp_path), TOY, data)
 
 
 def test_the_whole_training_leaves_no_checkpoint(tmp_path, monkeypatch):

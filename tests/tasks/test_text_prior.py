@@ -366,8 +366,8 @@ def test_all_parts_make_a_folder_that_the_task_runs(made, tmp_path, monkeypatch)
     further = tmp_path / "further"
     further.mkdir()
     (further / windows.FILE).write_bytes((out / windows.FILE).read_bytes())
-    again = replace(TOY, start=target, denoiser_plan=replace(PLAN, steps=1, rate=1e-9, average=0.0))
-    found = train_part("denoiser", Training(further), Pieces(exact=True), again)
+    again = replace(TOY, denoiser_plan=replace(PLAN, steps=1, rate=1e-9, average=0.0))
+    found = train_part("denoiser", Training(further), Pieces(exact=True, start=target), again)
     card = json.loads((further / "text-denoiser.json").read_text())
     assert card["started from"]["seconds"] == json.loads(cards[0].read_text())["seconds"]
     before = json.loads(cards[0].read_text())["quality"]["nats per token, held-out texts"]

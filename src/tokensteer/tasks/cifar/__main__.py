@@ -37,9 +37,10 @@ class Command:
     scale: float = 1.0  # without --minutes: this many times the usual steps
     horizon: float | None = None  # minutes of all runs together, if others follow; the rate falls until then
     resume: Path | None = None  # folder with the checkpoint to continue from
+    start: Path | None = None  # folder with a finished denoiser to train further
     weights: Path | None = None  # folder of the tokeniser, if it is not --out
     adversarial: bool = False  # train the tokeniser with a discriminator too
-    noise: float = 0.0  # of the tokeniser: the largest share of an image's codes that are replaced before decoding
+    noise: float | None = None  # the largest share of an image's codes that are replaced to train the tokeniser
     dropout: float = 0.0  # of the denoiser
     rate: float | None = None  # the highest learning rate, if not the usual
     batch_size: int | None = None  # if not the usual
@@ -61,14 +62,14 @@ def run(command: OmitArgPrefixes[Command]) -> None:
         RECIPE,
         tokeniser=replace(RECIPE.tokeniser, levels=command.levels or RECIPE.tokeniser.levels),
         adversarial=command.adversarial,
-        noise=command.noise,
         denoiser=replace(RECIPE.denoiser, dropout=command.dropout),
         tokeniser_plan=replace(RECIPE.tokeniser_plan, **changes),
         denoiser_plan=replace(RECIPE.denoiser_plan, **changes),
         reward_plan=replace(RECIPE.reward_plan, **changes),
         judge_plan=replace(RECIPE.judge_plan, **changes),
+        **given(noise=command.noise),
     )
-    pieces = Pieces(command.resume, command.horizon, command.weights, command.exact)
+    pieces = Pieces(command.resume, command.horizon, command.weights, command.exact, start=command.start)
     train_part(command.part, training, pieces, recipe)
 
 

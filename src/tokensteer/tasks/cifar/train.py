@@ -12,12 +12,12 @@ from tokensteer.tasks.cifar import denoiser as denoising
 from tokensteer.tasks.cifar.data import Data, Images, data
 from tokensteer.tasks.common import image_tokeniser as tokenising
 from tokensteer.tasks.common import lpips
+from tokensteer.tasks.common.grid_denoiser import begin
 from tokensteer.tasks.common.part_training import INT8, PartTraining, Pieces, train_parts
 from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.nets import (
     FSQ,
     FSQConfig,
-    GridTransformer,
     GridTransformerConfig,
     MixerConfig,
     ResNetConfig,
@@ -38,7 +38,7 @@ class Recipe:
     """Networks and plans. `adversarial` adds a discriminator to the training of the tokeniser, and `noise` is the
     largest share of an image's codes that are replaced before it decodes them."""
 
-    tokeniser: FSQConfig = tokenising.CONFIG
+    tokeniser: FSQConfig = denoising.TOKENISER
     denoiser: GridTransformerConfig = denoising.CONFIG
     tokeniser_plan: Plan = tokenising.PLAN
     denoiser_plan: Plan = denoising.PLAN
@@ -48,7 +48,7 @@ class Recipe:
     judge: MixerConfig = classifiers.JUDGE
     reward_plan: Plan = classifiers.REWARD_PLAN
     judge_plan: Plan = classifiers.JUDGE_PLAN
-    noise: float = 0.0
+    noise: float = denoising.NOISE
 
 
 RECIPE = Recipe()
@@ -98,8 +98,7 @@ def _denoiser(work: PartTraining, recipe: Recipe, seen: Images, unseen: Images, 
     first = work.stored("tokeniser")
     assert isinstance(first, FSQ)
     config, plan = replace(recipe.denoiser, vocab_size=first.config.num_codes + 1), recipe.denoiser_plan
-    net = build(config).to(work.device)
-    assert isinstance(net, GridTransformer)
+    net, before = begin(work, config, first)
     trainee = denoising.DenoiserTraining(net, first, seen, few, plan, work.compiled)
     progress = work.run(trainee, plan)
     stored = work.store(trainee.learner.average)
@@ -108,7 +107,7 @@ def _denoiser(work: PartTraining, recipe: Recipe, seen: Images, unseen: Images, 
     trained = denoising.measure(trainee.learner.average, ids, labels, trainee.mask)
     named = {**nats, "unseen, before int8": trained["unseen"]}
     quality = {f"nats per masked site, {name}": value for name, value in named.items()}
-    more = {"tokeniser": trainee.given["tokeniser"], "stored": INT8}
+    more = {"tokeniser": trainee.given["tokeniser"], "stored": INT8, **before}
     return work.finish(progress, stored, config, plan, quality, more)
 
 

@@ -18,8 +18,10 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from tokensteer.tasks.common.learner import Learner
+from tokensteer.tasks.common.part_training import PartTraining
 from tokensteer.tasks.common.timed_loop import Compiled, Trainee
-from tokensteer.tasks.nets import FSQ, GridTransformer
+from tokensteer.tasks.nets import FSQ, GridTransformer, GridTransformerConfig
+from tokensteer.tasks.nets.store import build
 from tokensteer.train import Plan
 from tokensteer.train.frozen import fingerprint
 from tokensteer.train.optim import half_precision
@@ -39,7 +41,6 @@ class GridTraining(Trainee):
     ) -> None:
         self.device, self.batch_size = next(net.parameters()).device, plan.batch_size
         self.mask = tokeniser.config.num_codes
-        embed_codes(net, tokeniser)
         self.learner = Learner(net, plan, muon=True)
         self.learners = {"denoiser": self.learner}
         self.net = net
@@ -65,6 +66,18 @@ class GridTraining(Trainee):
         torch.autograd.backward(loss)
         self.learner.learn(rate)
         return {"loss": loss}
+
+
+def begin(work: PartTraining, config: GridTransformerConfig, tokeniser: FSQ) -> tuple[GridTransformer, dict[str, Any]]:
+    """The network before its training, and what its card says of an earlier training, which had the same tokeniser."""
+    if work.pieces.start is None:
+        net, before = build(config).to(work.device), dict[str, Any]()
+    else:
+        net, before = work.earlier(config, tokeniser=fingerprint(tokeniser.parameters()))
+    assert isinstance(net, GridTransformer)
+    if not before:
+        embed_codes(net, tokeniser)
+    return net, before
 
 
 @torch.no_grad()

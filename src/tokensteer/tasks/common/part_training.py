@@ -28,13 +28,15 @@ INT8 = "int8 by output channel, vectors bfloat16; exponential moving average of 
 class Pieces:
     """A training in several runs: `resume` the checkpoint of a folder, `horizon` minutes in all of them together.
     `weights` is the folder of networks that were trained before, `out` if None; `exact` checkpoints are in float32.
-    `unfinished` cards are those of a training whose other parts follow."""
+    `unfinished` cards are those of a training whose other parts follow. `start` is the folder of a finished network
+    to train further, at a rate that begins anew."""
 
     resume: Path | None = None
     horizon: float | None = None
     weights: Path | None = None
     exact: bool = False
     unfinished: bool = False
+    start: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,19 @@ class PartTraining:
 
     def stored(self, part: str) -> nn.Module:
         return load(self.file(part), self.device)
+
+    def earlier(self, config: Config, **agree: Any) -> tuple[nn.Module, dict[str, Any]]:
+        """The network of `pieces.start`, and the entry of cards about its own training. Raises ValueError if it has
+        another configuration, or other entries than those that must `agree`."""
+        assert self.pieces.start is not None
+        file = weights_file(self.pieces.start, self.task, self.part)
+        net, card = load(file, self.device), read_card(file.with_suffix(".json"))
+        if getattr(net, "config", None) != config or any(card.get(name) != value for name, value in agree.items()):
+            of = f" of this {' and '.join(agree)}" if agree else ""
+            raise ValueError(f"{file} is no {self.part} of this configuration{of}: leave out --start")
+        told = {name: card[name] for name in ("command", "seed", "steps", "seconds")}
+        before = {"started from": card["started from"]} if "started from" in card else {}
+        return net.requires_grad_(True).train(), {"started from": told | before}
 
     def run(self, trainee: Trainee, plan: Plan) -> Progress:
         """Train for the minutes of a run, or for the steps of the plan."""

@@ -33,9 +33,8 @@ WARM = 300  # steps of warm-up at least, if the clock decides: compiling may tak
 class Compiled:
     """A function that torch compiles if `wanted`. `give_up` returns to the function itself.
 
-    If it is also `captured`, its kernels and those of its gradients are replayed as CUDA graphs: a network of many small
-    kernels waits for the host otherwise. It must then be the only such function of a step, with arguments of fixed
-    shapes."""
+    If it is also `captured`, its kernels and those of its gradients are replayed as CUDA graphs; else a network of many
+    small kernels waits for the host. It must be the only such function of a step, with arguments of fixed shapes."""
 
     def __init__(self, function: Callable[..., Tensor], wanted: bool, captured: bool = False) -> None:
         self._function, self._captured = function, wanted and captured

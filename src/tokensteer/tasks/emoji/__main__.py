@@ -41,6 +41,7 @@ class Command:
     scale: float = 1.0  # without --minutes: this many times the usual steps
     horizon: float | None = None  # minutes of all runs together, if others follow; the rate falls until then
     resume: Path | None = None  # folder with the checkpoint to continue from
+    start: Path | None = None  # folder with a finished denoiser to train further
     weights: Path | None = None  # folder of the parts before, if it is not --out
     levels: tuple[int, ...] | None = None  # of the tokeniser's numbers, if not the usual: their product is the codes
     noise: float = 0.0  # of the tokeniser: the largest share of a drawing's codes that are replaced before decoding
@@ -68,7 +69,7 @@ def run(command: OmitArgPrefixes[Command]) -> None:
         tower_plan=replace(RECIPE.tower_plan, **changes),
         **given(samples=command.samples),
     )
-    pieces = Pieces(command.resume, command.horizon, command.weights, command.exact)
+    pieces = Pieces(command.resume, command.horizon, command.weights, command.exact, start=command.start)
     train_part(command.part, training, pieces, recipe)
 
 

@@ -23,6 +23,7 @@ from typing import Any
 from tokensteer.files import write_json
 from tokensteer.tasks.common import image_tokeniser as tokenising
 from tokensteer.tasks.common import lpips
+from tokensteer.tasks.common.grid_denoiser import begin
 from tokensteer.tasks.common.part_training import INT8, PartTraining, Pieces, train_parts
 from tokensteer.tasks.common.task import data_folder, weights_file
 from tokensteer.tasks.common.training import Training, say
@@ -31,7 +32,7 @@ from tokensteer.tasks.emoji import denoiser as denoising
 from tokensteer.tasks.emoji.data import PAIR, TRAIN, Drawings
 from tokensteer.tasks.emoji.model import STEPS
 from tokensteer.tasks.emoji.states import CaptionEncoder, States
-from tokensteer.tasks.nets import FSQ, FSQConfig, GridTransformer, GridTransformerConfig, ImageTextConfig
+from tokensteer.tasks.nets import FSQ, FSQConfig, GridTransformerConfig, ImageTextConfig
 from tokensteer.tasks.nets.store import build
 from tokensteer.tasks.quality.features import load_inception
 from tokensteer.train import Plan
@@ -153,8 +154,7 @@ def make_tokeniser(work: PartTraining, recipe: Recipe, drawings: Drawings) -> di
 def make_denoiser(work: PartTraining, recipe: Recipe, drawings: Drawings) -> dict[str, float]:
     first, encoded, plan = _tokeniser(work), _states(work, drawings), recipe.denoiser_plan
     config = replace(recipe.denoiser, vocab_size=first.config.num_codes + 1)
-    net = build(config).to(work.device)
-    assert isinstance(net, GridTransformer)
+    net, earlier = begin(work, config, first)
     places = work.training.generator(len(PARTS))
     trainee = denoising.DenoiserTraining(net, first, drawings, encoded, places, plan, work.compiled, recipe.copies)
     progress = work.run(trainee, plan)
@@ -164,7 +164,7 @@ def make_denoiser(work: PartTraining, recipe: Recipe, drawings: Drawings) -> dic
     before = denoising.measure(trainee.learner.average, trainee.unseen, trainee.mask)
     nats["unseen pairs, before int8"] = before["unseen pairs"]
     found = {f"{denoising.NATS}, {name}": value for name, value in nats.items()}
-    more = {"tokeniser": trainee.given["tokeniser"], "stored": INT8}
+    more = {"tokeniser": trainee.given["tokeniser"], "stored": INT8, **earlier}
     return work.finish(progress, stored, config, plan, found, more)
 
 

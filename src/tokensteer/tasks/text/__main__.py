@@ -57,7 +57,6 @@ def run(command: OmitArgPrefixes[Command]) -> None:
     recipe = replace(
         RECIPE,
         muon=not command.adam,
-        start=command.start,
         denoiser=replace(RECIPE.denoiser, **given(more=command.more)),
         denoiser_plan=replace(RECIPE.denoiser_plan, **given(rate=command.rate, batch_size=command.batch_size)),
         writing=replace(RECIPE.writing, **given(rows=command.rows, workers=command.workers)),
@@ -65,7 +64,8 @@ def run(command: OmitArgPrefixes[Command]) -> None:
     if command.part == "all":
         train(training, recipe)
     else:
-        train_part(command.part, training, Pieces(command.resume, command.horizon, exact=command.exact), recipe)
+        pieces = Pieces(command.resume, command.horizon, exact=command.exact, start=command.start)
+        train_part(command.part, training, pieces, recipe)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from tokensteer.files import write_json
 from tokensteer.tasks.common.part_training import INT8
-from tokensteer.tasks.common.task import read_card, weights_file
 from tokensteer.tasks.common.training import Training, say
 from tokensteer.tasks.nets.bert_weights import start_from
 from tokensteer.tasks.nets.encoder import Encoder, EncoderReader, EncoderReaderConfig
-from tokensteer.tasks.nets.store import Config, build, load
+from tokensteer.tasks.nets.store import Config, build
 from tokensteer.tasks.text.corpus import llama, windows, write
 from tokensteer.tasks.text.corpus.assignments import MOODS
 from tokensteer.tasks.text.fluency import PATTERN, Fluency
@@ -79,16 +78,13 @@ def make_denoiser(work: Work) -> dict[str, Any]:
 
 def _beginning(work: Work) -> tuple[Encoder, dict[str, Any]]:
     """The denoiser before its training, and what its card says of an earlier one."""
-    if work.recipe.start is None:
-        net = Encoder(work.recipe.denoiser)
+    if work.pieces.start is None:
+        net, before = Encoder(work.recipe.denoiser), dict[str, Any]()
         start_from(net, published.read(made(MINILM, work.training)), work.origin)
-        return net, {}
-    file = weights_file(work.recipe.start, NAME, "denoiser")
-    net, card = load(file), read_card(file.with_suffix(".json"))
-    if not isinstance(net, Encoder) or net.config != work.recipe.denoiser:
-        raise ValueError(f"{file} is no denoiser of this configuration: leave out --start")
-    told = {name: card[name] for name in ("command", "seed", "steps", "seconds")}
-    return net.requires_grad_(True).train(), {"started from": told | card.get("started from", {})}
+    else:
+        net, before = work.earlier(work.recipe.denoiser)
+    assert isinstance(net, Encoder)
+    return net, before
 
 
 def make_labeller(work: Work) -> dict[str, Any]:

@@ -25,8 +25,7 @@ PARTS = ("published", "corpus", "windows", *NETWORKS, "quality")
 
 @dataclass(frozen=True)
 class PriorRecipe:
-    """Networks and plans. With `muon`, the denoiser's matrices are moved by Muon. The denoiser starts from MiniLM, or
-    from the one in the folder `start`."""
+    """Networks and plans. With `muon`, the denoiser's matrices are moved by Muon."""
 
     denoiser: EncoderConfig = denoising.CONFIG
     labeller: EncoderReaderConfig = classifiers.LABELLER
@@ -43,7 +42,6 @@ class PriorRecipe:
     muon: bool = True
     samples: int = 300
     steps: int = quality.STEPS
-    start: Path | None = None
 
 
 RECIPE = PriorRecipe()
