@@ -40,7 +40,7 @@ from benchmarks.cifar_cells import (
 from benchmarks.cifar_quality import Batch, Instruments, reference_of
 from tokensteer.tasks.cifar import rewards
 from tokensteer.tasks.cifar.data import CLASSES, Data, Images, data
-from tokensteer.tasks.cifar.model import REMASK, Networks, load_networks
+from tokensteer.tasks.cifar.model import REMASK, TEMPERATURE, Networks, load_networks
 from tokensteer.tasks.common.sheets import write_sheet
 from tokensteer.tasks.common.task import SHIPPED, Setup
 from tokensteer.tasks.common.tokenised_images import reconstructed
@@ -76,7 +76,7 @@ class Options:
     steps: tuple[int, ...] = (8, 16, 32)
     particles: tuple[int, ...] = (1, 2, 4, 8, 16)
     seeds: tuple[int, ...] = (0, 1, 2)
-    temperature: float = 1.0
+    temperature: float = TEMPERATURE
     """By which all logits are divided; those of the controls are multiplied by it."""
     remask: float = REMASK
     """The cap of ReMDM."""

@@ -186,9 +186,19 @@ def test_wrong_settings_are_answered_with_the_mend(weights: Path, tmp_path: Path
         cifar.task(Setup(weights=tmp_path))
 
 
-def test_without_weights_the_commands_say_how_to_train_them(capsys):
-    assert command("run", "cifar", "--steps", 2) == 2
-    assert "do not come with the package" in capsys.readouterr().err
+def test_without_weights_the_commands_say_how_to_train_them(tmp_path: Path, capsys):
+    assert command("run", "cifar", "--steps", 2, "--weights", tmp_path) == 2
+    error = capsys.readouterr().err
+    assert f"are not in {tmp_path}" in error
+    assert "tokensteer train cifar --device cuda" in error
+
+
+def test_the_judge_recognises_images_of_the_shipped_networks():
+    made = cifar.task(Setup(6))
+    assert made.guided is not None
+    generator = torch.Generator().manual_seed(0)
+    result = ts.Method(Steering(made.guided(), None, ts.Guided()))(1, 10, generator=generator)
+    assert float(made.metrics(result)["accuracy"].mean) >= 0.5  # chance is .1
 
 
 def test_there_is_no_proposal_to_train(tmp_path: Path, capsys):
