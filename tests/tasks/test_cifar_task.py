@@ -231,6 +231,13 @@ def test_runs_leave_sheets_in_colour(weights: Path, tmp_path: Path, capsys):
     assert json.dumps(row["metrics"]).count("reward") == 2
 
 
+def test_one_image_of_each_class_makes_one_line(weights: Path, tmp_path: Path):
+    made = cifar.task(Setup(2, weights=weights))
+    assert made.picture is not None
+    made.picture(torch.zeros(10, 256, dtype=torch.long), tmp_path / "x.png")
+    assert read_sheet(tmp_path / "x.png", 32)[1] == 10
+
+
 def test_a_method_can_be_run_on_the_product_from_python(networks: models.Networks):
     product = models.product(models.model(networks, [0, 1], 3, 0.1), 1.25)
     assert isinstance(product, Product)

@@ -112,7 +112,8 @@ def colour_sheet(row: Row, look: Sheet, name: str, count: int | None = None) -> 
     source = "data:image/png;base64," + base64.b64encode(sheet_png(images, columns)).decode()
     width, height = ((look.side + 1) * number + 1 for number in (columns, -(-len(images) // columns)))
     alt = escape(f"{len(images)} draws of {name}")
-    return f'<img class="sheet" src="{source}" alt="{alt}" width="{width}" height="{height}">'
+    size = f'width="{width}" height="{height}" style="max-width:{4 * width}px"'
+    return f'<img class="sheet" src="{source}" alt="{alt}" {size}>'
 
 
 def _alive(row: Row) -> Tensor:

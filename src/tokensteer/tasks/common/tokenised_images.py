@@ -85,8 +85,8 @@ class TokenisedImages:
         return self.diffusion(context, kernel, steps)
 
     def picture(self, ids: Tensor, file: Path, groups: int = 1, columns: int = 16) -> None:
-        """Images of ids (P, L) as a sheet. Each of several groups of equal size has a line."""
-        even = groups > 1 and len(ids) % groups == 0 and len(ids) // groups <= 2 * columns
+        """Images of ids (P, L) as a sheet. Each of several groups of equal size, 2 or more, has a line."""
+        even = groups > 1 and len(ids) % groups == 0 and 1 < len(ids) // groups <= 2 * columns
         write_sheet(file, self.pixels(ids), len(ids) // groups if even else min(columns, len(ids)))
 
 
