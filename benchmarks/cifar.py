@@ -77,7 +77,7 @@ class Options:
     particles: tuple[int, ...] = (1, 2, 4, 8, 16)
     seeds: tuple[int, ...] = (0, 1, 2)
     temperature: float = TEMPERATURE
-    """By which all logits are divided; those of the controls are multiplied by it."""
+    """By which all logits are divided, but where the controls vary it."""
     remask: float = REMASK
     """The cap of ReMDM."""
     parts: tuple[Literal["main", "kernels", "conventions"], ...] = ("main", "kernels", "conventions")
@@ -129,9 +129,9 @@ def grid(options: Options) -> Iterator[Cell]:
 def controls(options: Options) -> Iterator[Cell]:
     for seed in options.seeds:
         some = options.cell(seed)
-        for guidance, factor in product((1.0, *options.guidances), (0.7, 0.8, 0.9, 1.1)):
+        for guidance, temperature in product((1.0, *options.guidances), (0.7, 0.8, 0.9, 1.0, 1.1)):
             for kernel in (REMDM, MDM):
-                yield replace(some, guidance=guidance, temperature=factor * options.temperature, kernel=kernel)
+                yield replace(some, guidance=guidance, temperature=temperature, kernel=kernel)
         for guidance, steps in product(options.guidances, options.steps):
             for particles in (count for count in options.particles if 1 < count <= 8):
                 point = replace(some, guidance=guidance, steps=steps, kernel=MDM)

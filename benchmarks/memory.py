@@ -54,7 +54,7 @@ def steer(kind: str, particles: int, length: int, vocab: int, memory: str) -> tu
     if kind == "guided":
         other = nn.Linear(HIDDEN, vocab, bias=False).requires_grad_(False)
         away = ts.from_hidden(table, other, mask, ignores_time=True)
-        method = ts.cfg(model, replace(model, denoiser=away), 1.5, tilt)
+        method = ts.smc_cfg(model, replace(model, denoiser=away), 1.5, tilt)
     method(particles, generator=torch.Generator().manual_seed(0), memory=memory)
     return (_peak() - before) / 2**30, resource.getrusage(resource.RUSAGE_SELF).ru_utime
 

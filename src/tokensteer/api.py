@@ -89,7 +89,6 @@ from tokensteer.core.steering.cuda_graph import CapturedRun as CapturedRun
 from tokensteer.core.steering.cuda_graph import captured as captured
 from tokensteer.core.steering.methods import Method as Method
 from tokensteer.core.steering.methods import best_of_n as best_of_n
-from tokensteer.core.steering.methods import cfg as cfg
 from tokensteer.core.steering.methods import fk_steering as fk_steering
 from tokensteer.core.steering.methods import greedy_svdd as greedy_svdd
 from tokensteer.core.steering.methods import nested_svdd as nested_svdd
@@ -99,6 +98,7 @@ from tokensteer.core.steering.methods import prop_amot as prop_amot
 from tokensteer.core.steering.methods import prop_grad as prop_grad
 from tokensteer.core.steering.methods import smc_amot as smc_amot
 from tokensteer.core.steering.methods import smc_base as smc_base
+from tokensteer.core.steering.methods import smc_cfg as smc_cfg
 from tokensteer.core.steering.methods import smc_grad as smc_grad
 from tokensteer.core.steering.methods import svdd as svdd
 from tokensteer.core.steering.planner import Plan as Plan

@@ -212,8 +212,8 @@ def named_methods() -> dict[str, ts.Method]:
         "prop amot": ts.prop_amot(p1, tilt, toy.amortised()),
         "product": ts.product((p1, p2), (1.5, -0.5)),
         "product and tilt": ts.product((p1, p2), (0.5, 0.5), tilt),
-        "cfg": ts.cfg(p1, p2, 1.5),
-        "cfg and tilt": ts.cfg(p1, p2, 1.5, tilt),
+        "cfg": ts.smc_cfg(p1, p2, 1.5),
+        "cfg and tilt": ts.smc_cfg(p1, p2, 1.5, tilt),
     }
 
 

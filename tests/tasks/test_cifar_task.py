@@ -182,7 +182,7 @@ def test_wrong_settings_are_answered_with_the_mend(weights: Path, tmp_path: Path
     ):
         with pytest.raises(ValueError, match=words):
             cifar.task(setup)
-    with pytest.raises(FileNotFoundError, match="tokensteer train cifar --device cuda --minutes 40 --out FOLDER"):
+    with pytest.raises(FileNotFoundError, match="tokensteer train cifar --device cuda --minutes 14 --out FOLDER"):
         cifar.task(Setup(weights=tmp_path))
 
 
@@ -199,6 +199,15 @@ def test_the_judge_recognises_images_of_the_shipped_networks():
     generator = torch.Generator().manual_seed(0)
     result = ts.Method(Steering(made.guided(), None, ts.Guided()))(1, 10, generator=generator)
     assert float(made.metrics(result)["accuracy"].mean) >= 0.5  # chance is .1
+
+
+def test_stored_networks_are_sampled_at_the_temperature_of_the_task(weights: Path):
+    stored = models.load_networks(Setup(weights=weights))
+    x, labels = torch.full((1, 256), stored.mask), torch.tensor([3])
+    torch.testing.assert_close(stored.logits(x, labels), replace(stored, temperature=1.0).logits(x, labels) / 0.9)
+    sampled = cifar.task(Setup(2, goal=3, weights=weights)).model.denoiser(x, torch.ones(1), labels)
+    expected = stored.logits(x, labels)[..., : stored.mask].log_softmax(-1)
+    torch.testing.assert_close(sampled[..., : stored.mask], expected, check_dtype=False)
 
 
 def test_there_is_no_proposal_to_train(tmp_path: Path, capsys):

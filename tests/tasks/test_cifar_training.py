@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tokensteer.tasks import nets
+from tokensteer.tasks.cifar import __main__ as cifar_command
 from tokensteer.tasks.cifar import classifiers, denoiser
 from tokensteer.tasks.cifar import train as cifar
 from tokensteer.tasks.cifar.__main__ import main
@@ -22,7 +23,7 @@ from tokensteer.tasks.common import augment, grid_denoiser, lpips, muon
 from tokensteer.tasks.common import image_tokeniser as tokeniser
 from tokensteer.tasks.common.checkpoints import Checkpoints
 from tokensteer.tasks.common.learner import Learner
-from tokensteer.tasks.common.timed_loop import Stretch, Trainee, run
+from tokensteer.tasks.common.timed_loop import Compiled, Stretch, Trainee, run
 from tokensteer.tasks.common.training import Training, finished
 from tokensteer.tasks.nets.store import build
 from tokensteer.train import Plan
@@ -133,19 +134,21 @@ def test_the_clock_ends_a_run_and_the_next_adds_its_own(tmp_path, capsys):
     assert "images/s" in capsys.readouterr().err
 
 
-def test_a_failed_compilation_is_not_the_end(capsys):
+@pytest.mark.parametrize("failing", [1, 2])  # the first step compiles, the second captures
+def test_a_failed_compilation_is_not_the_end(failing, capsys):
     class Uncompilable(Trainee):
         def __init__(self) -> None:
-            self.inner = denoising()
+            self.inner, self.steps = denoising(), 0
             self.learners, self.batch_size, self.given = self.inner.learners, 8, {}
             self.compiled = (self.inner.loss,)
 
         def step(self, rate, done, generator):
-            if self.compiled:
+            self.steps += 1
+            if self.compiled and self.steps == failing:
                 raise RuntimeError("no compiler\nis here")
             return self.inner.step(rate, done, generator)
 
-    assert run(Uncompilable(), PLAN, seeded(), "a", Stretch(last_step=3)).step == 3
+    assert run(Uncompilable(), PLAN, seeded(), "a", Stretch(last_step=5)).step == 5
     assert "torch.compile failed (no compiler)" in capsys.readouterr().err
 
 
@@ -308,10 +311,31 @@ def test_a_finished_denoiser_is_trained_further(tmp_path):
     assert found["nats per masked site, unseen"] == pytest.approx(before["nats per masked site, unseen"], abs=1e-3)
     card = json.loads((tmp_path / "further" / "cifar-denoiser.json").read_text())
     assert card["started from"]["steps"] == 20
+    dropped = replace(TOY, denoiser=replace(GRID, dropout=0.1), denoiser_plan=plan)
+    cifar.train_part("denoiser", further, pieces, dropped, data)
+    deeper = replace(TOY, denoiser=replace(GRID, depth=5))
+    with pytest.raises(ValueError, match="no denoiser of this configuration: leave out --start"):
+        cifar.train_part("denoiser", further, pieces, deeper, data)
     other = Training(tmp_path / "other", seed=1)
     cifar.train_part("tokeniser", other, cifar.Pieces(), TOY, data)
-    with pytest.raises(ValueError, match="no denoiser of this configuration of this tokeniser: leave out --start"):
+    with pytest.raises(ValueError, match="trained with another tokeniser: give the folder of its own as --weights"):
         cifar.train_part("denoiser", other, cifar.Pieces(start=tmp_path), TOY, data)
+    with pytest.raises(ValueError, match="leave out --start for tokeniser"):
+        cifar.train_part("tokeniser", other, cifar.Pieces(start=tmp_path), TOY, data)
+
+
+def test_a_function_that_fails_is_called_as_it_is():
+    compiled = Compiled(torch.square, True, captured=True)
+    compiled.give_up()
+    assert float(compiled(torch.tensor(3.0))) == 9.0
+
+
+def test_the_command_has_the_settings_that_were_chosen(monkeypatch, tmp_path):
+    recipes = []
+    monkeypatch.setattr(cifar_command, "train_part", lambda part, training, pieces, recipe: recipes.append(recipe))
+    for more in ((), ("--noise", "0", "--levels", "8", "5")):
+        main(["--part", "tokeniser", "--out", str(tmp_path), *more])
+    assert [(recipe.tokeniser.levels, recipe.noise) for recipe in recipes] == [((8, 6, 5), 0.25), ((8, 5), 0.0)]
 
 
 def test_the_whole_training_leaves_no_checkpoint(tmp_path, monkeypatch):

@@ -693,7 +693,7 @@ def test_guidance_asks_two_models_and_the_plain_sampler_one(weights: Path):
     assert model is task.model
     x = torch.full((1, LENGTH), MASK)
     assert not torch.allclose(told.denoiser(x, 0.5).exp(), task.model.denoiser(x, 0.5).exp())
-    run = ts.cfg(told, task.model, 1.5)(2, 2, generator=seeded())
+    run = ts.smc_cfg(told, task.model, 1.5)(2, 2, generator=seeded())
     assert run.rows["denoiser"] == 2 * ts.pretrained(task.model)(2, 2, generator=seeded()).rows["denoiser"]
 
 

@@ -106,7 +106,7 @@ def test_smc_base_knows_log_z(exact):
 
 
 def test_guidance_knows_log_z():
-    method = ts.cfg(mog.model(10, mog.pmf(torch.tensor(ARROW))), mog.model(10), 2.0)
+    method = ts.smc_cfg(mog.model(10, mog.pmf(torch.tensor(ARROW))), mog.model(10), 2.0)
     assert abs(z_score(method, grid.target(method.steering).log_z, 200, 32)) < 4
 
 

@@ -138,6 +138,6 @@ def product(models: Sequence[Diffusion], powers: Sequence[float], tilt: Tilt | N
     return Method(Steering(Product(models, powers), tilt, Guided()))
 
 
-def cfg(conditional: Diffusion, unconditional: Diffusion, scale: float, tilt: Tilt | None = None) -> Method:
+def smc_cfg(conditional: Diffusion, unconditional: Diffusion, scale: float, tilt: Tilt | None = None) -> Method:
     """Classifier-free guidance with exact weights (Lee et al., 2025)."""
     return Method(Steering(guided(conditional, unconditional, scale), tilt, Guided()))

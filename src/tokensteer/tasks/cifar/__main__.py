@@ -1,13 +1,16 @@
 """`python -m tokensteer.tasks.cifar`: one part of the training of `cifar`, in one run or in several.
 
-    python -m tokensteer.tasks.cifar --part tokeniser --out FOLDER --device cuda --minutes 7
-    python -m tokensteer.tasks.cifar --part denoiser --out FOLDER --device cuda --minutes 9 --horizon 27
-    python -m tokensteer.tasks.cifar --part denoiser --out FOLDER --device cuda --minutes 9 --horizon 27 \
+    python -m tokensteer.tasks.cifar --part tokeniser --out FOLDER --device cuda --minutes 2.4
+    python -m tokensteer.tasks.cifar --part denoiser --out FOLDER --device cuda --minutes 9 --horizon 18
+    python -m tokensteer.tasks.cifar --part denoiser --out FOLDER --device cuda --minutes 9 --horizon 18 \
         --resume FOLDER/checkpoints
-    python -m tokensteer.tasks.cifar --part judge --out FOLDER --device cuda --minutes 2
+    python -m tokensteer.tasks.cifar --part denoiser --out OTHER --device cuda --minutes 9 --weights FOLDER \
+        --start FOLDER
+    python -m tokensteer.tasks.cifar --part judge --out FOLDER --device cuda --minutes 3.6
     python -m tokensteer.tasks.cifar --part lpips --out FOLDER
 
-The third continues the second. The last writes LPIPS in a file of 15 MB, for a machine that has only this file.
+The third continues the second, and the fourth trains what they made further. The last writes LPIPS in a file of 15 MB,
+for a machine that has only this file.
 """
 
 from __future__ import annotations

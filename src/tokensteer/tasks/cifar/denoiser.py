@@ -16,8 +16,8 @@ from tokensteer.train import Plan
 
 TOKENISER = replace(AUTOENCODER, levels=(8, 6, 5))
 NOISE = 0.25
-"""With fewer codes than the usual thousand, and up to a quarter of them replaced in training, images come back nearly
-as well and their tokens are easier to predict (docs/cifar.md)."""
+"""Fewer codes than the usual thousand, and up to a quarter of them replaced in training: tokens are easier to predict,
+at some cost in reconstruction (docs/cifar.md)."""
 MASK = TOKENISER.num_codes
 CONFIG = GridTransformerConfig(
     MASK + 1,

@@ -1,6 +1,6 @@
 """Images of 32 x 32 pixels of a class, all ten classes in turn unless the goal is one: the task `cifar`.
 
-    tokensteer train cifar --out FOLDER --device cuda --minutes 40
+    tokensteer train cifar --out FOLDER --device cuda --minutes 14
     tokensteer run cifar --weights FOLDER --guidance 1.5 --steps 16 --particles 4
 
 The target of cfg and smc-cfg is p(x | c)^a · p(x)^(1 - a), times exp(r/kl) if a reward is chosen. Methods of rewards

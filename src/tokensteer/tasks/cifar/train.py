@@ -12,7 +12,7 @@ from tokensteer.tasks.cifar import denoiser as denoising
 from tokensteer.tasks.cifar.data import Data, Images, data
 from tokensteer.tasks.common import image_tokeniser as tokenising
 from tokensteer.tasks.common import lpips
-from tokensteer.tasks.common.grid_denoiser import begin
+from tokensteer.tasks.common.grid_denoiser import untrained
 from tokensteer.tasks.common.part_training import INT8, PartTraining, Pieces, train_parts
 from tokensteer.tasks.common.training import Training
 from tokensteer.tasks.nets import (
@@ -98,7 +98,7 @@ def _denoiser(work: PartTraining, recipe: Recipe, seen: Images, unseen: Images, 
     first = work.stored("tokeniser")
     assert isinstance(first, FSQ)
     config, plan = replace(recipe.denoiser, vocab_size=first.config.num_codes + 1), recipe.denoiser_plan
-    net, before = begin(work, config, first)
+    net, before = untrained(work, config, first)
     trainee = denoising.DenoiserTraining(net, first, seen, few, plan, work.compiled)
     progress = work.run(trainee, plan)
     stored = work.store(trainee.learner.average)

@@ -68,15 +68,18 @@ class GridTraining(Trainee):
         return {"loss": loss}
 
 
-def begin(work: PartTraining, config: GridTransformerConfig, tokeniser: FSQ) -> tuple[GridTransformer, dict[str, Any]]:
-    """The network before its training, and what its card says of an earlier training, which had the same tokeniser."""
-    if work.pieces.start is None:
-        net, before = build(config).to(work.device), dict[str, Any]()
-    else:
-        net, before = work.earlier(config, tokeniser=fingerprint(tokeniser.parameters()))
+def untrained(
+    work: PartTraining, config: GridTransformerConfig, tokeniser: FSQ
+) -> tuple[GridTransformer, dict[str, Any]]:
+    """The network before this training, and the entry of its card about an earlier one, which had the same tokeniser
+    and may have had another dropout."""
+    net = build(config).to(work.device)
     assert isinstance(net, GridTransformer)
-    if not before:
+    if work.pieces.start is None:
         embed_codes(net, tokeniser)
+        return net, {}
+    found, before = work.earlier(config, tokeniser=fingerprint(tokeniser.parameters()))
+    net.load_state_dict(found.state_dict())
     return net, before
 
 

@@ -53,6 +53,8 @@ class PartTraining:
     def __post_init__(self) -> None:
         if self.part not in self.parts:
             raise ValueError(f"there is no part {self.part}: give {' or '.join(self.parts)}")
+        if self.pieces.start is not None and self.part != "denoiser":
+            raise ValueError(f"a denoiser alone can be trained further: leave out --start for {self.part}")
 
     def begin(self) -> None:
         """Check the device, create the folder, and seed the weights."""
@@ -80,13 +82,18 @@ class PartTraining:
 
     def earlier(self, config: Config, **agree: Any) -> tuple[nn.Module, dict[str, Any]]:
         """The network of `pieces.start`, and the entry of cards about its own training. Raises ValueError if it has
-        another configuration, or other entries than those that must `agree`."""
+        another configuration but for dropout, or other entries than those that must `agree`."""
         assert self.pieces.start is not None
         file = weights_file(self.pieces.start, self.task, self.part)
         net, card = load(file, self.device), read_card(file.with_suffix(".json"))
-        if getattr(net, "config", None) != config or any(card.get(name) != value for name, value in agree.items()):
-            of = f" of this {' and '.join(agree)}" if agree else ""
-            raise ValueError(f"{file} is no {self.part} of this configuration{of}: leave out --start")
+        if type(found := getattr(net, "config", None)) is not type(config) or _shape(found) != _shape(config):
+            raise ValueError(f"{file} is no {self.part} of this configuration: leave out --start")
+        for name, value in agree.items():
+            if card.get(name) != value:
+                raise ValueError(
+                    f"{file} was trained with another {name}: give the folder of its own as --weights, or leave out "
+                    "--start"
+                )
         told = {name: card[name] for name in ("command", "seed", "steps", "seconds")}
         before = {"started from": card["started from"]} if "started from" in card else {}
         return net.requires_grad_(True).train(), {"started from": told | before}
@@ -136,6 +143,11 @@ class PartTraining:
         write_json(weights_file(self.training.out, self.task, self.part).with_suffix(".json"), card)
         say(f"{self.part}: {json.dumps(dict(quality))}")
         return dict(quality)
+
+
+def _shape(config: Any) -> dict[str, Any]:
+    """A configuration without what is of training alone."""
+    return {name: value for name, value in asdict(config).items() if name != "dropout"}
 
 
 def go_on(training: Training, kept: Checkpoints | None, minutes: float | None) -> tuple[Training, Pieces]:

@@ -27,6 +27,7 @@ from tokensteer.train import Plan
 PAUSE = 5.0  # seconds between two lines of progress
 CHECK = 60.0  # seconds between two checks on data that is not trained on
 SAVE = 120.0  # seconds between two checkpoints
+COMPILING = 3  # steps in which compiled functions may fail: the first compiles, the next ones capture
 WARM = 300  # steps of warm-up at least, if the clock decides: compiling may take the time of the plan's warm-up
 
 
@@ -116,7 +117,7 @@ def run(trainee: Trainee, plan: Plan, generator: Generator, name: str, stretch: 
             rate = plan.rate_at(done) * min(1.0, (progress.step + 1) / warm)
             losses.append(_detached(trainee.step(rate, done, generator)))
         except Exception as error:
-            if progress.step > first or not trainee.compiled:
+            if progress.step >= first + COMPILING or not trainee.compiled:
                 raise
             say(f"{name}: torch.compile failed ({str(error).splitlines()[0]}), so training is not compiled")
             _give_up(trainee)

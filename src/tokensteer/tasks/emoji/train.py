@@ -23,7 +23,7 @@ from typing import Any
 from tokensteer.files import write_json
 from tokensteer.tasks.common import image_tokeniser as tokenising
 from tokensteer.tasks.common import lpips
-from tokensteer.tasks.common.grid_denoiser import begin
+from tokensteer.tasks.common.grid_denoiser import untrained
 from tokensteer.tasks.common.part_training import INT8, PartTraining, Pieces, train_parts
 from tokensteer.tasks.common.task import data_folder, weights_file
 from tokensteer.tasks.common.training import Training, say
@@ -154,7 +154,7 @@ def make_tokeniser(work: PartTraining, recipe: Recipe, drawings: Drawings) -> di
 def make_denoiser(work: PartTraining, recipe: Recipe, drawings: Drawings) -> dict[str, float]:
     first, encoded, plan = _tokeniser(work), _states(work, drawings), recipe.denoiser_plan
     config = replace(recipe.denoiser, vocab_size=first.config.num_codes + 1)
-    net, earlier = begin(work, config, first)
+    net, earlier = untrained(work, config, first)
     places = work.training.generator(len(PARTS))
     trainee = denoising.DenoiserTraining(net, first, drawings, encoded, places, plan, work.compiled, recipe.copies)
     progress = work.run(trainee, plan)

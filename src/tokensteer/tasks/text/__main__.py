@@ -61,6 +61,8 @@ def run(command: OmitArgPrefixes[Command]) -> None:
         denoiser_plan=replace(RECIPE.denoiser_plan, **given(rate=command.rate, batch_size=command.batch_size)),
         writing=replace(RECIPE.writing, **given(rows=command.rows, workers=command.workers)),
     )
+    if command.part == "all" and command.start is not None:
+        raise ValueError("--start is of one part: give --part denoiser")
     if command.part == "all":
         train(training, recipe)
     else:
