@@ -187,6 +187,7 @@ def add(file: Path, row: Mapping[str, Any]) -> None:
 
 COLUMNS = {
     "fid": "FID",
+    "extrapolated fid": "FID, n → ∞",
     "kid": "1000 KID",
     "score": "IS-like",
     "judge score": "judge's score",

@@ -16,6 +16,7 @@ from tokensteer.tasks.cifar.data import Data
 from tokensteer.tasks.cifar.model import Networks
 from tokensteer.tasks.common.metrics import Classifier
 from tokensteer.tasks.quality.classes import class_accuracy, class_score
+from tokensteer.tasks.quality.extrapolate import extrapolate
 from tokensteer.tasks.quality.frechet import Frechet
 from tokensteer.tasks.quality.kernel_distance import kid
 from tokensteer.tasks.quality.manifold import precision_recall
@@ -45,6 +46,8 @@ class Instruments:
     scores: Classifier | None
     networks: Networks
     reference: Reference
+    least: int = 5000
+    """The number of images from which FID is taken to be a line in 1/n; twice as many are extrapolated."""
 
     def __call__(self, batches: Iterable[Batch]) -> dict[str, Any]:
         """Measure images that come in batches, none of which is kept."""
@@ -81,6 +84,10 @@ class Instruments:
         }
         if scored:
             found["score"] = class_score(torch.cat(scored), parts)
+        if len(features) >= 2 * self.least:
+            distance = self.reference.distance.of
+            line = extrapolate(distance, features, least=self.least, points=5, generator=generator)
+            found["extrapolated fid"] = line.intercept
         numbers = {name: stored(value) for name, value in found.items()}
         return {"images": moments.count, "fid": self.reference.distance(moments).value, **numbers}
 
