@@ -37,6 +37,12 @@ def test_words_and_letters(tmp_path):
     assert config["jobs"][0]["rhyme"] == "night"
 
 
+def test_the_clip_of_a_gradient_is_stored_beside_a_rule(tmp_path):
+    run(tmp_path, "--method", "smc-grad", "--without", "z", *small(tmp_path))
+    config = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
+    assert config["jobs"][0]["clip"] == 1.0
+
+
 def test_json_of_a_schema(tmp_path):
     schema = tmp_path / "schema.json"
     wanted = {"type": "object", "properties": {"review": {"type": "string"}}}

@@ -19,6 +19,7 @@ from tokensteer.app.words.numbers import stored
 from tokensteer.core.particles.result import Result
 from tokensteer.core.particles.triggers import never
 from tokensteer.core.proposals.gradient import Gradient
+from tokensteer.core.proposals.proposal import of_kind
 from tokensteer.core.twists.estimators import Sampled
 from tokensteer.core.twists.tilt import Tilt
 from tokensteer.tasks.catalogue import TASKS
@@ -110,8 +111,9 @@ def resolved(ready: PreparedJob) -> dict[str, Any]:
         found |= {"kl": task.tilt.kl} | ({"reward": task.reward or rewards[0]} if rewards else {})
     found |= {} if task.goal is None else {"goal": task.goal}
     found |= {"guidance": task.guidance} if guided else {}
-    if isinstance(proposal, Gradient) and proposal.clip is not None:
-        found["clip"] = proposal.clip
+    for gradient in of_kind(proposal, Gradient):
+        if gradient.clip is not None:
+            found["clip"] = gradient.clip
     if isinstance(twist, Tilt):
         found |= {"kl": twist.kl, "draws": twist.draws if twist.drawn else 0}
         found["ramp"] = choices.ramp_name(twist.ramp, steps)
