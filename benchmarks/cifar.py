@@ -295,7 +295,7 @@ def tiny(options: Options, folder: Path) -> Bench:
     sizes: dict[str, Any] = {"images": 20, "guidances": (1.5,), "steps": (2,), "particles": (1, 2), "seeds": (0,)}
     options = replace(options, out=folder, at_once=16, **sizes)
     reference = reference_of(images, features, folder, networks.device)
-    instruments = Instruments(features, lambda x: networks.judge(x.float() / 255), networks, reference, 20)
+    instruments = Instruments(features, lambda x: networks.judge(x.float() / 255), networks, reference, least=20)
     return Bench(options, networks, images, instruments, time.perf_counter())
 
 

@@ -22,7 +22,7 @@ from tokensteer.tasks.quality.kernel_distance import kid
 from tokensteer.tasks.quality.manifold import precision_recall
 from tokensteer.tasks.quality.moments import Moments
 
-KEPT = 10_000  # features that are kept, of the reference and of samples, for KID, precision and recall
+KEPT = 10_000  # features that are kept, of the reference and of samples, for all but FID itself
 PART = 500  # images at a time
 
 Batch = tuple[Tensor, Tensor]
@@ -47,7 +47,7 @@ class Instruments:
     networks: Networks
     reference: Reference
     least: int = 5000
-    """The number of images from which FID is taken to be a line in 1/n; twice as many are extrapolated."""
+    """FID is taken to be a line in 1/n from so many images on, and extrapolated where twice as many are kept."""
 
     def __call__(self, batches: Iterable[Batch]) -> dict[str, Any]:
         """Measure images that come in batches, none of which is kept."""

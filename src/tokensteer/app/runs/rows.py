@@ -111,9 +111,9 @@ def resolved(ready: PreparedJob) -> dict[str, Any]:
         found |= {"kl": task.tilt.kl} | ({"reward": task.reward or rewards[0]} if rewards else {})
     found |= {} if task.goal is None else {"goal": task.goal}
     found |= {"guidance": task.guidance} if guided else {}
-    for gradient in of_kind(proposal, Gradient):
-        if gradient.clip is not None:
-            found["clip"] = gradient.clip
+    gradients = of_kind(proposal, Gradient)  # a rule is around it
+    if gradients and gradients[0].clip is not None:
+        found["clip"] = gradients[0].clip
     if isinstance(twist, Tilt):
         found |= {"kl": twist.kl, "draws": twist.draws if twist.drawn else 0}
         found["ramp"] = choices.ramp_name(twist.ramp, steps)
