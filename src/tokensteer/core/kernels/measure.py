@@ -175,11 +175,17 @@ class Reveal(Tilting):
 
     def draw(self, generator: Generator | None) -> tuple[Tensor, Tensor]:
         """A draw and its log-probability, (P,), without a second pass over the vocabulary."""
-        masked = self.masked
+        return self.filled(self.moving(generator), generator)
+
+    def moving(self, generator: Generator | None) -> Tensor:
+        """Which sites move, drawn, (P, L)."""
         u = torch.rand(self.x.shape, generator=generator, device=self.x.device, dtype=torch.float64)
-        moves = u.log() < self.log_move
-        opens = moves & masked
-        token, log_token = self.log_x0.draw_one(opens, self.mask_id, generator)
+        return u.log() < self.log_move
+
+    def filled(self, moves: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor]:
+        """A draw in which these sites move, and its log-probability."""
+        masked = self.masked
+        token, log_token = self.log_x0.draw_one(moves & masked, self.mask_id, generator)
         y = torch.where(moves, torch.where(masked, token, self.mask_id), self.x)
         return y, torch.where(moves, self.log_move + log_token, self.log_stay).sum(-1)
 

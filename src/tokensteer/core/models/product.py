@@ -30,6 +30,7 @@ from tokensteer.core.kernels.ranked import Ranked
 from tokensteer.core.models.context import Query
 from tokensteer.core.models.diffusion import Diffusion, Model, predict_all
 from tokensteer.core.models.prediction import Prediction
+from tokensteer.core.numerics.capture import capturing
 from tokensteer.core.numerics.domains import check_callable, check_flags, check_number
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.particles.path import Sites, Step
@@ -174,18 +175,33 @@ class Product(Model):
             log_p = torch.where(log_p == NEVER, NEVER, log_p - too_much)
         return self.models[0].pin(Table(log_p, sites, x=x), len(x))
 
+    def corrects(self, step: Step) -> bool:
+        """Whether a step predicts twice, the second time given the sites open before and after it."""
+        return self.correct_remasking and self.kernel.remasks(step)
+
+    def given_common(self, x: Tensor, remasked: Tensor, prediction: Prediction, query: Query) -> Prediction:
+        """The predictions with the sites `remasked` (P, L) masked; `prediction` is at x, at the same time."""
+        # Rows in which no site is remasked are reused. Finding them reads the device.
+        before = None if capturing() else prediction
+        return predict_all(self.models, x.masked_fill(remasked, self.kernel.mask_id), query, before)
+
     def log_prob(self, y: Tensor, x: Tensor, prediction: Prediction, step: Step, sites: Sites | None) -> Tensor:
-        if not (self.correct_remasking and self.kernel.remasks(step)):
+        if not self.corrects(step):
             return self.transition(x, prediction, step, sites).log_prob(y)
-        remasked = (x != self.kernel.mask_id) & (y == self.kernel.mask_id)
-        common = x.masked_fill(remasked, self.kernel.mask_id)
-        # The time is the same, so unchanged rows are reused.
-        prediction = predict_all(self.models, common, Query(step.t), prediction)
-        given_common = self.transition(common, prediction, step, sites)
+        given = self.given_common(x, self._remasked(y, x), prediction, Query(step.t))
+        return self.log_prob_given(y, x, given, step, sites)
+
+    def log_prob_given(self, y: Tensor, x: Tensor, given: Prediction, step: Step, sites: Sites | None) -> Tensor:
+        """log p(y | x_t), (P,), of a step that corrects: `given` is what the networks predict for the sites open in
+        both."""
+        given_common = self.transition(given.x, given, step, sites)
         assert isinstance(given_common, Reveal), "only masked processes remask"
-        log_c = given_common.log_x0.mass(remasked)
-        log_p = self.transition(x, prediction, step, sites).log_prob(y)
+        log_c = given_common.log_x0.mass(self._remasked(y, x))
+        log_p = self.transition(x, given, step, sites).log_prob(y)
         return log_p - log_c.sum(-1)
+
+    def _remasked(self, y: Tensor, x: Tensor) -> Tensor:
+        return (x != self.kernel.mask_id) & (y == self.kernel.mask_id)
 
 
 def guided(conditional: Diffusion, unconditional: Diffusion, scale: float) -> Product:

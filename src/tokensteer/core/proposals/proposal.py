@@ -16,11 +16,13 @@ from torch import Tensor
 from tokensteer.core.categorical.product import normalise_each
 from tokensteer.core.categorical.sites import Categoricals
 from tokensteer.core.kernels.kernel import Stateful
-from tokensteer.core.kernels.measure import SiteMeasure
-from tokensteer.core.models.diffusion import Model
+from tokensteer.core.kernels.measure import Reveal, SiteMeasure
+from tokensteer.core.models.diffusion import Model, located
 from tokensteer.core.models.prediction import stored_prediction
+from tokensteer.core.models.product import Product
 from tokensteer.core.numerics.batching import Meter
 from tokensteer.core.particles.path import Evaluation, Measure, Sites, Step
+from tokensteer.core.proposals.after_remasking import AfterRemasking
 from tokensteer.core.twists.tilt import Tilt
 
 
@@ -85,12 +87,16 @@ class FromModel(SiteProposal):
 
 @dataclass(frozen=True)
 class Guided(SiteProposal):
-    """Classifier-free guidance (Ho and Salimans, 2022): tokens from the normalised prod_k mu_k^a_k."""
+    """Classifier-free guidance (Ho and Salimans, 2022): tokens from the normalised prod_k mu_k^a_k. In a step that a
+    product corrects for remasking, sites are masked again before the tokens of others are predicted."""
 
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
         prediction = stored_prediction(evaluation)
         sites = chosen(x, model.clean(prediction), evaluation, step, model)
-        return model.step_with(x, normalise_each(model.combined(prediction), model.kernel.mask_id), step, sites)
+        q = model.step_with(x, normalise_each(model.combined(prediction), model.kernel.mask_id), step, sites)
+        if not (isinstance(model, Product) and model.corrects(step) and isinstance(q, Reveal)):
+            return q
+        return AfterRemasking(q, model, prediction, step, located(model.networks, step.t, x))
 
 
 @dataclass(frozen=True)
