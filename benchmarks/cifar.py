@@ -47,6 +47,7 @@ from tokensteer.tasks.common.tokenised_images import reconstructed
 from tokensteer.tasks.quality.features import INCEPTION_SHA256, load_inception
 from tokensteer.tasks.quality.imagenet import load_efficientnet
 
+PARTS = ("main", "kernels", "conventions", "temperatures", "rows")
 DESCRIPTION = """\
 floor: FID and KID of the test images and of the tokeniser's reconstructions against the training images. grid:
 guidances x steps x particles with remasking, then the samplers at one particle, then the conventions of products.
@@ -80,8 +81,12 @@ class Options:
     """By which all logits are divided, but where the controls vary it."""
     remask: float = REMASK
     """The cap of ReMDM."""
-    parts: tuple[Literal["main", "kernels", "conventions"], ...] = ("main", "kernels", "conventions")
-    """Of the grid."""
+    parts: tuple[Literal["main", "kernels", "conventions", "temperatures", "rows"], ...] = PARTS
+    """The first three are of the grid, the others of the controls."""
+    kernel: Literal["remdm", "mdm"] = REMDM
+    """Of the main part of the grid, and of the rows."""
+    kernels: tuple[Literal["mdm", "confident"], ...] = (MDM, CONFIDENT)
+    """Beside it, at one particle."""
     minutes: float | None = None
     """No cell is begun after so many."""
     at_once: int = 4096
@@ -114,11 +119,12 @@ def grid(options: Options) -> Iterator[Cell]:
         some = options.cell(seed)
         points = list(product(options.guidances, options.steps))
         if "main" in options.parts:
-            yield from (replace(some, guidance=1.0, steps=count) for count in options.steps)
+            main = replace(some, kernel=options.kernel)
+            yield from (replace(main, guidance=1.0, steps=count) for count in options.steps)
             for (guidance, steps), particles in product(points, options.particles):
-                yield replace(some, guidance=guidance, steps=steps, particles=particles)
+                yield replace(main, guidance=guidance, steps=steps, particles=particles)
         if "kernels" in options.parts:
-            for (guidance, steps), kernel in product(points, (MDM, CONFIDENT)):
+            for (guidance, steps), kernel in product(points, options.kernels):
                 yield replace(some, guidance=guidance, steps=steps, kernel=kernel)
         if "conventions" in options.parts:
             others = [name for name in CONVENTIONS if name != CORRECTED]
@@ -129,16 +135,18 @@ def grid(options: Options) -> Iterator[Cell]:
 def controls(options: Options) -> Iterator[Cell]:
     for seed in options.seeds:
         some = options.cell(seed)
-        for guidance, temperature in product((1.0, *options.guidances), (0.7, 0.8, 0.9, 1.0, 1.1)):
-            for kernel in (REMDM, MDM):
-                yield replace(some, guidance=guidance, temperature=temperature, kernel=kernel)
-        for guidance, steps in product(options.guidances, options.steps):
-            for particles in (count for count in options.particles if 1 < count <= 8):
-                point = replace(some, guidance=guidance, steps=steps, kernel=MDM)
-                yield replace(point, particles=particles)
-                yield replace(point, steps=particles * steps)  # as many rows
-                # The correction of remasking predicts each step twice.
-                yield replace(point, steps=2 * particles * steps, kernel=REMDM)
+        if "temperatures" in options.parts:
+            for guidance, temperature in product((1.0, *options.guidances), (0.7, 0.8, 0.9, 1.0, 1.1)):
+                for kernel in (REMDM, MDM):
+                    yield replace(some, guidance=guidance, temperature=temperature, kernel=kernel)
+        if "rows" in options.parts:
+            # The correction of remasking predicts each step twice.
+            passes = 2 if options.kernel == REMDM else 1
+            for guidance, steps in product(options.guidances, options.steps):
+                for particles in (count for count in options.particles if count > 1):
+                    point = replace(some, guidance=guidance, steps=steps, kernel=options.kernel)
+                    yield replace(point, particles=particles)
+                    yield replace(point, steps=passes * particles * steps)
 
 
 def tilt(options: Options) -> Iterator[Cell]:

@@ -3,12 +3,16 @@
     python -m benchmarks.learned weights mnist --goal 4 --kl 0.5 --device cuda
     python -m benchmarks.learned objective digits likelihood --goal 8 --kl 1 --seconds 90 --device cuda
 
+    python -m benchmarks.learned scales mnist --goal 4 --kl 0.5 --device cuda
+
 The first measures a stored proposal. The second trains one, with a plan that is the same for all objectives, and
-measures it. ESS/N is that of 16 particles without resampling.
+measures it. ESS/N is that of 16 particles without resampling. The third measures SMC_amot with four particles at
+several scales, to choose one by the standard deviation of log Z: its seeds are not those of the first.
 """
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 from collections.abc import Mapping
@@ -25,6 +29,7 @@ from tokensteer.tasks.common.objectives import OBJECTIVES, STATE, make_baseline
 from tokensteer.tasks.common.proposals import STEPWISE
 from tokensteer.tasks.common.task import SHIPPED, Setup, Task
 from tokensteer.train import Likelihood, fit_proposal
+from tokensteer.train.held_out import SCALES
 
 PLAN = replace(
     STEPWISE,
@@ -60,6 +65,36 @@ def weights(
         assert isinstance(own, ts.Amortised), "a head has no scale"
         own = replace(own, scale=scale)
     show(made, own, populations, seeds)
+
+
+def scales(
+    task: tyro.conf.Positional[str],
+    goal: int | None = None,
+    kl: float | None = None,
+    tried: tuple[float, ...] = SCALES,
+    particles: int = 4,
+    steps: int = 100,
+    populations: int = 128,
+    seeds: tuple[int, ...] = (10, 11, 12),
+    device: str = "cpu",
+    weights: Path = SHIPPED,
+) -> None:
+    """Compare scales of a stored proposal in SMC_amot, on seeds kept for choosing."""
+    made = TASKS[task].make(Setup(steps, goal, kl, device=device, weights=weights))
+    assert made.learned is not None, "the task has no learned proposal"
+    own = made.learned().proposal
+    assert isinstance(own, ts.Amortised), "a head has no scale"
+    for scale in tried:
+        method = ts.smc_amot(made.model, made.tilt, replace(own, scale=scale))
+        generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        results = [method(particles, populations, generator=generator) for generator in generators]
+        spread = [float(result.log_z.std()) for result in results]
+        pooled = ", ".join("{:.2f} ± {:.2f}".format(*result.pooled_log_z) for result in results)
+        sys.stdout.write(
+            f"{task}, SMC_amot at {scale:g}, N = {particles}: sd of log Z {statistics.fmean(spread):.3f} "
+            f"({', '.join(f'{value:.3f}' for value in spread)}), log Z {pooled}\n"
+        )
+        sys.stdout.flush()
 
 
 def objective(
@@ -124,4 +159,4 @@ def show(task: Task, own: ts.Amortised | ts.OtherHead, populations: int, seeds: 
 
 
 if __name__ == "__main__":
-    tyro.extras.subcommand_cli_from_dict({"weights": weights, "objective": objective})
+    tyro.extras.subcommand_cli_from_dict({"weights": weights, "objective": objective, "scales": scales})
