@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from html import escape
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 import small_texts
@@ -510,6 +512,11 @@ def test_perplexity_by_hand(smollm, monkeypatch):
         some(Fluency.found()).perplexity([""])
 
 
+def populations_of(lines: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Lines of samples, population by population."""
+    return [list(group) for _, group in groupby(lines, key=lambda line: line["population"])]
+
+
 def test_perplexity_can_be_added_to_a_run(weights, smollm, tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
     assert tokensteer("run", "text", "--method", "smc-base", *TINY, "--weights", weights, "--out", out) == 0
@@ -522,6 +529,9 @@ def test_perplexity_can_be_added_to_a_run(weights, smollm, tmp_path, monkeypatch
     each = [judge.perplexity([line["text"]]).mean for line in lines_of(out)]
     assert min(each) < mean < max(each)
     assert 0 < error < mean
+    best = [max(group, key=lambda line: line["reward"]) for group in populations_of(lines_of(out))]
+    expected = judge.perplexity([line["text"] for line in best])
+    assert ts.open_run(out).rows[0]["best"]["perplexity"] == pytest.approx([expected.mean, expected.error])
     assert tokensteer("report", out) == 0
 
 

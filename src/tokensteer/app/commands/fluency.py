@@ -2,7 +2,8 @@
 
     python -m tokensteer.app.commands.fluency FOLDER
 
-One draw of each population is scored, and the mean is added to the metrics of its row in FOLDER/results.json.
+One draw of each population is scored, and the best of it by reward if there is one. The means are added to the metrics
+of its row in FOLDER/results.json.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 
 from tokensteer import files
 from tokensteer.app.report.folder import read
-from tokensteer.app.report.samples import drawn_texts
+from tokensteer.app.report.samples import best_texts, drawn_texts
 from tokensteer.app.runs import folder as runs
 from tokensteer.app.runs.claims import claimed
 from tokensteer.app.words.numbers import stored
@@ -35,11 +36,16 @@ def measure(folder: Path, fluency: Fluency | None) -> None:
         rows = list(runs.open_run(folder).rows)
         for k, row in enumerate(read(folder).rows):
             if row.texts:
-                texts = [entry["text"] for entry in drawn_texts(row, torch.arange(len(row.answer.samples)), 1)]
-                found = fluency.perplexity(texts)
-                rows[k] = {**rows[k], "metrics": {**rows[k]["metrics"], "perplexity": stored(found)}}
+                every = torch.arange(len(row.answer.samples))
+                chosen = {"metrics": drawn_texts(row, every, 1)}
+                if row.result.reward is not None:
+                    chosen["best"] = best_texts(row, every)
+                for kind, entries in chosen.items():
+                    found = fluency.perplexity([entry["text"] for entry in entries])
+                    rows[k] = {**rows[k], kind: {**rows[k][kind], "perplexity": stored(found)}}
+                    said = "" if kind == "metrics" else ", the best by reward"
+                    print(f"{row.method}, N = {row.particles}{said}: perplexity {found}")
                 files.write_json(folder / runs.RESULTS, rows)
-                print(f"{row.method}, N = {row.particles}: perplexity {found}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

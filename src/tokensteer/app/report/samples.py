@@ -57,7 +57,7 @@ def sheet(row: Row, look: Look | None, name: str, colour: int) -> str:
         count = len(row.answer.samples)
         some = torch.linspace(0, count - 1, min(TEXTS, count)).long()  # populations from all over the row
         drawn = _text_table(drawn_texts(row, some, max(1, TEXTS // max(1, len(some)))))
-        top = _text_table([max(texts, key=_text_reward) for texts in _populations(row, some[:BEST_TEXTS])])
+        top = _text_table(best_texts(row, some[:BEST_TEXTS]))
     elif isinstance(look, Sheet):
         drawn, top = colour_sheet(row, look, name), ""  # the file has draws, and not the best by reward
     else:
@@ -194,6 +194,11 @@ def _populations(row: Row, some: Tensor) -> list[Sequence[Mapping[str, Any]]]:
     """The texts of `some` of the living populations."""
     particles = row.result.samples.shape[1]
     return [row.texts[b * particles : (b + 1) * particles] for b in ints(_alive(row)[some])]
+
+
+def best_texts(row: Row, some: Tensor) -> list[Mapping[str, Any]]:
+    """The text of the highest reward of each of `some` of the living populations."""
+    return [max(texts, key=_text_reward) for texts in _populations(row, some)]
 
 
 def _text_reward(entry: Mapping[str, Any]) -> float:
