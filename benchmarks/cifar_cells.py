@@ -24,20 +24,15 @@ from tokensteer.tasks.cifar.data import CLASSES
 from tokensteer.tasks.cifar.model import Networks
 
 REMDM, MDM, CONFIDENT = "remdm", "mdm", "confident"
-CORRECTED, CORRECTED_BLIND, PAPER, PAPER_AHEAD = (
-    "corrected",
-    "corrected, no look-ahead",
-    "paper",
-    "paper, look-ahead",
-)
+CORRECTED, CORRECTED_AHEAD, PAPER, PAPER_AHEAD = "corrected", "corrected, look-ahead", "paper", "paper, look-ahead"
 CONVENTIONS: dict[str, dict[str, Any]] = {
-    CORRECTED: {"convention": denoiser_powers, "correct_remasking": True, "lookahead": True},
-    CORRECTED_BLIND: {"convention": denoiser_powers, "correct_remasking": True, "lookahead": False},
+    CORRECTED: {"convention": denoiser_powers, "correct_remasking": True, "lookahead": False},
+    CORRECTED_AHEAD: {"convention": denoiser_powers, "correct_remasking": True, "lookahead": True},
     PAPER: {"convention": paper_powers, "correct_remasking": False, "lookahead": False},
     PAPER_AHEAD: {"convention": paper_powers, "correct_remasking": False, "lookahead": True},
 }
-"""How a product is weighted (docs/product.md). Powers sum to one, so the paper's differs from ours in two things: it
-counts a remasked site again, and has no look-ahead."""
+"""How a product is weighted (docs/guidance.md). Powers sum to one, so the paper's differs from ours in one thing: it
+counts a site again each time it is remasked. Either may look ahead."""
 
 
 @dataclass(frozen=True)

@@ -91,3 +91,11 @@ def test_a_site_without_mass_may_recover() -> None:
     ]
     model = ts.Product(models, (1.0, 1.0))
     assert model.log_lookahead(model.predict(model.start(3, None), 1.0)).isfinite().all()
+
+
+def test_it_is_the_default_unless_powers_sum_to_one() -> None:
+    """Where sites depend on each other the sum over sites overstates; powers that sum to one hardly need it."""
+    for powers, ahead in (((1.0, 1.0), True), ((0.7, 0.7), True), ((1.5, -0.5), False), ((3.0, -2.0), False)):
+        assert B.product("mdm", *powers, lookahead=None).looks_ahead is ahead
+    assert B.product("mdm", 1.5, -0.5, lookahead=True).looks_ahead
+    assert not B.product("mdm", 1.0, 1.0, lookahead=False).looks_ahead

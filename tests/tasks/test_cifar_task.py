@@ -14,6 +14,7 @@ import torch
 
 import tokensteer as ts
 from tokensteer.app.cli import main
+from tokensteer.app.runs.recipes import METHODS
 from tokensteer.app.terminal.draws import coloured, draws
 from tokensteer.core.models.product import Product, paper_powers
 from tokensteer.core.steering.steering import Steering
@@ -153,6 +154,17 @@ def test_a_tilt_steers_beside_the_product(weights: Path):
     result = method(3, 2, generator=seeded())
     assert result.reward is not None
     assert result.log_w.isfinite().all()
+
+
+def test_guidance_without_weights_predicts_each_step_once(weights: Path):
+    """With weights, steps that remask are predicted twice."""
+    task = cifar.task(Setup(3, goal=2, weights=weights, remask=0.2))
+    rows: list[int] = []
+    for method in ("cfg", "smc-cfg"):
+        found = METHODS[method].make(task, task.tilt, 2)(2, 1, generator=seeded())
+        rows.append(found.rows["denoiser"] + found.saved["denoiser"])
+    assert rows[0] == 2 * 3 * 2  # two networks, three steps, two particles
+    assert rows[1] > rows[0]
 
 
 # ---- the task

@@ -11,6 +11,7 @@ from tokensteer.app.runs.answers import best, one_draw, unweighted, weighted
 from tokensteer.app.words.lookup import choose
 from tokensteer.core.models.denoiser import Denoiser
 from tokensteer.core.models.diffusion import Diffusion
+from tokensteer.core.models.product import Product
 from tokensteer.core.particles.resampling import multinomial
 from tokensteer.core.particles.result import Result
 from tokensteer.core.particles.triggers import ess_below, never
@@ -107,6 +108,14 @@ def _guided(task: Task, tilt: Tilt) -> Method:
     return Method(Steering(task.guided(), tilt if task.tilts_guided else None, Guided()))
 
 
+def _without_weights(method: Method) -> Method:
+    """The usual sampler: a correction of weights would predict each step twice."""
+    model = method.steering.model
+    if isinstance(model, Product):
+        method = replace(method, steering=replace(method.steering, model=replace(model, correct_remasking=False)))
+    return replace(method, when=never)
+
+
 def _uniform(task: Task) -> Diffusion:
     if task.uniform is None:
         raise ValueError(f"{task.name} has no model of uniform noise: sgdd needs one, as dna has")
@@ -158,7 +167,7 @@ METHODS: dict[str, Recipe] = {
         lambda task, tilt, n: methods.prop_grad(task.model, tilt, _clip(tilt, 3.0)), unweighted, clips=True
     ),
     # Classifier-free guidance without its weights, and with the weights that make it exact.
-    "cfg": Recipe(lambda task, tilt, n: replace(_guided(task, tilt), when=never), unweighted, guides=True),
+    "cfg": Recipe(lambda task, tilt, n: _without_weights(_guided(task, tilt)), unweighted, guides=True),
     "smc-cfg": Recipe(lambda task, tilt, n: _guided(task, tilt), guides=True),
     # The model tuned by the gradient of the reward, and the same with a KL penalty that keeps it near the model.
     "drakes": _drakes("drakes"),

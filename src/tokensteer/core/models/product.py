@@ -79,14 +79,16 @@ class Product(Model):
     possible given fewer sites, and no proposal at x_t reaches it. Without it the target is that of Ou et al., 2026.
 
     A site counts its c^l when it opens. With `lookahead` the log-twist has the sum of log c^l over the sites still
-    masked, so that a particle is not resampled for how many sites it has opened. It changes no target.
+    masked, so that a particle is not resampled for how many sites it has opened. It changes no target. The sum is right
+    for sites that are independent given x_t: where they are not, as in images, it overstates small differences. So
+    None, the default, looks ahead only if the powers do not sum to one: if they do, log c^l is near 0.
     """
 
     models: Sequence[Diffusion]
     powers: Sequence[float]
     convention: Convention = denoiser_powers
     correct_remasking: bool = True
-    lookahead: bool = True
+    lookahead: bool | None = None
 
     def __post_init__(self) -> None:
         if not self.models or len(self.models) != len(self.powers):
@@ -151,7 +153,8 @@ class Product(Model):
 
     @property
     def looks_ahead(self) -> bool:
-        return self.lookahead and self.kernel.mask_id != NO_MASK
+        ahead = abs(sum(self.powers) - 1.0) > 1e-6 if self.lookahead is None else self.lookahead
+        return ahead and self.kernel.mask_id != NO_MASK
 
     def log_lookahead(self, prediction: Prediction) -> Tensor:
         log_c = self.combined(prediction).mass(prediction.x == self.kernel.mask_id).double()

@@ -88,7 +88,7 @@ def product(
     guidance: float,
     convention: Convention = denoiser_powers,
     correct_remasking: bool = True,
-    lookahead: bool = True,
+    lookahead: bool | None = None,
 ) -> Product:
     """p(x | c)^a · p(x)^(1 - a)."""
     powers = (guidance, 1.0 - guidance)
