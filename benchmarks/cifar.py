@@ -318,7 +318,10 @@ def main(options: OmitArgPrefixes[Options]) -> None:
         bench = tiny(options, Path(folder)) if options.tiny else prepared(options)
         file = bench.options.out / f"{options.what}.jsonl"
         if options.what in TABLES:
-            bench.cells(file, list(TABLES[options.what](bench.options)))
+            cells = list(TABLES[options.what](bench.options))
+            if not cells:
+                raise SystemExit(f"{options.what} has none of the parts {', '.join(options.parts)}: see --help")
+            bench.cells(file, cells)
         else:
             {"floor": lambda: bench.floor(file), "gallery": bench.gallery, "cost": lambda: bench.cost(file)}[
                 options.what

@@ -35,6 +35,10 @@ CONVENTIONS: dict[str, dict[str, Any]] = {
 counts a site again each time it is remasked. Either may look ahead."""
 
 
+VERSION = 2
+"""Of what the names in a cell stand for: files of another version are of other samplers, and are not skipped."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """One number of images from one way of sampling. With a `reward` the product is tilted by it, and classes are
@@ -54,7 +58,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
+        return json.dumps({**asdict(self), "version": VERSION}, sort_keys=True)
 
     @property
     def name(self) -> str:

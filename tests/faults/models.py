@@ -181,4 +181,4 @@ def draw_product(choices: Choices, first: ts.Diffusion, second: ts.Diffusion, fu
     if first.conditions and choices.often("one context", 0.3):
         second = replace(second, context=tuple(part[:1] for part in first.conditions))
     models = (first, second)[: len(powers)]
-    return ts.Product(models, powers, convention, correct, pick("look-ahead", True, False))
+    return ts.Product(models, powers, convention, correct, pick("look-ahead", None, True, False))

@@ -41,7 +41,8 @@ def test_weights_are_unbiased(sampler: str, tilted: bool) -> None:
 @pytest.mark.parametrize(("tokens", "length"), [(10, 3), pytest.param(3, 6, marks=pytest.mark.slow)])
 def test_samples_are_near_the_floor(tokens: int, length: int, powers: tuple[float, ...]) -> None:
     """Exact denoisers. The distance of weighted samples to the target is near that of as many iid draws, and resampling
-    keeps particles however many sites they have opened: without look-ahead it is twice to four times as far."""
+    keeps particles however many sites they have opened. If powers do not sum to one, it is twice to four times as far
+    without look-ahead."""
     logits = torch.randn(len(powers), tokens**length, generator=seeded(), dtype=torch.float64)
     models = [
         ts.Diffusion(

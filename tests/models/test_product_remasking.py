@@ -8,6 +8,8 @@ from checks import POWERS, answer, trial
 from toys import Toy, seeded
 
 import tokensteer as ts
+from tokensteer.core.kernels.measure import Reveal
+from tokensteer.core.proposals.after_remasking import AfterRemasking
 from tokensteer.testing import assert_proposal
 
 B = Toy("B")
@@ -57,6 +59,36 @@ def test_a_step_predicts_twice_at_most() -> None:
     result = ts.smc(ts.Steering(model, None, ts.Guided()), 16, 4, when=ts.triggers.always, generator=seeded())
     asked = result.rows["denoiser"] + result.saved["denoiser"]
     assert asked == 2 * 64 * sum(1 + model.corrects(step) for step in model.steps)
+
+
+def test_tilts_add_up() -> None:
+    path = ts.Steering(B.product("remdm", 1.5, -0.5), None, ts.Guided())
+    x, generator = path.start(64, None), seeded()
+    h = torch.randn(64, B.length, B.tokens + 1, generator=generator, dtype=torch.float64)
+    for step in path.steps:
+        q = path.propose(x, path.evaluate(x, step.t, generator), step)
+        assert isinstance(q, AfterRemasking | Reveal)
+        y = q.sample(generator)
+        once, twice = q.tilt_tokens(2 * h), q.tilt_tokens(h).tilt_tokens(h)
+        assert torch.allclose(once.log_prob(y), twice.log_prob(y), atol=1e-12)
+        x = y
+
+
+def test_a_state_that_was_not_drawn_is_predicted_once() -> None:
+    """As that of a pinned particle: the prediction serves its weight and its probability."""
+    model = B.product("remdm", 1.5, -0.5)
+    path, meter = ts.Steering(model, None, ts.Guided()), model.models[0].meter
+    x, generator = path.start(64, None), seeded()
+    for step in path.steps:
+        evaluation = path.evaluate(x, step.t, generator)
+        q = path.propose(x, evaluation, step)
+        other = q.sample(generator)
+        before = meter.rows + meter.saved
+        y = other.clone()
+        ratio = path.log_p(y, x, evaluation, step, q) - q.log_prob(y)
+        assert ratio.shape == (64,)
+        assert meter.rows + meter.saved - before == 64 * model.corrects(step)
+        x = other
 
 
 def test_rows_that_are_taken_keep_their_tilt() -> None:

@@ -431,6 +431,13 @@ def test_products(sampler, base):
     assert outcome.unbiased, str(outcome)
 
 
+def test_products_that_correct_remasking():
+    model, automaton = B.product("remdm", *POWERS), toy_automaton(B)
+    truth = answer(model, ts.Tilt(Satisfies(automaton)))
+    outcome = trial(constrain(model, automaton, base=ts.Guided()), truth, populations=1024, seed=9)
+    assert outcome.unbiased, str(outcome)
+
+
 def test_guided_model_with_a_differentiable_tilt():
     model, automaton = ts.guided(A.model("mdm"), A.model("mdm", "p2"), 1.5), contains([1], 3)
     reward = multilinear(A.soft_reward, A.tokens + 1, A.length)

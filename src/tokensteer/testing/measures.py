@@ -218,6 +218,8 @@ def _assert_move(steering: Steering, x: Tensor, evaluation: Evaluation, step: St
 
 def _reach(q: Measure, log_p: Tensor) -> Tensor:
     """0 at every token that q may put at a site, -inf elsewhere, (P, L, V)."""
+    if isinstance(q, SiteMeasure):
+        return torch.where(q.dense().log_p > NEVER, 0.0, NEVER).to(log_p)
     if not isinstance(q, Listed):  # its support is unknown
         return torch.zeros_like(log_p)
     tokens = log_p.new_full((int(q.owner.max()) + 1, *log_p.shape[1:]), NEVER)

@@ -38,7 +38,7 @@ def measure(folder: Path, fluency: Fluency | None) -> None:
             if row.texts:
                 every = torch.arange(len(row.answer.samples))
                 chosen = {"metrics": drawn_texts(row, every, 1)}
-                if row.result.reward is not None:
+                if rows[k]["best"]:
                     chosen["best"] = best_texts(row, every)
                 for kind, entries in chosen.items():
                     found = fluency.perplexity([entry["text"] for entry in entries])

@@ -76,7 +76,7 @@ class Product(Model):
     site is masked and reopened. `correct_remasking` undoes that: newly opened sites are evaluated given the sites open
     in both x_t and x_s, and each remasked site is divided by its c^l there. It costs one more denoiser call for
     remasked particles and needs denoisers of full support (any softmax): a token that is impossible given x_t may be
-    possible given fewer sites, and no proposal at x_t reaches it. Without it the target is that of Ou et al., 2026.
+    possible given fewer sites, which only `Guided` proposes from. Without it the target is that of Ou et al., 2026.
 
     A site counts its c^l when it opens. With `lookahead` the log-twist has the sum of log c^l over the sites still
     masked, so that a particle is not resampled for how many sites it has opened. It changes no target. The sum is right

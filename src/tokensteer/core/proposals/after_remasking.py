@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import ClassVar, NamedTuple
 
 from torch import Generator, Tensor
@@ -16,12 +17,13 @@ from tokensteer.core.models.product import Product
 from tokensteer.core.particles.path import Sites, Step
 
 
-class Drawn(NamedTuple):
-    """A draw, its log-probability, and what the networks predict for the sites open before and after it."""
+class Known(NamedTuple):
+    """A next state, what the networks predict for the sites open before and after it, and its log-probability if it was
+    drawn."""
 
     y: Tensor
-    log_q: Tensor
     given: Prediction
+    log_q: Tensor | None = None
 
 
 @dataclass
@@ -30,8 +32,9 @@ class AfterRemasking(Tilting):
     are open before and after the step.
 
     Tokens that were drawn given x_t would be weighed given fewer sites, and the ratio of both, over all sites that
-    open, makes weights useless where sequences are long. `tilts` are those of a gradient. What the networks predict for
-    a draw is kept, since the weight needs it too.
+    open, makes weights useless where sequences are long. `tilts` are those of gradients, which `first` has as well.
+    What the networks predict for the last state that was asked for is kept, since the weight needs it too: do not write
+    into a draw.
     """
 
     first: Reveal
@@ -39,8 +42,8 @@ class AfterRemasking(Tilting):
     prediction: Prediction
     step: Step
     query: Query
-    tilts: SiteDistributions | None = None
-    _drawn: Drawn | None = field(default=None, init=False, repr=False)
+    tilts: tuple[SiteDistributions, ...] = ()
+    _known: Known | None = field(default=None, init=False, repr=False)
     factorises: ClassVar[bool] = False
 
     @property
@@ -55,41 +58,39 @@ class AfterRemasking(Tilting):
         moves = self.first.moving(generator)
         given = self.model.given_common(self.first.x, moves & ~self.first.masked, self.prediction, self.query)
         y, log_q = self._opening(given).filled(moves, generator)
-        self._drawn = Drawn(y, log_q, given)
+        self._known = Known(y, given, log_q)
         return y
 
     def log_prob(self, y: Tensor) -> Tensor:
-        if self._drawn is not None and self._drawn.y is y:
-            return self._drawn.log_q
-        return self._opening(self._given(y)).log_prob(y)
+        known = self._known_at(y)
+        return self._opening(known.given).log_prob(y) if known.log_q is None else known.log_q
 
     def log_p(self, y: Tensor) -> Tensor:
         """log p(y | x_t) of the product, (P,)."""
-        return self.model.log_prob_given(y, self.first.x, self._given(y), self.step, self.sites)
+        return self.model.log_prob_given(y, self.first.x, self._known_at(y).given, self.step, self.sites)
 
-    def _given(self, y: Tensor) -> Prediction:
-        if self._drawn is not None and self._drawn.y is y:
-            return self._drawn.given
-        remasked = ~self.first.masked & (y == self.first.mask_id)
-        return self.model.given_common(self.first.x, remasked, self.prediction, self.query)
+    def _known_at(self, y: Tensor) -> Known:
+        if self._known is None or self._known.y is not y:
+            remasked = ~self.first.masked & (y == self.first.mask_id)
+            self._known = Known(y, self.model.given_common(self.first.x, remasked, self.prediction, self.query))
+        return self._known
 
     def _opening(self, given: Prediction) -> Reveal:
         """`first` with the tokens of this prediction."""
         opening = replace(self.first, log_x0=normalise_each(self.model.combined(given), self.first.mask_id))
-        return opening if self.tilts is None else opening.tilt_tokens(self.tilts)
+        return reduce(Reveal.tilt_tokens, self.tilts, opening)
 
     def take(self, rows: Tensor) -> AfterRemasking:
-        tilts = None if self.tilts is None else self.tilts.take(rows)
-        prediction, query = self.prediction.take(rows), self.query.take(rows)
-        return AfterRemasking(self.first.take(rows), self.model, prediction, self.step, query, tilts)
+        tilts, prediction = tuple(h.take(rows) for h in self.tilts), self.prediction.take(rows)
+        return AfterRemasking(self.first.take(rows), self.model, prediction, self.step, self.query.take(rows), tilts)
 
     def tilt(self, h: Categoricals) -> AfterRemasking:
-        return self._with(self.first.tilt(h), by_site(h))
+        return self._with(self.first.tilt(h), (*self.tilts, by_site(h)))
 
     def tilt_tokens(self, h: Categoricals) -> AfterRemasking:
-        return self._with(self.first, by_site(h))
+        return self._with(self.first.tilt_tokens(h), (*self.tilts, by_site(h)))
 
-    def _with(self, first: Reveal, tilts: SiteDistributions | None) -> AfterRemasking:
+    def _with(self, first: Reveal, tilts: tuple[SiteDistributions, ...]) -> AfterRemasking:
         return AfterRemasking(first, self.model, self.prediction, self.step, self.query, tilts)
 
     def normalise(self) -> AfterRemasking:

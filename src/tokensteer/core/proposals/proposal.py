@@ -101,7 +101,8 @@ class Guided(SiteProposal):
 
 @dataclass(frozen=True)
 class Optimal(SiteProposal):
-    """q ∝ the model's transition: the locally optimal proposal of a product without a tilt."""
+    """q ∝ the model's transition: the locally optimal proposal of a product without a tilt, but for steps that are
+    corrected for remasking: there `Guided` has more even weights."""
 
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
         prediction = stored_prediction(evaluation)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tokensteer.core.kernels.measure import Reveal, SiteMeasure
 from tokensteer.core.models.diffusion import Model
+from tokensteer.core.proposals.after_remasking import AfterRemasking
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +49,8 @@ def kept(model: Model) -> Kept:
 
 
 def as_reveal(measure: SiteMeasure) -> Reveal:
+    """The measure, of a product that remasks the one given all open sites: conditioning needs it site by site."""
+    measure = measure.first if isinstance(measure, AfterRemasking) else measure
     if not isinstance(measure, Reveal):
         raise ValueError(
             f"constraints need a masked process whose sites move independently of their tokens, and got "
