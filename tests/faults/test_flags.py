@@ -57,7 +57,8 @@ def public_classes() -> Iterator[type]:
 
 @pytest.mark.parametrize(("part", "flag"), [(part, flag) for part in PARTS for flag in flags(part)])
 def test_a_field_that_is_no_flag_is_refused(part: Any, flag: str) -> None:
-    optional = isinstance(part, ts.Diffusion)  # without `sharing` the device decides
+    # Without `sharing` the device decides, without `lookahead` the powers.
+    optional = next(f.type == "bool | None" for f in fields(part) if f.name == flag)
     says = rf"^{type(part).__name__}\.{flag} must be True{', False or None' if optional else ' or False'}, got "
     for value in (*WRONG, *[None] * (not optional)):
         with pytest.raises(ValueError, match=says):

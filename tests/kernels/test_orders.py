@@ -184,7 +184,9 @@ def test_orders_are_unbiased(name: str, proposal: str) -> None:
 def test_products_are_unbiased(name: str, proposal: ts.Proposal) -> None:
     kernel, num_steps = ORDERS[name]
     model = ts.Product((model_of(kernel, num_steps), model_of(kernel, num_steps, joint="p2")), POWERS)
-    check(ts.Steering(model, tilt_of(), proposal), populations=1024)
+    # Optimal is given x_t in steps that are corrected for remasking, which makes heavy tails.
+    populations = 4096 if isinstance(proposal, ts.Optimal) else 1024
+    check(ts.Steering(model, tilt_of(), proposal), populations=populations)
 
 
 @pytest.mark.fast
