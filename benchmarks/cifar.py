@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import tyro
@@ -47,7 +47,7 @@ from tokensteer.tasks.common.tokenised_images import reconstructed
 from tokensteer.tasks.quality.features import INCEPTION_SHA256, load_inception
 from tokensteer.tasks.quality.imagenet import load_efficientnet
 
-PARTS = ("main", "kernels", "conventions", "temperatures", "rows")
+Part = Literal["main", "kernels", "conventions", "temperatures", "rows"]
 DESCRIPTION = """\
 floor: FID and KID of the test images and of the tokeniser's reconstructions against the training images. grid:
 guidances x steps x particles with remasking, then the samplers at one particle, then the conventions of products.
@@ -81,7 +81,7 @@ class Options:
     """By which all logits are divided, but where the controls vary it."""
     remask: float = REMASK
     """The cap of ReMDM."""
-    parts: tuple[Literal["main", "kernels", "conventions", "temperatures", "rows"], ...] = PARTS
+    parts: tuple[Part, ...] = get_args(Part)
     """The first three are of the grid, the others of the controls."""
     kernel: Literal["remdm", "mdm"] = REMDM
     """Of the main part of the grid, and of the rows."""

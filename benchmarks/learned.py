@@ -2,7 +2,6 @@
 
     python -m benchmarks.learned weights mnist --goal 4 --kl 0.5 --device cuda
     python -m benchmarks.learned objective digits likelihood --goal 8 --kl 1 --seconds 90 --device cuda
-
     python -m benchmarks.learned scales mnist --goal 4 --kl 0.5 --device cuda
 
 The first measures a stored proposal. The second trains one, with a plan that is the same for all objectives, and
