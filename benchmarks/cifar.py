@@ -140,13 +140,11 @@ def controls(options: Options) -> Iterator[Cell]:
                 for kernel in (REMDM, MDM):
                     yield replace(some, guidance=guidance, temperature=temperature, kernel=kernel)
         if "rows" in options.parts:
-            # The correction of remasking predicts each step twice.
-            passes = 2 if options.kernel == REMDM else 1
             for guidance, steps in product(options.guidances, options.steps):
                 for particles in (count for count in options.particles if count > 1):
                     point = replace(some, guidance=guidance, steps=steps, kernel=options.kernel)
                     yield replace(point, particles=particles)
-                    yield replace(point, steps=passes * particles * steps)
+                    yield replace(point, steps=particles * steps)
 
 
 def tilt(options: Options) -> Iterator[Cell]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from checks import POWERS, answer, trial
@@ -53,12 +55,34 @@ def test_weights_are_even() -> None:
         assert result.ess[-1].mean() / 4096 > 0.88
 
 
-def test_a_step_predicts_twice_at_most() -> None:
-    """What was predicted for the draw is not predicted again for the weight."""
+def asked_of(steering: ts.Steering) -> float:
+    """Predictions of a run for each of 64 particles and each of two networks."""
+    result = ts.smc(steering, 16, 4, when=ts.triggers.always, generator=seeded())
+    return (result.rows["denoiser"] + result.saved["denoiser"]) / (2 * 64)
+
+
+def test_a_step_predicts_once_for_the_sites_that_it_leaves() -> None:
+    """And the start twice, the second time from what was predicted at first. What was predicted for the draw is not
+    predicted again for the weight."""
     model = B.product("remdm", 1.5, -0.5)
-    result = ts.smc(ts.Steering(model, None, ts.Guided()), 16, 4, when=ts.triggers.always, generator=seeded())
-    asked = result.rows["denoiser"] + result.saved["denoiser"]
-    assert asked == 2 * 64 * sum(1 + model.corrects(step) for step in model.steps)
+    assert asked_of(ts.Steering(model, None, ts.Guided())) == len(model.steps) + 1
+
+
+def test_a_step_predicts_twice_at_most() -> None:
+    """Where a twist reads the prediction at x_t."""
+    model = B.product("remdm", 1.5, -0.5)
+    twice = sum(1 + model.corrects(step) for step in model.steps)
+    assert asked_of(ts.Steering(replace(model, lookahead=True), None, ts.Guided())) == twice
+    assert asked_of(ts.Steering(model, B.tilt("remdm"), ts.Guided())) == twice
+
+
+def test_late_predictions_change_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = ts.Steering(B.product("remdm", 1.5, -0.5), None, ts.Guided())
+    late = ts.smc(path, 16, 4, generator=seeded())
+    monkeypatch.setattr(ts.Steering, "_predicts_late", lambda self, t: False)  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType]
+    both = ts.smc(path, 16, 4, generator=seeded())
+    assert torch.equal(late.samples, both.samples)
+    assert torch.equal(late.log_w, both.log_w)
 
 
 def test_tilts_add_up() -> None:

@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot
 from tokensteer.core.kernels.kernel import Kernel
 from tokensteer.core.kernels.measure import Listed, Reveal, SiteMeasure, Table
 from tokensteer.core.kernels.schedule import uniform_steps
-from tokensteer.core.models.prediction import Prediction
+from tokensteer.core.models.prediction import as_prediction
 from tokensteer.core.numerics.draws import NEVER
 from tokensteer.core.numerics.rows import distinct, support
 from tokensteer.core.particles.loop import sweep
@@ -177,8 +177,8 @@ def assert_proposal(steering: Steering, *, rows: int = 16, seed: int = 0) -> Non
 @torch.no_grad()
 def _assert_move(steering: Steering, x: Tensor, evaluation: Evaluation, step: Step, generator: Generator) -> None:
     model, what = steering.model, f"the proposal at step {step.index}"
-    prediction = evaluation.prediction
-    assert isinstance(prediction, Prediction), "particles are evaluated before they move"
+    found = as_prediction(evaluation.prediction)
+    prediction = model.predict(x, step.t) if found is None else found  # a proposal may predict later, and otherwise
     q = steering.propose(x, evaluation, step)
     p = model.transition(x, prediction, step, q.sites)
     log_p = p.dense().log_p

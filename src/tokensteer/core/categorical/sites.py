@@ -160,6 +160,11 @@ Categoricals = Tensor | SiteDistributions
 """A table of log-masses (P, L, V), or `SiteDistributions`."""
 
 
+def unread(x: Tensor, vocab_size: int, dtype: torch.dtype) -> SiteDistributions:
+    """Distributions at the states x (P, L) of which none is read."""
+    return SiteDistributions(LogProbs(torch.zeros(1, vocab_size, dtype=dtype, device=x.device)), torch.full_like(x, -1))
+
+
 def by_site(laws: Categoricals) -> SiteDistributions:
     """A table of log-masses (P, L, V) as `SiteDistributions`, which are returned as they are."""
     if isinstance(laws, SiteDistributions):

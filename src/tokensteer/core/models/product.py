@@ -74,8 +74,9 @@ class Product(Model):
 
     A token has no mass where a model with a positive power gives none. With remasking, c^l counts again each time a
     site is masked and reopened. `correct_remasking` undoes that: newly opened sites are evaluated given the sites open
-    in both x_t and x_s, and each remasked site is divided by its c^l there. It costs one more denoiser call for
-    remasked particles and needs denoisers of full support (any softmax): a token that is impossible given x_t may be
+    in both x_t and x_s, and each remasked site is divided by its c^l there. With `Guided`, and neither a
+    tilt nor a look-ahead, these are the only predictions of a step; else they are made for remasked particles beside
+    those at x_t. It needs denoisers of full support (any softmax): a token that is impossible given x_t may be
     possible given fewer sites, which only `Guided` proposes from. Without it the target is that of Ou et al., 2026.
 
     A site counts its c^l when it opens. With `lookahead` the log-twist has the sum of log c^l over the sites still
@@ -182,8 +183,8 @@ class Product(Model):
         """Whether a step predicts twice, the second time given the sites open before and after it."""
         return self.correct_remasking and self.kernel.remasks(step)
 
-    def given_common(self, x: Tensor, remasked: Tensor, prediction: Prediction, query: Query) -> Prediction:
-        """The predictions with the sites `remasked` (P, L) masked; `prediction` is at x, at the same time."""
+    def given_common(self, x: Tensor, remasked: Tensor, prediction: Prediction | None, query: Query) -> Prediction:
+        """The predictions with the sites `remasked` (P, L) masked; `prediction` is at x, at the same time, if known."""
         # Rows in which no site is remasked are reused. Finding them reads the device.
         before = None if capturing() else prediction
         return predict_all(self.models, x.masked_fill(remasked, self.kernel.mask_id), query, before)

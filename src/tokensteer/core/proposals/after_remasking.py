@@ -34,12 +34,12 @@ class AfterRemasking(Tilting):
     Tokens that were drawn given x_t would be weighed given fewer sites, and the ratio of both, over all sites that
     open, makes weights useless where sequences are long. `tilts` are those of gradients, which `first` has as well.
     What the networks predict for the last state that was asked for is kept, since the weight needs it too: do not write
-    into a draw.
+    into a draw. `prediction` is that at x_t, if it is known.
     """
 
     first: Reveal
     model: Product
-    prediction: Prediction
+    prediction: Prediction | None
     step: Step
     query: Query
     tilts: tuple[SiteDistributions, ...] = ()
@@ -81,7 +81,8 @@ class AfterRemasking(Tilting):
         return reduce(Reveal.tilt_tokens, self.tilts, opening)
 
     def take(self, rows: Tensor) -> AfterRemasking:
-        tilts, prediction = tuple(h.take(rows) for h in self.tilts), self.prediction.take(rows)
+        tilts = tuple(h.take(rows) for h in self.tilts)
+        prediction = None if self.prediction is None else self.prediction.take(rows)
         return AfterRemasking(self.first.take(rows), self.model, prediction, self.step, self.query.take(rows), tilts)
 
     def tilt(self, h: Categoricals) -> AfterRemasking:

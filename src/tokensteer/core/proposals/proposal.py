@@ -14,8 +14,9 @@ from typing import Protocol, TypeVar, runtime_checkable
 from torch import Tensor
 
 from tokensteer.core.categorical.product import normalise_each
-from tokensteer.core.categorical.sites import Categoricals
+from tokensteer.core.categorical.sites import Categoricals, unread
 from tokensteer.core.kernels.kernel import Stateful
+from tokensteer.core.kernels.masked import Ancestral
 from tokensteer.core.kernels.measure import Reveal, SiteMeasure
 from tokensteer.core.models.diffusion import Model, located
 from tokensteer.core.models.prediction import stored_prediction
@@ -91,12 +92,21 @@ class Guided(SiteProposal):
     product corrects for remasking, sites are masked again before the tokens of others are predicted."""
 
     def __call__(self, x: Tensor, evaluation: Evaluation, step: Step, model: Model, twist: Tilt | None) -> SiteMeasure:
-        prediction = stored_prediction(evaluation)
-        sites = chosen(x, model.clean(prediction), evaluation, step, model)
-        q = model.step_with(x, normalise_each(model.combined(prediction), model.kernel.mask_id), step, sites)
+        if evaluation.prediction is None and predicts_late(self, model, step):
+            q, prediction = model.step_with(x, unread(x, model.vocab_size, model.dtype), step, None), None
+        else:
+            prediction = stored_prediction(evaluation)
+            sites = chosen(x, model.clean(prediction), evaluation, step, model)
+            q = model.step_with(x, normalise_each(model.combined(prediction), model.kernel.mask_id), step, sites)
         if not (isinstance(model, Product) and model.corrects(step) and isinstance(q, Reveal)):
             return q
         return AfterRemasking(q, model, prediction, step, located(model.networks, step.t, x))
+
+
+def predicts_late(proposal: Proposal, model: Model, step: Step) -> bool:
+    """Whether a step predicts for the sites that it leaves open, and needs no prediction at x_t."""
+    corrects = isinstance(model, Product) and model.corrects(step)
+    return corrects and isinstance(proposal, Guided) and isinstance(model.kernel, Ancestral)
 
 
 @dataclass(frozen=True)

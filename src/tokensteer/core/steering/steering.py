@@ -18,7 +18,7 @@ from tokensteer.core.models.prediction import stored_prediction
 from tokensteer.core.numerics.capture import capturing
 from tokensteer.core.particles.path import Evaluation, Measure, Moved, Resources, Step
 from tokensteer.core.proposals.after_remasking import AfterRemasking
-from tokensteer.core.proposals.proposal import FromModel, Proposal
+from tokensteer.core.proposals.proposal import FromModel, Proposal, predicts_late
 from tokensteer.core.steering.estimate_cache import EstimateCache
 from tokensteer.core.steering.probe import probe
 from tokensteer.core.twists.estimators import NoisyState
@@ -84,6 +84,8 @@ class Steering:
     ) -> Evaluation:
         if t == 0:
             return self._final(x)
+        if parent is not None and self._predicts_late(t):
+            return Evaluation(_zeros(x))
         memory = self._cache.memory(x, generator, parent)
         time = clock(self.model, memory, t)
         prediction, gradient, fresh = self._cache.predict(x, t, time, generator, parent)
@@ -96,6 +98,13 @@ class Steering:
         if self.twist is None:
             return known if log_lookahead is None else replace(known, log_twist=log_lookahead)
         return self.twist.weigh(known, t, parent, weighed)
+
+    def _predicts_late(self, t: float) -> bool:
+        """Whether nothing reads a prediction at x_t. The start is predicted all the same: no site is masked again, so
+        that the move can use it."""
+        if self.twist is not None or self.model.looks_ahead:
+            return False
+        return predicts_late(self.proposal, self.model, next(step for step in self.steps if step.t == t))
 
     def _final(self, x: Tensor) -> Evaluation:
         """The end: the reward itself, whatever the potential before it."""
