@@ -85,8 +85,8 @@ class Options:
     """The first three are of the grid, the others of the controls."""
     kernel: Literal["remdm", "mdm"] = REMDM
     """Of the main part of the grid, and of the rows."""
-    kernels: tuple[Literal["mdm", "confident"], ...] = (MDM, CONFIDENT)
-    """Beside it, at one particle."""
+    kernels: tuple[Literal["mdm", "confident", "proposal"], ...] = (MDM, CONFIDENT)
+    """Beside it, at one particle; proposal is what many particles of the main part move by."""
     minutes: float | None = None
     """No cell is begun after so many."""
     at_once: int = 4096

@@ -23,7 +23,7 @@ from tokensteer.tasks.cifar import rewards
 from tokensteer.tasks.cifar.data import CLASSES
 from tokensteer.tasks.cifar.model import Networks
 
-REMDM, MDM, CONFIDENT = "remdm", "mdm", "confident"
+REMDM, MDM, CONFIDENT, PROPOSAL = "remdm", "mdm", "confident", "proposal"
 CORRECTED, CORRECTED_AHEAD, PAPER, PAPER_AHEAD = "corrected", "corrected, look-ahead", "paper", "paper, look-ahead"
 CONVENTIONS: dict[str, dict[str, Any]] = {
     CORRECTED: {"convention": denoiser_powers, "correct_remasking": True, "lookahead": False},
@@ -42,7 +42,8 @@ VERSION = 2
 @dataclass(frozen=True)
 class Cell:
     """One number of images from one way of sampling. With a `reward` the product is tilted by it, and classes are
-    drawn one after the other; `gradient` adds the gradient proposal. `remask` is the cap of ReMDM."""
+    drawn one after the other; `gradient` adds the gradient proposal. `remask` is the cap of ReMDM. The kernel
+    "proposal" is what many particles of a corrected product move by, ReMDM with tokens drawn given what is left."""
 
     guidance: float
     steps: int
@@ -64,7 +65,7 @@ class Cell:
     def name(self) -> str:
         """All but the seed, in words."""
         words = [f"a = {self.guidance:g}", f"T = {self.steps}", f"N = {self.particles}", self.kernel]
-        if self.kernel == REMDM and self.remask != models.REMASK:
+        if self.kernel in (REMDM, PROPOSAL) and self.remask != models.REMASK:
             words[-1] += f" {self.remask:g}"
         if self.particles > 1:
             words.append(self.convention)
@@ -82,12 +83,13 @@ def method_of(cell: Cell, networks: Networks, labels: Sequence[int]) -> Method:
         if cell.particles > 1 or cell.reward is not None:
             raise ValueError("confident sampling has one particle and no weights: choose remdm or mdm")
         return Method(Steering(models.confident(networks, labels, cell.steps, cell.guidance)), when=never)
-    remask = cell.remask if cell.kernel == REMDM else 0.0
+    remask = cell.remask if cell.kernel in (REMDM, PROPOSAL) else 0.0
     conditional = models.model(networks, labels, cell.steps, remask)
     alone = cell.particles == 1 and cell.reward is None
     if cell.guidance == 1 and alone:
         return Method(Steering(conditional), when=never)
-    product = models.product(conditional, cell.guidance, **CONVENTIONS[PAPER if alone else cell.convention])
+    usual = alone and cell.kernel != PROPOSAL
+    product = models.product(conditional, cell.guidance, **CONVENTIONS[PAPER if usual else cell.convention])
     tilt = None if cell.reward is None else rewards.tilt(networks, labels, cell.reward)
     proposal = ts.Gradient(ts.Guided(), clip=1.0, tokens_only=True) if cell.gradient else ts.Guided()
     return Method(Steering(product, tilt, proposal), when=never if alone else ess_below(0.5))

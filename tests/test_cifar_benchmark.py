@@ -100,7 +100,9 @@ def test_conventions_weigh_differently_and_one_particle_not_at_all(modules: Any)
     assert all(value.isfinite().all() for value in found.values())
     assert not torch.allclose(found["corrected"], found["paper"])
     alone = cells.method_of(cells.Cell(1.75, 4, 1), networks, [0, 1])
-    assert not alone.steering.model.correct_remasking  # which would predict each step twice
+    assert not alone.steering.model.correct_remasking  # tokens are drawn given all open sites, as samplers usually do
+    proposal = cells.method_of(cells.Cell(1.75, 4, 1, kernel="proposal"), networks, [0, 1])
+    assert proposal.steering.model.correct_remasking
     unguided = cells.method_of(cells.Cell(1.0, 4, 1), networks, [0, 1])
     assert len(unguided.steering.model.networks) == 1
     with pytest.raises(ValueError, match="one particle"):

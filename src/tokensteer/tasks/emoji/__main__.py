@@ -44,7 +44,7 @@ class Command:
     start: Path | None = None  # folder with a finished denoiser to train further
     weights: Path | None = None  # folder of the parts before, if it is not --out
     levels: tuple[int, ...] | None = None  # of the tokeniser's numbers, if not the usual: their product is the codes
-    noise: float = 0.0  # of the tokeniser: the largest share of a drawing's codes that are replaced before decoding
+    noise: float | None = None  # the largest share of a drawing's codes that are replaced to train the tokeniser
     dropout: float | None = None  # of the denoiser, if not the usual
     rate: float | None = None  # the highest learning rate, if not the usual
     batch_size: int | None = None  # if not the usual
@@ -62,12 +62,11 @@ def run(command: OmitArgPrefixes[Command]) -> None:
     recipe = replace(
         RECIPE,
         tokeniser=replace(RECIPE.tokeniser, levels=command.levels or RECIPE.tokeniser.levels),
-        noise=command.noise,
         denoiser=replace(RECIPE.denoiser, **given(dropout=command.dropout)),
         tokeniser_plan=replace(RECIPE.tokeniser_plan, **changes),
         denoiser_plan=replace(RECIPE.denoiser_plan, **changes),
         tower_plan=replace(RECIPE.tower_plan, **changes),
-        **given(samples=command.samples),
+        **given(samples=command.samples, noise=command.noise),
     )
     pieces = Pieces(command.resume, command.horizon, command.weights, command.exact, start=command.start)
     train_part(command.part, training, pieces, recipe)

@@ -22,6 +22,7 @@ from tokensteer.train import Plan
 
 TOKENISER = FSQConfig(
     SIDE,
+    levels=(8, 6, 5),
     encoder_channels=(32, 64, 112),
     encoder_blocks=(1, 1, 2),
     decoder_channels=(48, 80, 144),
@@ -42,6 +43,8 @@ CONFIG = GridTransformerConfig(
     context_width=384,
 )
 PLAN = Plan(40_000, batch_size=256, rate=1e-3, warmup=0.02, weight_decay=0.05, average=0.9995)
+NOISE = 0.25
+"""The largest share of a drawing's codes that are replaced before the tokeniser decodes them."""
 COPIES = 16
 """Places in which the tokens of each drawing are computed."""
 SPLITS = {"unseen pairs": PAIR, "unseen concepts": CONCEPT}

@@ -60,7 +60,7 @@ class Recipe:
     tower_plan: Plan = towers.PLAN
     copies: int = denoising.COPIES
     perceptual: bool = True
-    noise: float = 0.0
+    noise: float = denoising.NOISE
     samples: int = 600
     steps: int = STEPS
 
