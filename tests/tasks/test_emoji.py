@@ -482,7 +482,8 @@ def test_a_prompt_can_be_colourful_instead(weights: Path):
 
 
 def test_without_weights_the_commands_say_how_to_train_them(capsys, tmp_path: Path, monkeypatch):
-    assert main(["run", "emoji", "--prompt", "a heart", "--weights", str(tmp_path)]) == 2
+    none, out = str(tmp_path / "none"), str(tmp_path / "run")
+    assert main(["run", "emoji", "--prompt", "a heart", "--weights", none, "--out", out]) == 2
     assert "tokensteer train emoji --device cuda --minutes 25" in capsys.readouterr().err
     monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
     for part, says in (("tokeniser", "--part data"), ("data", "npm pack"), ("other", "data or states")):
