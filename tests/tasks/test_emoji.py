@@ -492,6 +492,18 @@ def test_without_weights_the_commands_say_how_to_train_them(capsys, tmp_path: Pa
         assert says in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_the_shipped_networks_draw_what_captions_say():
+    """The judge finds the captions of most samples among eight; by chance it finds one."""
+    prompts = ("a blue heart", "a pizza", "a black cat", "an umbrella", "a red apple", "a house", "a candle", "a tiger")
+    asked = [f"{prompt}, {style} style" for prompt, style in zip(prompts, 2 * ("noto", "3d", "blob", "flat"), strict=True)]
+    found = model.load_networks(Setup())
+    caption_states = found.states(asked)
+    drawn = ts.pretrained(model.reference(found.model(caption_states, 12), 3.0))(1, len(asked), generator=seeded())
+    pixels, vectors = found.pixels(drawn.samples[:, 0]), sentence_vectors(caption_states)
+    assert towers.retrieval(found.judge, pixels, vectors) >= 0.5
+
+
 def test_networks_that_do_not_belong_together_are_refused(networks: model.Networks):
     wide = small_emoji.nets.GridTransformerConfig(10, 4, 4, hidden=16, heads=2, context_length=4, context_width=8)
     with pytest.raises(ValueError, match="train the denoiser with this encoder"):
