@@ -54,7 +54,7 @@ class Options:
     weights: Path = SHIPPED
     out: Path = Path("out/emoji")
     device: str = "cpu"
-    methods: tuple[str, ...] = ("pretrained", "best-of-n", "svdd", "fk-difference", "smc-base", "smc-grad", "smc-amot")
+    methods: tuple[str, ...] = ("pretrained", "best-of-n", "svdd", "fk-difference", "smc-base", "smc-grad")
     particles: int = 8
     steps: int = 24
     rows: int = 12

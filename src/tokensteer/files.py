@@ -47,8 +47,8 @@ def write_text(file: Path, text: str) -> None:
     write_bytes(file, text.encode("utf-8"))
 
 
-def write_bytes(file: Path, content: bytes) -> None:
-    write_whole(file, lambda place: place.write_bytes(content))
+def write_bytes(file: str | Path, content: bytes) -> None:
+    write_whole(Path(file), lambda place: place.write_bytes(content))
 
 
 def write_json(file: Path, content: object) -> None:

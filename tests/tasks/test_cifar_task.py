@@ -255,7 +255,7 @@ def test_runs_leave_sheets_in_colour(weights: Path, tmp_path: Path, capsys):
 def test_one_image_of_each_class_makes_one_line(weights: Path, tmp_path: Path):
     made = cifar.task(Setup(2, weights=weights))
     assert made.picture is not None
-    made.picture(torch.zeros(10, 256, dtype=torch.long), tmp_path / "x.png")
+    made.picture(torch.zeros(10, 256, dtype=torch.long), str(tmp_path / "x.png"))  # names are paths too
     assert read_sheet(tmp_path / "x.png", 32)[1] == 10
 
 

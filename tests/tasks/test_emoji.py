@@ -496,7 +496,9 @@ def test_without_weights_the_commands_say_how_to_train_them(capsys, tmp_path: Pa
 def test_the_shipped_networks_draw_what_captions_say():
     """The judge finds the captions of most samples among eight; by chance it finds one."""
     prompts = ("a blue heart", "a pizza", "a black cat", "an umbrella", "a red apple", "a house", "a candle", "a tiger")
-    asked = [f"{prompt}, {style} style" for prompt, style in zip(prompts, 2 * ("noto", "3d", "blob", "flat"), strict=True)]
+    asked = [
+        f"{prompt}, {style} style" for prompt, style in zip(prompts, 2 * ("noto", "3d", "blob", "flat"), strict=True)
+    ]
     found = model.load_networks(Setup())
     caption_states = found.states(asked)
     drawn = ts.pretrained(model.reference(found.model(caption_states, 12), 3.0))(1, len(asked), generator=seeded())

@@ -136,7 +136,12 @@ Here = Annotated[Where, arg(name="")]
 class Run:
     task: Task
     method: Annotated[
-        str | None, left("smc-grad; smc-cfg for cifar, smc-base for text and emoji; auto with --budget", "STR")
+        str | None,
+        left(
+            "smc-grad; smc-cfg for cifar, smc-base for emoji; for text smc-amot where a proposal was learned, else "
+            "smc-base; auto with --budget",
+            "STR",
+        ),
     ] = None
     """One of those above. auto chooses by pilots, within --budget."""
     budget: Annotated[str | None, left("30s for auto", "TIME")] = None
@@ -215,7 +220,7 @@ class Train:
     goal: Annotated[int | None, left("the task's own", "INT")] = None
     """With --proposal or --twist: what it is to draw, such as a digit."""
     reward: Annotated[str | None, left("the task's", "NAME")] = None
-    """With --proposal or --twist, for dna: log-p (the default) or logit, each at its own kl."""
+    """With --proposal or --twist: a reward of dna, text or emoji, each at its own kl."""
     weights: Annotated[Path | None, left("those shipped", "FOLDER")] = None
     """With --proposal or --twist: the folder of the networks it is taught with."""
     objective: Annotated[str | None, left("the task's", "STR")] = None

@@ -116,7 +116,7 @@ def in_sets(result: Result) -> list[Tensor]:
     return [histogram(x, w) for x, w in zip(*parts, strict=True)]
 
 
-def picture(ids: Tensor, file: Path, zoom: int = 6) -> None:
+def picture(ids: Tensor, file: str | Path, zoom: int = 6) -> None:
     """Samples (P, 2) as a heat map, y upwards."""
     write_png(file, 1.0 - ink(histogram(ids)).repeat_interleave(zoom, 0).repeat_interleave(zoom, 1))
 

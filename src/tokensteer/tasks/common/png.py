@@ -13,12 +13,12 @@ from torch import Tensor
 from tokensteer import files
 
 
-def write_png(file: Path, picture: Tensor) -> None:
+def write_png(file: str | Path, picture: Tensor) -> None:
     """A grey picture (H, W), 0 for black and 1 for white."""
     files.write_bytes(file, _png(picture, GREY))
 
 
-def write_rgb_png(file: Path, picture: Tensor) -> None:
+def write_rgb_png(file: str | Path, picture: Tensor) -> None:
     """A colour picture (3, H, W) from 0 to 1."""
     files.write_bytes(file, rgb_png(picture))
 
@@ -33,7 +33,7 @@ def shaded_png(picture: Tensor, colour: tuple[int, int, int]) -> bytes:
     return _png(picture, PALETTE, (b"PLTE", bytes(colour) * 256), (b"tRNS", bytes(range(256))))
 
 
-def write_coloured_png(file: Path, picture: Tensor, colours: Sequence[tuple[int, int, int]]) -> None:
+def write_coloured_png(file: str | Path, picture: Tensor, colours: Sequence[tuple[int, int, int]]) -> None:
     """A picture (H, W) of indices into `colours`."""
     files.write_bytes(file, _png(picture / 255, PALETTE, (b"PLTE", b"".join(map(bytes, colours)))))
 

@@ -19,7 +19,7 @@ def sheet(images: Tensor, columns: int, zoom: int = 1) -> Tensor:
     return torch.stack([tiled(images[:, channel].float() / 255, columns, zoom) for channel in range(3)])
 
 
-def write_sheet(file: Path, images: Tensor, columns: int, zoom: int = ZOOM) -> None:
+def write_sheet(file: str | Path, images: Tensor, columns: int, zoom: int = ZOOM) -> None:
     """Write images (P, 3, H, W) of bytes as a table."""
     write_rgb_png(file, sheet(images, columns, zoom))
 

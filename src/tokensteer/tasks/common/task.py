@@ -186,7 +186,7 @@ class Task:
     model: Diffusion
     tilt: Tilt
     metrics: Callable[[Result], Mapping[str, Measured]]
-    picture: Callable[[Tensor, Path], None] | None
+    picture: Callable[[Tensor, str | Path], None] | None
     judge: Callable[[Tensor], Tensor] | None = None
     pictured: int = 64
     learned: Callable[[], Trained] | None = None

@@ -84,7 +84,7 @@ class TokenisedImages:
         kernel = Ancestral(self.mask, sigma=Cap(remask)) if remask else Ancestral(self.mask)
         return self.diffusion(context, kernel, steps)
 
-    def picture(self, ids: Tensor, file: Path, groups: int = 1, columns: int = 16) -> None:
+    def picture(self, ids: Tensor, file: str | Path, groups: int = 1, columns: int = 16) -> None:
         """Images of ids (P, L) as a sheet. Each of several groups of equal size, 2 or more, has a line."""
         even = groups > 1 and len(ids) % groups == 0 and 1 < len(ids) // groups <= 2 * columns
         write_sheet(file, self.pixels(ids), len(ids) // groups if even else min(columns, len(ids)))

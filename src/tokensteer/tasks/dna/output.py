@@ -46,7 +46,7 @@ COLOURS = ((46, 125, 50), (21, 101, 192), (239, 157, 0), (198, 40, 40), (255, 25
 """Of A, C, G, T as in sequencing traces, and of the space between sequences."""
 
 
-def picture(ids: Tensor, file: Path, zoom: int = 4) -> None:
+def picture(ids: Tensor, file: str | Path, zoom: int = 4) -> None:
     """Sequences (P, L) below each other, with a coloured rectangle for each letter."""
     gap = torch.full((len(ids), 1, ids.shape[1]), len(LETTERS))
     strips = torch.cat([ids.cpu().unsqueeze(1).expand(-1, 3, -1), gap], 1).flatten(0, 1)[:-1]

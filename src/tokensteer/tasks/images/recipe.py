@@ -147,7 +147,7 @@ def assess(result: Result, marks: Callable[[Tensor], Tensor], rewarded: Tensor, 
     return found
 
 
-def picture(ids: Tensor, side: int, file: Path, columns: int = 16) -> None:
+def picture(ids: Tensor, side: int, file: str | Path, columns: int = 16) -> None:
     """Images (P, L) as a sheet, black on white."""
     images = 1.0 - ids.view(-1, side, side).float()
     write_png(file, tiled(images, min(columns, len(images)), max(2, 56 // side)))

@@ -120,7 +120,7 @@ def task(setup: Setup, powers: Powers = (1.0, 1.0)) -> Task:
             "ess": ess_share(result),
         }
 
-    def picture(ids: Tensor, file: Path) -> None:
+    def picture(ids: Tensor, file: str | Path) -> None:
         draw([ring(), cross(), wanted, grid.histogram(ids)], file)
 
     return Task(
@@ -135,6 +135,6 @@ def task(setup: Setup, powers: Powers = (1.0, 1.0)) -> Task:
     )
 
 
-def draw(pmfs: list[Tensor], file: Path, zoom: int = 3) -> None:
+def draw(pmfs: list[Tensor], file: str | Path, zoom: int = 3) -> None:
     """Heat maps side by side, y upwards: p1, p2, their product, and samples."""
     write_png(file, tiled(1.0 - torch.stack([grid.ink(pmf) for pmf in pmfs]), len(pmfs), zoom))
