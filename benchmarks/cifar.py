@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -33,9 +34,11 @@ from benchmarks.cifar_cells import (
     add,
     drawn_images,
     finished,
+    key_of,
     method_of,
     now,
     table,
+    weights_of,
 )
 from benchmarks.cifar_quality import Batch, Instruments, reference_of
 from tokensteer.tasks.cifar import rewards
@@ -103,6 +106,11 @@ class Options:
         """The number of steps where it is not varied."""
         return self.steps[len(self.steps) // 2]
 
+    @property
+    def guidance(self) -> float:
+        """The middle one, where it is not varied."""
+        return self.guidances[len(self.guidances) // 2]
+
     def cell(self, seed: int = 0) -> Cell:
         """What the cells of all tables share."""
         some = Cell(1.0, self.middle, 1, temperature=self.temperature, remask=self.remask)
@@ -149,7 +157,7 @@ def controls(options: Options) -> Iterator[Cell]:
 
 def tilt(options: Options) -> Iterator[Cell]:
     for seed, name, particles in product(options.seeds, rewards.KLS, options.particles):
-        some = replace(options.cell(seed), guidance=1.5, particles=particles, reward=name)
+        some = replace(options.cell(seed), guidance=options.guidance, particles=particles, reward=name)
         yield some
         if name == rewards.CLASS:  # the size of a file has no gradient of its own
             yield replace(some, gradient=True)
@@ -167,7 +175,13 @@ class Bench:
     networks: Networks
     data: Data
     instruments: Instruments
+    inception: str
     began: float
+
+    @cached_property
+    def made_by(self) -> dict[str, str]:
+        """What a line depends on beside its cell."""
+        return {"weights": weights_of(self.networks), "inception": self.inception}
 
     @property
     def late(self) -> bool:
@@ -177,7 +191,8 @@ class Bench:
     def cells(self, file: Path, cells: Sequence[Cell]) -> None:
         known = {row.get("key") for row in finished(file)}
         for cell in dict.fromkeys(cells):
-            if cell.key in known:
+            key = key_of(asdict(cell), self.made_by)
+            if key in known:
                 continue
             if self.late:
                 say(f"Stopped after {self.options.minutes:g} minutes; the same command goes on")
@@ -186,8 +201,9 @@ class Bench:
             images = drawn_images(cell, self.networks, drawn, self.options.at_once, self.options.captured)
             found = self.instruments(images)
             row = {
-                "key": cell.key,
+                "key": key,
                 "name": cell.name,
+                **self.made_by,
                 **asdict(cell),
                 **found,
                 **asdict(drawn),
@@ -199,7 +215,7 @@ class Bench:
 
     def floor(self, file: Path) -> None:
         """Real images, and those that the tokeniser gives back."""
-        known = {row["name"] for row in finished(file)}
+        known = {row.get("key") for row in finished(file)}
         train, test = self.data.train, self.data.test
         few = Images(train.pixels[: len(test.pixels)], train.labels[: len(test.pixels)])
         for name, images, decoded in (
@@ -208,8 +224,10 @@ class Bench:
             ("reconstructions of test images", test, True),
             ("reconstructions of training images", train, True),
         ):
-            if name not in known:
-                add(file, {"name": name, **self.instruments(self.real(images, decoded)), "device": device_name(self)})
+            key = key_of({"name": name}, self.made_by)
+            if key not in known:
+                found = self.instruments(self.real(images, decoded))
+                add(file, {"key": key, "name": name, **self.made_by, **found, "device": device_name(self)})
                 say(f"{name}: done")
 
     def real(self, images: Images, decoded: bool) -> Iterator[Batch]:
@@ -220,12 +238,13 @@ class Bench:
 
     def gallery(self) -> None:
         """Ten classes x 8, drawn by weight. Without guidance all weights are equal, so one particle is enough."""
-        steps = self.options.middle
-        for guidance, particles in ((1.0, 1), (1.5, 1), (1.5, max(self.options.particles))):
-            cell = replace(self.options.cell(), guidance=guidance, particles=particles, images=8 * len(CLASSES))
-            images = torch.cat([part for part, _ in drawn_images(cell, self.networks, Drawn(), self.options.at_once)])
+        options, steps = self.options, self.options.middle
+        for guidance, particles in ((1.0, 1), (options.guidance, 1), (options.guidance, max(options.particles))):
+            cell = replace(options.cell(), guidance=guidance, particles=particles, images=8 * len(CLASSES))
+            drawn = drawn_images(cell, self.networks, Drawn(), options.at_once, options.captured)
+            images = torch.cat([part for part, _ in drawn])
             by_class = images.view(8, len(CLASSES), *images.shape[1:]).transpose(0, 1).flatten(0, 1)
-            file = self.options.out / f"samples-a{guidance:g}-t{steps}-n{particles}.png"
+            file = options.out / f"samples-a{guidance:g}-t{steps}-n{particles}.png"
             write_sheet(file, by_class, 8)
             say(f"{file}")
 
@@ -234,7 +253,7 @@ class Bench:
         steps, gpu = self.options.middle, self.networks.device.type == "cuda"
         images = min(1000, self.options.images)
         for captured in (False, True) if gpu else (False,):
-            cell = replace(self.options.cell(), guidance=1.5, images=images)
+            cell = replace(self.options.cell(), guidance=self.options.guidance, images=images)
             for _ in range(2):  # the first run is to warm up
                 drawn = Drawn()
                 began = now(self.networks.device)
@@ -249,7 +268,7 @@ class Bench:
         x = torch.randint(self.networks.mask, (rows, self.networks.denoiser.config.length), device=self.networks.device)
         labels = torch.arange(rows, device=x.device) % len(CLASSES)
         for kernel in (MDM, REMDM):
-            cell = replace(self.options.cell(), guidance=1.5, particles=particles, kernel=kernel)
+            cell = replace(self.options.cell(), guidance=self.options.guidance, particles=particles, kernel=kernel)
             method = method_of(cell, self.networks, list(range(len(CLASSES))))
             passes = self._best(lambda: [self.networks.logits(x, labels) for _ in range(2)])
             eager = self._best(lambda m=method: m(particles, populations)) / steps
@@ -291,8 +310,9 @@ def prepared(options: Options) -> Bench:
     except FileNotFoundError as error:
         say(f"No Inception-like score: {error}")
         scores = None
-    reference = reference_of(images, features, options.reference or options.out, device)
-    return Bench(options, networks, images, Instruments(features, scores, networks, reference), began)
+    inception = options.inception_sha256
+    reference = reference_of(images, features, options.reference or options.out, device, inception)
+    return Bench(options, networks, images, Instruments(features, scores, networks, reference), inception, began)
 
 
 def tiny(options: Options, folder: Path) -> Bench:
@@ -300,9 +320,9 @@ def tiny(options: Options, folder: Path) -> Bench:
     networks, images, features = cifar_tiny.networks(), cifar_tiny.data(), cifar_tiny.features()
     sizes: dict[str, Any] = {"images": 20, "guidances": (1.5,), "steps": (2,), "particles": (1, 2), "seeds": (0,)}
     options = replace(options, out=folder, at_once=16, **sizes)
-    reference = reference_of(images, features, folder, networks.device)
+    reference = reference_of(images, features, folder, networks.device, "tiny")
     instruments = Instruments(features, lambda x: networks.judge(x.float() / 255), networks, reference, least=20)
-    return Bench(options, networks, images, instruments, time.perf_counter())
+    return Bench(options, networks, images, instruments, "tiny", time.perf_counter())
 
 
 def main(options: OmitArgPrefixes[Options]) -> None:

@@ -5,23 +5,25 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 import tokensteer as ts
 from tokensteer.core.models.product import denoiser_powers, paper_powers
 from tokensteer.core.particles.triggers import ess_below, never
 from tokensteer.core.steering.methods import Method
 from tokensteer.core.steering.steering import Steering
+from tokensteer.core.twists.estimators import Sampled
 from tokensteer.tasks.cifar import model as models
 from tokensteer.tasks.cifar import rewards
 from tokensteer.tasks.cifar.data import CLASSES
 from tokensteer.tasks.cifar.model import Networks
+from tokensteer.train.frozen import fingerprint
 
 REMDM, MDM, CONFIDENT, PROPOSAL = "remdm", "mdm", "confident", "proposal"
 CORRECTED, CORRECTED_AHEAD, PAPER, PAPER_AHEAD = "corrected", "corrected, look-ahead", "paper", "paper, look-ahead"
@@ -58,10 +60,6 @@ class Cell:
     seed: int = 0
 
     @property
-    def key(self) -> str:
-        return json.dumps({**asdict(self), "version": VERSION}, sort_keys=True)
-
-    @property
     def name(self) -> str:
         """All but the seed, in words."""
         words = [f"a = {self.guidance:g}", f"T = {self.steps}", f"N = {self.particles}", self.kernel]
@@ -91,6 +89,8 @@ def method_of(cell: Cell, networks: Networks, labels: Sequence[int]) -> Method:
     usual = alone and cell.kernel != PROPOSAL
     product = models.product(conditional, cell.guidance, **CONVENTIONS[PAPER if usual else cell.convention])
     tilt = None if cell.reward is None else rewards.tilt(networks, labels, cell.reward)
+    if tilt is not None:  # its noise is shared by all particles of a run, and is another one for each seed
+        tilt = replace(tilt, estimator=Sampled(cell.seed))
     proposal = ts.Gradient(ts.Guided(), clip=1.0, tokens_only=True) if cell.gradient else ts.Guided()
     return Method(Steering(product, tilt, proposal), when=never if alone else ess_below(0.5))
 
@@ -165,6 +165,22 @@ def now(device: torch.device) -> float:
 # ---- files
 
 
+def weights_of(networks: Networks) -> str:
+    """A fingerprint of all four networks."""
+    parts = (networks.tokeniser, networks.denoiser, networks.reward, networks.judge)
+    return fingerprint(value for part in parts for value in cast("nn.Module", part).state_dict().values())
+
+
+def key_of(what: Mapping[str, Any], made_by: Mapping[str, str]) -> str:
+    """What a line is of, with the networks and the measure: a line with the same key is not made again."""
+    return json.dumps({**what, **made_by, "version": VERSION}, sort_keys=True)
+
+
+def is_current(row: Mapping[str, Any]) -> bool:
+    """Whether a line is of this version. Lines without a key, such as those of costs, have none."""
+    return "key" not in row or json.loads(row["key"]).get("version") == VERSION
+
+
 def finished(file: Path) -> list[dict[str, Any]]:
     """The cells in a file, without a last line that was cut off."""
     if not file.is_file():
@@ -202,17 +218,22 @@ COLUMNS = {
 }
 
 
+APART = ("name", "images", "weights", "inception")
+
+
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A markdown table: means over seeds, with standard deviations in brackets."""
-    groups: dict[str, list[Mapping[str, Any]]] = {}
+    """A markdown table of this version's rows: means over seeds, with standard deviations in brackets. Rows of other
+    numbers of images, of other networks or measured by another Inception stand apart."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    rows = [row for row in rows if is_current(row)]
     for row in rows:
-        groups.setdefault(row["name"], []).append(row)
+        groups.setdefault(tuple(row.get(name) for name in APART), []).append(row)
     names = [name for name in COLUMNS if any(row.get(name) is not None for row in rows)]
     head = " | ".join(COLUMNS[name] for name in names)
     lines = [f"| | images | seeds | {head} |", "|---" * (3 + len(names)) + "|"]
-    for name, group in groups.items():
+    for (name, images, *_), group in groups.items():
         cells = [_shown([row[column] for row in group if row.get(column) is not None], column) for column in names]
-        lines.append(f"| {name} | {group[0]['images']:,} | {len(group)} | " + " | ".join(cells) + " |")
+        lines.append(f"| {name} | {images:,} | {len(group)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,10 +97,13 @@ def parts_of(batches: Iterable[Batch], rows: int = PART) -> Iterator[Batch]:
         yield from zip(images.split(rows), labels.split(rows), strict=True)
 
 
-def reference_of(data: Data, features: Callable[[Tensor], Tensor], folder: Path, device: torch.device) -> Reference:
-    """The reference of the training images, computed once and then read from `folder`."""
+def reference_of(
+    data: Data, features: Callable[[Tensor], Tensor], folder: Path, device: torch.device, inception: str
+) -> Reference:
+    """The reference of the training images, computed once for each `inception` and then read from `folder`."""
     moments_file, features_file = folder / "reference-moments.safetensors", folder / "reference-features.safetensors"
-    if not (moments_file.is_file() and features_file.is_file()):
+    card = {"inception": inception}
+    if not (_is_of(moments_file, card) and _is_of(features_file, card)):
         order = torch.randperm(len(data.train.pixels), generator=Generator().manual_seed(0))
         kept: list[Tensor] = []
 
@@ -112,8 +115,13 @@ def reference_of(data: Data, features: Callable[[Tensor], Tensor], folder: Path,
                 yield part
 
         folder.mkdir(parents=True, exist_ok=True)
-        Moments.of_parts(found()).to("cpu").save(moments_file, f"{len(order):,} training images of CIFAR-10")
-        tensorfile.write(features_file, {"features": torch.cat(kept)[:KEPT].half()}, {"kind": "features"})
+        Moments.of_parts(found()).to("cpu").save(moments_file, f"{len(order):,} training images of CIFAR-10", **card)
+        tensorfile.write(features_file, {"features": torch.cat(kept)[:KEPT].half()}, {"kind": "features", **card})
     moments, _ = Moments.load(moments_file)
     tensors, _ = tensorfile.read(features_file)
     return Reference(Frechet(moments.to(device)), tensors["features"].float().to(device))
+
+
+def _is_of(file: Path, card: Mapping[str, str]) -> bool:
+    """Whether a file is there and its header has all of a card."""
+    return file.is_file() and card.items() <= tensorfile.read(file)[1].items()

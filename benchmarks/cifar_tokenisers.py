@@ -39,7 +39,7 @@ def main(options: OmitArgPrefixes[Options]) -> None:
     device = torch.device(options.device)
     images, dtype = data(), torch.float16 if device.type == "cuda" else torch.float32
     features = load_inception(options.inception, sha256=options.inception_sha256, device=device, dtype=dtype, rows=PART)
-    distance = reference_of(images, features, options.reference, device).distance
+    distance = reference_of(images, features, options.reference, device, options.inception_sha256).distance
     test = [part.to(device) for part in images.test.pixels.split(PART)]
     say(f"test images: FID {distance(Moments.of_parts(features(part) for part in test)).value:.2f}")
     for file in options.files:

@@ -11,8 +11,7 @@ Tables come from `tokensteer compare emoji` (docs/emoji.md).
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +21,12 @@ import tyro
 from torch import Generator, Tensor
 
 import tokensteer as ts
+from benchmarks.cifar_cells import now
+from tokensteer.app.runs.choices import tilted
 from tokensteer.app.runs.recipes import recipe_of
+from tokensteer.core.steering.methods import Method
+from tokensteer.tasks.common.prompts import numbered, read
+from tokensteer.tasks.common.settings import MOST, Settings, check_count
 from tokensteer.tasks.common.sheets import write_sheet
 from tokensteer.tasks.common.task import SHIPPED, Setup, Task
 from tokensteer.tasks.common.training import say
@@ -31,7 +35,7 @@ from tokensteer.tasks.emoji.captions import hashed
 from tokensteer.tasks.emoji.data import PAIR, Drawings
 from tokensteer.tasks.emoji.model import Networks, load_networks
 from tokensteer.tasks.emoji.sources import STYLES
-from tokensteer.tasks.emoji.task import task as of_setup
+from tokensteer.tasks.emoji.task import of_prompts
 
 HERE = Path(__file__).parent
 REPORTED, CHOSEN = HERE / "emoji_prompts.txt", HERE / "emoji_choosing.txt"
@@ -64,6 +68,7 @@ class Options:
 
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
+    check_count("rows", options.rows, MOST, 12)
     {"prompts": write_prompts, "gallery": gallery, "strips": strips, "cost": cost}[options.what](options)
 
 
@@ -85,9 +90,8 @@ def name_of(drawings: Drawings, place: int) -> tuple[str, str]:
 
 
 def gallery(options: Options) -> None:
-    prompts = _prompts(options)
-    task, networks = _task(options, prompts), _networks(options)
-    columns = _drawings(prompts)
+    prompts, networks = _prompts(options), _networks(options)
+    task, columns = _task(options, networks, prompts), _drawings(prompts)
     for name in options.methods:
         columns.append(networks.pixels(_drawn(task, name, options)).cpu())
         say(name)
@@ -98,7 +102,7 @@ def strips(options: Options) -> None:
     prompts, networks, columns = _prompts(options), _networks(options), list[Tensor]()
     for kl in KLS:
         reward = kl != float("inf")
-        task = _task(options, prompts, kl if reward else None)
+        task = _task(options, networks, prompts, kl if reward else None)
         columns.append(networks.pixels(_drawn(task, "smc-base" if reward else "pretrained", options)).cpu())
         say(f"kl = {kl:g}")
     _write(options, "strips", columns)
@@ -106,15 +110,15 @@ def strips(options: Options) -> None:
 
 def cost(options: Options) -> None:
     """The first of three runs may load kernels, so the shortest counts."""
-    task, gpu = _task(options, _prompts(options)[:1]), options.device.startswith("cuda")
+    task, device = _task(options, _networks(options), _prompts(options)[:1]), torch.device(options.device)
     found: dict[str, Any] = {"particles": options.particles, "steps": options.steps, "device": options.device}
     for name in options.methods:
-        method = recipe_of(name).make(task, task.tilt, options.particles)
-        found[name] = min(_seconds(lambda m=method: m(options.particles, 1), gpu) for _ in range(3))
+        method = method_of(task, name, options)
+        found[name] = min(_seconds(lambda m=method: m(options.particles, 1), device) for _ in range(3))
         say(f"{name}, N = {options.particles}, T = {options.steps}: {found[name]:.2f} s")
-    if gpu:
-        replay = ts.captured(recipe_of("smc-base").make(task, task.tilt, options.particles), options.particles, 1)
-        found["smc-base, captured"] = min(_seconds(replay, gpu) for _ in range(3))
+    if device.type == "cuda":
+        replay = ts.captured(method_of(task, "smc-base", options), options.particles, 1)
+        found["smc-base, captured"] = min(_seconds(replay, device) for _ in range(3))
         say(f"smc-base, captured: {found['smc-base, captured']:.2f} s")
     options.out.mkdir(parents=True, exist_ok=True)
     with (options.out / "cost.jsonl").open("a", encoding="utf-8") as file:
@@ -122,24 +126,31 @@ def cost(options: Options) -> None:
 
 
 def _prompts(options: Options) -> list[str]:
-    return options.prompts.read_text("utf-8").splitlines()[: options.rows]
+    return [prompt.text for prompt in read(options.prompts)][: options.rows]
 
 
 def _networks(options: Options) -> Networks:
     return load_networks(Setup(weights=options.weights, device=options.device))
 
 
-def _task(options: Options, prompts: Iterable[str], kl: float | None = None) -> Task:
-    setup = Setup(options.steps, kl=kl, device=options.device, weights=options.weights, prompt=tuple(prompts))
-    return of_setup(setup)
+def _task(options: Options, networks: Networks, texts: Sequence[str], kl: float | None = None) -> Task:
+    setup = Setup(options.steps, kl=kl, device=options.device, weights=options.weights)
+    return of_prompts(setup, networks, numbered(texts))
+
+
+def method_of(task: Task, name: str, options: Options) -> Method:
+    """A method as the command line has it: noise that is shared has the seed of the run."""
+    recipe = recipe_of(name)
+    if recipe.planned or recipe.sweeps or recipe.split is not None:
+        raise ValueError(f"{name} is more than a run of SMC, as is timed and drawn here: leave it out of --methods")
+    return recipe.make(task, tilted(task, Settings(), options.seed, recipe.shares), options.particles)
 
 
 def _drawn(task: Task, name: str, options: Options) -> Tensor:
     """A draw for each prompt, (B, L)."""
     assert task.prompted is not None
-    recipe, generator = recipe_of(name), Generator(task.model.device).manual_seed(options.seed)
-    method = recipe.make(task, task.tilt, options.particles)
-    result = recipe.answer(method(options.particles, len(task.prompted.prompts), generator=generator))
+    method, generator = method_of(task, name, options), Generator(task.model.device).manual_seed(options.seed)
+    result = recipe_of(name).answer(method(options.particles, len(task.prompted.prompts), generator=generator))
     return result.sample(generator=generator)[:, 0]
 
 
@@ -163,14 +174,10 @@ def _write(options: Options, name: str, columns: list[Tensor]) -> None:
     say(f"{file}: {len(columns)} columns")
 
 
-def _seconds(run: Callable[[], Any], gpu: bool) -> float:
-    if gpu:
-        torch.cuda.synchronize()
-    began = time.perf_counter()
+def _seconds(run: Callable[[], Any], device: torch.device) -> float:
+    began = now(device)
     run()
-    if gpu:
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
+    return now(device) - began
 
 
 if __name__ == "__main__":

@@ -14,8 +14,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import small_emoji
 import torch
+import tyro
 from torch import Tensor
+
+import tokensteer as ts
+from tokensteer.tasks.catalogue import TASKS
+from tokensteer.tasks.common.task import Setup
 
 ROOT = Path(__file__).parents[1]
 if not (ROOT / "benchmarks").is_dir():
@@ -182,3 +188,69 @@ def test_scaling_without_losses_is_the_closed_form():
     assert slow.seconds >= 10.0 + 32 * 1.0 + 2.5  # one head hands out 32 units
     lost = scaling.simulate(replace(calm, failed=0.5), unit=2, gpus=4)
     assert lost.seconds > found.seconds
+
+
+# ---- proposals
+
+
+@pytest.fixture
+def proposals(run: Any) -> Any:
+    return import_module("benchmarks.proposals")
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[Any]:
+    """What a function of a module returns from now on."""
+    function, seen = getattr(module, name), list[Any]()
+
+    def recording(*words: Any) -> Any:
+        seen.append(function(*words))
+        return seen[-1]
+
+    monkeypatch.setattr(module, name, recording)
+    return seen
+
+
+SMALL: dict[str, Any] = {"goals": (), "seeds": 2, "particles": 2, "populations": 3, "steps": 2, "proposals": ("base",)}
+
+
+def test_each_prompt_has_as_many_populations_and_the_scatter_is_within_prompts(
+    proposals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    """Prompts differ in their normalisers, which are neither spread of a proposal nor to be averaged."""
+    weights = small_emoji.save(tmp_path)
+    given = {"prompt": ("a red square", "a blue bar, noto style"), "reward": "mostly-red", "weights": weights}
+    make, seen = TASKS["emoji"].make, recorded(monkeypatch, proposals, "steered")
+    entry = replace(TASKS["emoji"], make=lambda setup: make(replace(setup, **given)))
+    monkeypatch.setattr(proposals, "TASKS", {"emoji": entry})
+    proposals.main(proposals.Options("emoji", kl=0.01, **SMALL))
+    assert [(result.templates, len(result.log_w)) for result in seen] == [(2, 6), (2, 6)]
+    printed = capsys.readouterr().out
+    assert ", ".join(f"{result.scatter:.3f}" for result in seen) in printed
+    assert "±" not in printed
+
+
+def test_tasks_without_goals_have_none(proposals: Any, capsys: Any):
+    command_line = ["--task", "product", "--goals", "--seeds", "1", "--particles", "2", "--populations", "2"]
+    options = tyro.cli(proposals.Options, args=[*command_line, "--steps", "2", "--proposals", "base"])
+    assert options.goals == ()
+    proposals.main(options)
+    assert "±" in capsys.readouterr().out
+
+
+def test_noise_is_that_of_the_task_with_the_seed_of_the_run(proposals: Any, monkeypatch: pytest.MonkeyPatch):
+    seen = recorded(monkeypatch, proposals, "tilted")
+    task = TASKS["digits"].make(Setup(steps=2))
+    fresh, shared = [None, None], [0, 1]
+    for own, usual in ((None, fresh), (0, shared)):
+        made = replace(task, tilt=replace(task.tilt, estimator=ts.Sampled(own)))
+        entry = replace(TASKS["digits"], make=lambda setup, made=made: made)
+        monkeypatch.setattr(proposals, "TASKS", {"digits": entry})
+        for noise, expected in ((None, usual), ("fresh", fresh), ("shared", shared)):
+            proposals.main(proposals.Options("digits", noise=noise, **SMALL))
+            assert [tilt.estimator.seed for tilt in seen[-2:]] == expected
+
+
+def test_an_unknown_proposal_is_refused_by_its_name(proposals: Any):
+    with pytest.raises(ValueError, match=r"no proposal called 'gradient, clip 2'\. Did you mean gradient, clip "):
+        proposals.main(proposals.Options(proposals=("gradient, clip 2",)))
+    assert proposals.PROPOSALS["gradient, clip 1, tokens only, scale 0.7"].scale == 0.7

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import small_emoji
 
+import tokensteer as ts
 from tokensteer.tasks.common.sheets import read_sheet
 from tokensteer.tasks.emoji import data
 
@@ -56,6 +57,50 @@ def test_pictures_have_a_row_for_each_prompt(bench, tmp_path: Path, monkeypatch)
     bench.main(replace(options, what="cost"))
     found = json.loads((tmp_path / "out" / "cost.jsonl").read_text())
     assert all(found[name] > 0 for name in METHODS)
+
+
+@pytest.fixture
+def options(bench, tmp_path: Path) -> Any:
+    (tmp_path / "prompts.txt").write_text("a red square\na blue bar\n")
+    sizes = {"particles": 2, "steps": 2, "rows": 2, "prompts": tmp_path / "prompts.txt"}
+    return bench.Options("gallery", small_emoji.save(tmp_path), tmp_path / "out", methods=METHODS, **sizes)
+
+
+def test_networks_are_loaded_once(bench, options, monkeypatch: pytest.MonkeyPatch):
+    loaded: list[str] = []
+
+    def load(*where: Any) -> Any:
+        loaded.append("networks")
+        return bench_load(*where)
+
+    bench_load = bench.load_networks
+    for module in (bench, import_module("tokensteer.tasks.emoji.task")):
+        monkeypatch.setattr(module, "load_networks", load)
+    for count, what in enumerate(("gallery", "strips", "cost"), 1):
+        bench.main(replace(options, what=what))
+        assert len(loaded) == count
+
+
+@pytest.mark.parametrize("name", ["auto", "particle-gibbs"])
+def test_methods_that_are_more_than_smc_are_refused(bench, options, name: str):
+    """They were run as SMC under their names."""
+    for what in ("gallery", "cost"):
+        with pytest.raises(ValueError, match=f"{name} is more than a run of SMC.*leave it out of --methods"):
+            bench.main(replace(options, what=what, methods=(name,)))
+
+
+def test_methods_have_the_noise_of_the_command_line(bench, options):
+    """Shared, with the seed of the run, but for methods that add estimates up."""
+    task = bench._task(options, bench._networks(options), ["a red square"])
+    for name, seed in (("smc-base", 7), ("fk-sum", None), ("fk-max", None)):
+        method = bench.method_of(task, name, replace(options, seed=7))
+        assert method.steering.twist.estimator == ts.Sampled(seed)
+
+
+def test_no_rows_are_refused(bench, options):
+    for what in ("gallery", "strips", "cost"):
+        with pytest.raises(ValueError, match="--rows must be at least 1, got 0"):
+            bench.main(replace(options, what=what, rows=0))
 
 
 def test_prompts_are_of_unseen_pairs_and_not_the_same(bench, tmp_path: Path, monkeypatch):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import small_cifar
 import small_texts
+import torch
 
+import tokensteer as ts
 from tokensteer.app import cli
 from tokensteer.app.runs import prepare, runner, sizes
 from tokensteer.app.runs.jobs import Job
@@ -85,3 +88,49 @@ def test_the_number_that_is_offered_fits(monkeypatch):
     check(most)
     with pytest.raises(ValueError, match=f"use at most {most:,} --particles"):
         check(most + 1)
+
+
+# ---- options of a reward, and groups of pictures
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_cifar.save(tmp_path_factory.mktemp("weights"))
+
+
+def prepared(weights: Path, *names: str, task: str = "cifar", **settings) -> list[prepare.PreparedJob]:
+    jobs = [Job(task, name, 2, 1, settings=Settings(2, **settings)) for name in names]
+    return prepare.prepare(jobs, prepare.Environment(weights))
+
+
+@pytest.mark.parametrize(("name", "value"), [("kl", 1e-4), ("draws", 3), ("ramp", "linear"), ("noise", "fresh")])
+def test_settings_of_a_reward_are_refused_where_it_is_not_used(name: str, value, weights: Path):
+    """smc-cfg, the default of cifar, has no reward unless one is chosen; in a comparison one that uses it is enough."""
+    for method in ("smc-cfg", "cfg"):
+        with pytest.raises(
+            ValueError, match=f"--{name} is that of the reward, which {method} does not use here: give --reward"
+        ):
+            prepared(weights, method, **{name: value})
+    for names, more in ((("smc-cfg",), {"reward": "class"}), (("smc-base",), {}), (("smc-cfg", "smc-base"), {})):
+        assert len(prepared(weights, *names, **{name: value}, **more)) == len(names)
+
+
+def test_the_powers_of_product_are_set_by_kl_alone(weights: Path):
+    (ready,) = prepared(weights, "smc-cfg", task="product", kl=0.5)
+    assert isinstance(ready.method.steering.model, ts.Product)
+    assert ready.method.steering.model.powers == (1.0, 2.0)
+    assert prepared(weights, "pretrained", task="product", kl=0.5)  # its samples are measured against that target
+    with pytest.raises(ValueError, match="which cfg, pretrained does not use here: leave it out"):
+        prepared(weights, "cfg", "pretrained", task="product", draws=3)
+
+
+@pytest.mark.parametrize(("populations", "share"), [(30, 20), (2, 20), (20, 20), (1, 10)])
+def test_a_picture_has_equally_many_draws_of_each_group(populations: int, share: int, weights: Path):
+    """Of 300 draws of ten classes the first 200 were shown, in lines of 20, most of which mixed two classes."""
+    job = Job("cifar", "pretrained", 10, populations, settings=Settings(2))
+    (ready,) = prepare.prepare([job], prepare.Environment(weights))
+    samples = torch.arange(10).repeat_interleave(populations)[:, None, None].expand(-1, 10, 5).contiguous()
+    nothing = torch.zeros(10 * populations, 10)
+    result = ts.Result(samples, nothing, None, nothing.T[:1], None, nothing.long()[None], {}, templates=10)
+    shown = runner._pictured(ready, result)
+    assert shown[:, 0].tolist() == torch.arange(10).repeat_interleave(share).tolist()

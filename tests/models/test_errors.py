@@ -88,7 +88,7 @@ def test_the_right_thing_works() -> None:
         (lambda: ts.fk_steering(model(), ts.Tilt(ones), interval=0), "at least 1"),
         (
             lambda: ts.Product((maskgit(), maskgit()), (1.2, 0.6), ts.kernel_powers),
-            "for Ancestral ones, not MaskGIT",
+            "for Ancestral and Ranked ones, not MaskGIT",
         ),
         (
             lambda: ts.Steering(maskgit(), proposal=ts.Amortised(truncated)),
@@ -114,6 +114,10 @@ def test_the_right_thing_works() -> None:
         (lambda: ts.Product((), ()), "0 models"),
         (lambda: ts.Product((model(), model(steps=ts.uniform_steps(5))), (1.5, -0.5)), "model 1 differs.*replace"),
         (lambda: ts.Product((model(), model()), (-0.5, 1.5)), "first power must be positive"),
+        (
+            lambda: ts.Product((model(), model()), (1.0, -2.0), ts.paper_powers, correct_remasking=False),
+            "powers sum to -1.*leave the convention at denoiser_powers",
+        ),
         (lambda: ts.Steering(model(), proposal=ts.Gradient()), "give Steering a Tilt"),
         (lambda: ts.Steering(model(), ts.Tilt(lambda x: ones(x).sum())), "one number for each of"),
         (lambda: ts.Steering(model(), ts.Tilt(lambda x: ones(x)[:, None])), "one number for each of.*squeeze"),

@@ -84,6 +84,25 @@ def test_scale_one_is_the_conditional_model():
     assert ts.guided_reference(conditional, other, 1.0) is conditional
 
 
+def test_a_product_of_scale_one_runs_one_network():
+    """For half the rows it has the same samples and weights, and the same target by enumeration."""
+    for labels in ((1,), (1, 0, 2)):
+        conditional, other = pair(*labels)
+        alone, both = ts.guided(conditional, other, 1.0), ts.Product((conditional, other), (1.0, 0.0))
+        assert alone.networks == (conditional,)
+        one, two = (
+            ts.smc(ts.Steering(model, toy.TILT, ts.Guided()), 8, 6, generator=torch.Generator().manual_seed(0))
+            for model in (alone, both)
+        )
+        assert torch.equal(one.samples, two.samples)
+        assert torch.equal(one.log_w, two.log_w)
+        assert 2 * one.rows["denoiser"] == two.rows["denoiser"]
+    exact = enumerate_steering(ts.Steering(ts.guided(*pair(1), 1.0), toy.TILT, ts.Guided()))
+    torch.testing.assert_close(exact.target, enumerate_steering(ts.Steering(pair(1)[0], toy.TILT)).target)
+    negative = replace(other, context=torch.tensor([0, 1]))  # the populations are counted by these contexts
+    assert ts.guided(pair(1)[0], negative, 1.0).populations == 2
+
+
 def test_denoisers_that_return_log_probabilities_are_guided_too():
     """A table model has -inf at the mask, and tokens without mass, which stay without."""
     table = torch.tensor([[0.5, 0.0], [0.2, 0.3]], dtype=torch.float64)

@@ -10,9 +10,11 @@ from checks import POWERS, answer, trial
 from toys import Toy, seeded
 
 import tokensteer as ts
+from tokensteer.core.kernels.masked import ConfidenceRemask
 from tokensteer.core.kernels.measure import Reveal
+from tokensteer.core.models.prediction import stored_prediction
 from tokensteer.core.proposals.after_remasking import AfterRemasking
-from tokensteer.testing import assert_proposal
+from tokensteer.testing import assert_proposal, enumerate_steering
 
 B = Toy("B")
 PROPOSALS = {
@@ -74,6 +76,36 @@ def test_a_step_predicts_twice_at_most() -> None:
     twice = sum(1 + model.corrects(step) for step in model.steps)
     assert asked_of(ts.Steering(replace(model, lookahead=True), None, ts.Guided())) == twice
     assert asked_of(ts.Steering(model, B.tilt("remdm"), ts.Guided())) == twice
+
+
+def test_a_mixture_predicts_no_more_for_its_weight() -> None:
+    """At x_t, for the draw of the member, and for what was drawn from the mixture; the weight uses the last."""
+    model = B.product("remdm", 1.5, -0.5)
+    path = ts.Steering(model, None, ts.Mixture((ts.FromModel(), ts.Guided())))
+    assert asked_of(path) == len(model.steps) + 2 * sum(map(model.corrects, model.steps))
+    x, generator = path.start(64, None), seeded()
+    for step in path.steps:
+        evaluation = path.evaluate(x, step.t, generator)
+        q = path.propose(x, evaluation, step)
+        y = q.sample(generator)
+        own = model.log_prob(y, x, stored_prediction(evaluation), step, q.sites)
+        assert torch.equal(path.log_p(y, x, evaluation, step, q), own)
+        x = y
+
+
+@pytest.mark.fast
+def test_sites_that_are_not_given_are_chosen_at_x_t() -> None:
+    """By confidence sites are masked again as the prediction at x_t has it, not as that of what they leave."""
+    base = B.kernels["remdm"]
+    assert isinstance(base, ts.Ancestral)
+    kernel = ConfidenceRemask(base, sharpness=3.0, carried=False)
+    model = ts.Product([replace(B.model("remdm", joint), kernel=kernel) for joint in ("p1", "p2")], POWERS)
+    exact = enumerate_steering(ts.Steering(model, None, ts.Guided()))
+    assert any(map(model.corrects, model.steps))
+    for step, moves in zip(model.steps, exact.moves, strict=True):
+        x, y = exact.states[moves.row], exact.states[moves.column]
+        log_p = model.log_prob(y, x, model.predict(x, step.t), step, None)
+        assert torch.allclose(log_p, moves.log_p, atol=1e-12)
 
 
 def test_late_predictions_change_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,9 @@ from tokensteer.tasks.cifar import task as cifar
 from tokensteer.tasks.cifar.data import CLASSES
 from tokensteer.tasks.common.png_reader import read_png
 from tokensteer.tasks.common.sheets import read_sheet, sheet, write_sheet
-from tokensteer.tasks.common.task import Setup
+from tokensteer.tasks.common.task import SHIPPED, Setup, read_card
 from tokensteer.testing import enumerate_steering
+from tokensteer.train.frozen import fingerprint
 
 
 @pytest.fixture(scope="module")
@@ -125,14 +126,31 @@ def test_networks_that_do_not_belong_together_are_refused(networks: models.Netwo
 def test_the_gradient_of_the_class_reward_passes_the_decoder(networks: models.Networks):
     ids = torch.randint(networks.mask, (2, 256), generator=seeded())
     one_hots = torch.nn.functional.one_hot(ids, networks.mask + 1).float().requires_grad_()
-    reward = rewards.tilt(networks, [3]).reward
-    torch.testing.assert_close(reward(one_hots), reward(ids))
-    (gradient,) = torch.autograd.grad(reward(one_hots).sum(), one_hots)
+    alone, both = rewards.tilt(networks, [3]), rewards.tilt(networks, [1, 3])
+    reward, labels = both.reward, both.conditions[0]
+    torch.testing.assert_close(reward(one_hots, labels), reward(ids, labels))
+    (gradient,) = torch.autograd.grad(reward(one_hots, labels).sum(), one_hots)
     assert gradient.isfinite().all()
     assert (gradient.abs().amax((1, 2)) > 0).all()
-    log_p = networks.reward(networks.images(ids))
-    torch.testing.assert_close(reward(ids), log_p[:, 3])
-    torch.testing.assert_close(rewards.certainty(networks, [1, 3])(ids), log_p[:, [1, 3]].amax(-1))
+    log_p = networks.reward(networks.images(ids)).double()
+    torch.testing.assert_close(alone.exact(ids), log_p[:, 3])
+    torch.testing.assert_close(both.exact(ids), log_p[[0, 1], [1, 3]])
+
+
+@pytest.mark.parametrize("proposal", [ts.Guided(), ts.Gradient(ts.Guided(), clip=1.0, tokens_only=True)])
+def test_the_class_reward_is_that_of_the_class_of_the_population(networks: models.Networks, proposal: ts.Proposal):
+    """Without a goal too, and so is the metric."""
+    labels = [3, 8, 5]
+    product = models.product(models.model(networks, labels, 3, 0.2), 1.5)
+    result = ts.Method(Steering(product, rewards.tilt(networks, labels), proposal))(2, 6, generator=seeded())
+    own = torch.tensor(labels).repeat_interleave(4)
+    log_p = networks.reward(networks.images(result.samples.flatten(0, 1))).double()
+    expected = log_p.gather(-1, own.unsqueeze(-1)).view(6, 2)
+    assert result.reward is not None
+    torch.testing.assert_close(result.reward, expected)
+    assert (expected < log_p.amax(-1).view(6, 2)).any()  # not the most likely of all
+    measured = cifar.assess(result, networks, labels)
+    assert measured["class log p"].mean == pytest.approx(measured["reward"].mean)
 
 
 def test_compressibility_is_the_size_of_the_deflated_pixels(networks: models.Networks):
@@ -154,6 +172,27 @@ def test_a_tilt_steers_beside_the_product(weights: Path):
     result = method(3, 2, generator=seeded())
     assert result.reward is not None
     assert result.log_w.isfinite().all()
+
+
+def test_the_default_reward_is_the_tasks_own_if_it_is_named(weights: Path):
+    task = cifar.task(Setup(2, weights=weights, reward=rewards.CLASS))
+    assert task.reward is None
+    assert task.tilts_guided
+    assert task.tilt.populations == 10
+    assert cifar.task(Setup(2, weights=weights, reward=rewards.COMPRESSIBILITY)).reward == rewards.COMPRESSIBILITY
+
+
+def test_a_scale_of_one_asks_one_network(networks: models.Networks):
+    conditional = models.model(networks, [2, 7], 3, 0.2)
+    both = Product((conditional, models.without_class(conditional)), (1.0, 0.0))
+    results = [
+        ts.Method(Steering(product, None, ts.Guided()))(3, 4, generator=seeded())
+        for product in (both, models.product(conditional, 1.0))
+    ]
+    assert torch.equal(results[0].samples, results[1].samples)
+    torch.testing.assert_close(results[0].log_w, results[1].log_w)
+    rows = [result.rows["denoiser"] + result.saved["denoiser"] for result in results]
+    assert rows[0] == 2 * rows[1]
 
 
 def test_guidance_without_weights_predicts_each_step_once(weights: Path):
@@ -184,6 +223,32 @@ def test_the_task_counts_each_class_apart(weights: Path):
     judged = small_cifar.networks().judge(small_cifar.networks().images(ids)).argmax(-1)
     wanted = torch.arange(10).repeat_interleave(4)
     assert found["accuracy"].mean == pytest.approx(float((judged == wanted).double().mean()))
+
+
+def test_samples_are_decoded_once_to_be_measured(networks: models.Networks, monkeypatch):
+    result = ts.pretrained(models.model(networks, [0, 4], 2))(3, 4, generator=seeded())
+    decoded: list[int] = []
+
+    def counted(self: models.Networks, x: torch.Tensor) -> torch.Tensor:
+        decoded.append(len(x))
+        return decode(self, x)
+
+    decode = models.Networks.images
+    monkeypatch.setattr(models.Networks, "images", counted)
+    cifar.assess(result, networks, [0, 4])
+    assert decoded == [12, 4]  # the second are draws by weight, for the diversity
+
+
+def test_a_denoiser_of_another_tokeniser_is_refused(tmp_path: Path):
+    small_cifar.save(tmp_path)
+    setup, card = Setup(weights=tmp_path), tmp_path / "cifar-denoiser.json"
+    found = models.load_networks(setup)
+    card.write_text(json.dumps({"tokeniser": fingerprint(found.tokeniser.parameters())}))
+    models.load_networks(setup)
+    card.write_text(json.dumps({"tokeniser": "of others"}))
+    with pytest.raises(ValueError, match="another tokeniser than the one beside it: train the denoiser again"):
+        models.load_networks(setup)
+    assert read_card(SHIPPED / card.name)["tokeniser"]  # or nothing would be compared
 
 
 def test_wrong_settings_are_answered_with_the_mend(weights: Path, tmp_path: Path):

@@ -22,6 +22,7 @@ from tokensteer.tasks.cifar.data import Data, Images
 from tokensteer.tasks.common import augment, grid_denoiser, lpips, muon
 from tokensteer.tasks.common import image_tokeniser as tokeniser
 from tokensteer.tasks.common.checkpoints import Checkpoints
+from tokensteer.tasks.common.command import run_command
 from tokensteer.tasks.common.learner import Learner
 from tokensteer.tasks.common.timed_loop import Compiled, Stretch, Trainee, run
 from tokensteer.tasks.common.training import Training, finished
@@ -261,6 +262,22 @@ def test_masks_cover_at_least_one_site_and_follow_the_cosine():
     assert abs(float(hidden.float().mean()) - 2 / np.pi) < 0.02
 
 
+def test_nats_are_a_mean_of_sites_and_not_of_parts():
+    """The last part has fewer rows. The network knows rows of condition 1, and nothing of the others."""
+
+    class Net(torch.nn.Module):
+        def forward(self, noisy, condition):
+            known = torch.zeros(len(noisy)) if condition is None else condition
+            return 100 * known[:, None, None] * torch.nn.functional.one_hot(torch.zeros_like(noisy), 10)
+
+    ids, condition = torch.zeros(7, 16, dtype=torch.int16), torch.tensor([1.0, 1, 1, 1, 1, 0, 0])
+    same = torch.Generator().manual_seed(0)
+    hidden = torch.cat([grid_denoiser.masked(part, 9, same) == 9 for part in torch.split(ids.long(), 5)])
+    share = float(hidden[condition == 0].sum() / hidden.sum())
+    found = grid_denoiser.measure(Net(), ids, condition, 9, ("with", "without"), rows=5)
+    assert found == pytest.approx({"with": share * np.log(9), "without": np.log(9)})
+
+
 def test_augmented_images_are_mirrored_and_moved():
     one = torch.arange(64.0).view(1, 1, 8, 8).expand(200, 3, 8, 8)
     found = augment.augmented(one, seeded(), shift=1)
@@ -473,6 +490,17 @@ def test_the_command_writes_lpips_and_says_what_is_missing(pickled, tmp_path, ca
         with pytest.raises(SystemExit):
             main([*options, "--out", str(tmp_path / "out")])
         assert match in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [ImportError, FloatingPointError, PermissionError, ValueError])
+def test_commands_answer_errors_in_one_line(kind, capsys):
+    def command() -> None:
+        raise kind("what is wrong:\nhow to mend it")
+
+    with pytest.raises(SystemExit) as stopped:
+        run_command("cifar", command, [])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == "cifar: what is wrong: how to mend it\n"
 
 
 def test_noise_replaces_codes_of_half_the_images():

@@ -19,7 +19,7 @@ from tokensteer.rewards.image import compressibility, mostly, share_of
 from tokensteer.tasks.common import arrays
 from tokensteer.tasks.common.part_training import Pieces
 from tokensteer.tasks.common.sheets import read_sheet
-from tokensteer.tasks.common.task import Setup
+from tokensteer.tasks.common.task import SHIPPED, Setup, read_card
 from tokensteer.tasks.common.training import Training, finished
 from tokensteer.tasks.common.wordpiece import WordPiece
 from tokensteer.tasks.emoji import (
@@ -41,6 +41,7 @@ from tokensteer.tasks.emoji.sources import STYLES, Concept
 from tokensteer.tasks.nets.grid_transformer import GridTransformer, adapted
 from tokensteer.tasks.nets.text_encoder import PADDING, sentence_vectors
 from tokensteer.tasks.quality.features import Inception
+from tokensteer.train.frozen import fingerprint
 
 HEART = Concept("blue heart", ("blue", "heart", "love"), 0)
 
@@ -120,6 +121,15 @@ def test_packages_that_are_missing_are_named(tmp_path: Path):
         sources.read(tmp_path)
 
 
+@pytest.mark.parametrize("content", ["[]", "{ broken", '{"name": ["x"]}', '"@iconify-json/noto"'])
+def test_other_manifests_do_not_matter(tmp_path: Path, content: str):
+    place = packages(tmp_path) / "another"
+    place.mkdir()
+    (place / "package.json").write_text(content)
+    (place / "folder" / "package.json").mkdir(parents=True)
+    assert len(sources.read(tmp_path)) == 6
+
+
 def test_drawings_are_rendered_on_white(tmp_path: Path):
     pytest.importorskip("resvg_py")
     found = {drawing.concept.name: drawing for drawing in sources.read(packages(tmp_path))}
@@ -195,6 +205,23 @@ def test_states_are_zero_behind_the_caption_and_of_it_alone():
     assert not encoder.net(torch.full((1, 4), PADDING)).isnan().any()
 
 
+def test_prompts_that_would_lose_words_are_refused(networks: model.Networks, weights: Path):
+    """The style stands last: two prompts that differ in it alone would be the same to the encoder."""
+    encoder = networks.encoder
+    for text, lost in (
+        ("a red square, flat style", ""),
+        ("a red square, flat style, a heart", ", a heart"),
+        ("a blue heart square qqqq, 3d style", "qqqq, 3d style"),
+    ):
+        assert encoder.cut(text) == lost
+    asked = ("a blue heart", "a red square square square, flat style")
+    with pytest.raises(
+        ValueError, match=r"square square square.*lose its last words \(flat style\): shorten the prompt"
+    ):
+        emoji.task(Setup(2, weights=weights, prompt=asked))
+    assert encoder(["a red square and much more"]).shape[1] == small_emoji.LENGTH  # captions to train on are cut off
+
+
 def test_no_caption_is_the_same_whichever_way_it_is_given(networks: model.Networks):
     x = torch.full((2, 16), networks.mask)
     net, told = networks.denoiser, networks.states(["a red square", "a blue bar"])
@@ -242,6 +269,44 @@ def test_all_parts_are_trained_stored_and_measured(tmp_path: Path, monkeypatch, 
     other = replace(data.read(out / data.FILE), concepts=[Concept("x")] * 8)
     with pytest.raises(ValueError, match="states of other captions"):
         states.read_states(out / states.STATES, other)
+
+
+def test_a_training_that_was_killed_in_its_last_part_goes_on(tmp_path: Path, monkeypatch):
+    """Quality is measured of all networks. Killed there, a training is not finished, and trains nothing again."""
+    small_emoji.write_drawings(tmp_path / data.FILE)
+    states.store_encoder(small_emoji.encoder(), tmp_path)
+    training, measure, updates = Training(tmp_path), quality.measure, []
+
+    def killed(*arguments):
+        raise KeyboardInterrupt
+
+    def counted(self, *arguments):
+        updates.append(self)
+        return step(self, *arguments)
+
+    step = denoiser.DenoiserTraining.step
+    monkeypatch.setattr(denoiser.DenoiserTraining, "step", counted)
+    monkeypatch.setattr(quality, "measure", killed)
+    with pytest.raises(KeyboardInterrupt):
+        training_of.train(training, small_emoji.RECIPE)
+    assert not finished(tmp_path.glob("emoji-*.json"))
+    before = [(tmp_path / f"emoji-{part}.safetensors").read_bytes() for part in training_of.NETWORKS]
+    assert len(updates) == small_emoji.PLAN.steps
+    monkeypatch.setattr(quality, "measure", measure)
+    found = training_of.train(training, small_emoji.RECIPE)
+    assert list(found) == [*training_of.NETWORKS, "quality"]
+    assert len(updates) == small_emoji.PLAN.steps
+    assert before == [(tmp_path / f"emoji-{part}.safetensors").read_bytes() for part in training_of.NETWORKS]
+    assert finished(tmp_path.glob("emoji-[derjt]*.json"))
+    assert not training.checkpoints.exists()
+
+
+def test_distances_are_the_same_in_every_call(tmp_path: Path):
+    draw = np.random.default_rng(0)
+    names = ("drawings", "reconstructions", *(f"samples, guidance {guidance:g}" for guidance in quality.GUIDANCES))
+    arrays.write(tmp_path / quality.SAMPLES, **{name: draw.integers(0, 255, (60, 3, 8, 8), "u1") for name in names})
+    inception = Inception(lambda images: images.mean((2, 3)))
+    assert quality.distances(tmp_path, inception, block=20) == quality.distances(tmp_path, inception, block=20)
 
 
 def test_the_denoiser_learns_what_captions_say(tmp_path: Path):
@@ -423,16 +488,18 @@ def test_a_proposal_begins_as_the_guided_sampler(networks: model.Networks, guida
 def test_a_proposal_is_taught_stored_and_used(weights: Path, tmp_path: Path, monkeypatch, capsys):
     drawings = small_emoji.write_drawings(tmp_path / data.FILE)
     monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
+    monkeypatch.setattr(emoji, "DEFAULT", ("a blue heart", "a red bar, 3d style"))  # the encoder reads six pieces
     plan = replace(proposals.PLAN, rounds=2, paths=8, report_every=1)
     small = replace(proposals.CONFIG, plan=plan, num_steps=2)
     out = tmp_path / "taught"
     card = replace(proposals.proposal(None, weights, small, {2: 6}, captions=4), steps=2).train(Training(out))
     assert card["prompts"] == 4
     assert set(card["quality"]) == {"smc-base N=2", "smc-grad N=2", "prop-amot N=2", "smc-amot N=2"}
-    used = proposals.captions_of(drawings, 4)
+    used = proposals.captions_of(drawings, 4, small_emoji.encoder())
     trained = {texts[k] for texts in drawings.part(data.TRAIN).captions() for k in range(len(texts))}
     assert len(set(used)) == 4
     assert set(used) <= trained
+    assert not any(map(small_emoji.encoder().cut, used))  # a caption with all its tags is too long
     file = out / "emoji-proposal.safetensors"
     tensors, _ = tensorfile.read(file)
     assert tensors
@@ -476,6 +543,7 @@ def test_a_prompt_can_be_colourful_instead(weights: Path):
     task = emoji.task(Setup(2, weights=weights, reward="mostly-blue", prompt=("a blue heart",)))
     result = ts.Method(Steering(task.model, task.tilt))(2, 2, generator=seeded())
     assert "share of blue" in task.metrics(result)
+    assert task.reward == "mostly-blue"
     assert task.judge is not None
     marks = task.judge(result.samples.flatten(0, 1))
     assert ((marks >= 0) & (marks <= 1)).all()
@@ -486,10 +554,50 @@ def test_without_weights_the_commands_say_how_to_train_them(capsys, tmp_path: Pa
     assert main(["run", "emoji", "--prompt", "a heart", "--weights", none, "--out", out]) == 2
     assert "tokensteer train emoji --device cuda --minutes 25" in capsys.readouterr().err
     monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
-    for part, says in (("tokeniser", "--part data"), ("data", "npm pack"), ("other", "data or states")):
+    for words, says in (
+        ("tokeniser", "--part data"),
+        ("data", "npm pack"),
+        ("other", "data or states"),
+        ("quality --samples 1", "--samples must be at least 2, got 1"),
+        ("denoiser --horizon 3", "give those of this run as --minutes"),
+        ("denoiser --horizon 0 --minutes 1", "--horizon must be positive and finite"),
+    ):
         with pytest.raises(SystemExit):
-            part_main(["--part", part, "--out", str(tmp_path / "out")])
+            part_main(["--part", *words.split(), "--out", str(tmp_path / "out")])
         assert says in capsys.readouterr().err
+
+
+def test_the_default_reward_is_the_tasks_own_if_it_is_named(weights: Path):
+    """Its learned proposal then counts as one for this reward, and smc-cfg has the reward beside its product."""
+    task = emoji.task(Setup(2, weights=weights, reward=rewards.ALIGNMENT, prompt=("a blue heart",)))
+    assert task.reward is None
+    assert task.tilts_guided
+
+
+def test_samples_are_decoded_once_to_be_measured(networks: model.Networks, monkeypatch):
+    told = networks.states(["a red square", "a blue bar"])
+    steering = Steering(model.reference(networks.model(told, 2), 2.0), rewards.tilt(networks, told, "mostly-blue"))
+    result = ts.Method(steering)(3, 4, generator=seeded())
+    ids, vectors = result.samples.flatten(0, 1), sentence_vectors(told).repeat_interleave(6, 0)
+    images = networks.images(ids)
+    expected = {
+        "judge": networks.judge(images, vectors),
+        "alignment": networks.reward(images, vectors),
+        "share of blue": share_of("blue")(images),
+    }
+    decoded: list[int] = []
+
+    def counted(self: model.Networks, x: torch.Tensor) -> torch.Tensor:
+        decoded.append(len(x))
+        return decode(self, x)
+
+    decode = model.Networks.images
+    monkeypatch.setattr(model.Networks, "images", counted)
+    found = emoji.assess(result, networks, sentence_vectors(told), "mostly-blue")
+    assert decoded == [12, 4]  # the second are draws by weight, for the diversity
+    for name, values in expected.items():
+        mean = (result.weights.double() * values.double().view(4, 3)).sum(-1).mean()
+        assert found[name].mean == pytest.approx(float(mean), abs=1e-6)
 
 
 @pytest.mark.slow
@@ -514,6 +622,19 @@ def test_networks_that_do_not_belong_together_are_refused(networks: model.Networ
         towers.as_image_text(networks.tokeniser)
     with pytest.raises(ValueError, match="classes or texts"):
         replace(small_emoji.GRID, num_classes=3)
+
+
+def test_a_denoiser_of_another_tokeniser_is_refused(tmp_path: Path, monkeypatch):
+    small_emoji.save(tmp_path)
+    setup, card = Setup(weights=tmp_path), tmp_path / "emoji-denoiser.json"
+    monkeypatch.setattr(states, "load", None)  # the encoder is one of the networks, and not read again
+    found = model.load_networks(setup)
+    card.write_text(json.dumps({"tokeniser": fingerprint(found.tokeniser.parameters())}))
+    model.load_networks(setup)
+    card.write_text(json.dumps({"tokeniser": "of others"}))
+    with pytest.raises(ValueError, match="another tokeniser than the one beside it: train the denoiser again"):
+        model.load_networks(setup)
+    assert read_card(SHIPPED / card.name)["tokeniser"]  # or nothing would be compared
 
 
 def test_images_are_read_whole_or_not_at_all(tmp_path: Path):

@@ -20,9 +20,7 @@ from tokensteer.app.given import storable, words_of
 from tokensteer.app.options import COMMANDS, HELP, Command, Compare, Outcome, Run
 from tokensteer.app.validate import validate
 from tokensteer.app.words.lookup import choose
-
-EXPECTED = (ValueError, OSError, ImportError, FloatingPointError)
-"""Errors of the library with a message for users: what is wrong and how to mend it."""
+from tokensteer.tasks.common.command import EXPECTED, one_line
 
 CLOSED_PIPE = 128 + 13
 """The exit code that a shell reports for SIGPIPE, which Python does not die of."""
@@ -106,10 +104,6 @@ def ran_out(error: Exception) -> bool:
     from tokensteer.core.numerics import batching  # loads torch
 
     return batching.ran_out(error) or "Storage size calculation overflowed" in str(error)
-
-
-def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def run() -> None:

@@ -73,6 +73,17 @@ class PreparedJob:
         return self.recipe.guides or self.task.guided_reference
 
     @property
+    def tilts(self) -> bool:
+        """Whether it uses the task's reward on the way or at the end."""
+        return self.method.steering.twist is not None
+
+    @property
+    def reads_kl(self) -> bool:
+        """Whether the kl counts: for a tilt, for powers that have no scale of guidance, or for the target that samples
+        without a tilt are measured against."""
+        return self.tilts or not self.guides or self.task.guidance is None
+
+    @property
     def resamples(self) -> bool:
         """Whether it resamples by a scheme that --resample can replace."""
         return not self.recipe.sweeps and self.recipe.split is None and has_scheme(self.method)
@@ -108,12 +119,25 @@ def _check_used(ready: Sequence[PreparedJob]) -> None:
         )
     if any(one.job.settings.guidance for one in ready) and not any(one.guides for one in ready):
         raise ValueError(f"--guidance is the scale of cfg and smc-cfg, and {names} has none: leave it out")
+    _check_reward_used(ready, names)
     if any(one.job.settings.clip for one in ready) and not any(one.recipe.clips for one in ready):
         raise ValueError(f"--clip bounds the gradient of smc-grad and prop-grad, and {names} has none: leave it out")
     if any(one.job.keep_states for one in ready) and all(one.recipe.split is not None for one in ready):
         raise ValueError(f"--keep-states stores the steps of particles, and {names} has chains instead: leave it out")
     if any(one.recipe.planned and (one.job.islands > 1 or one.job.split_prompts) for one in ready):
         raise ValueError("auto plans a row as a whole: leave out --islands and --split-prompts, or auto")
+
+
+def _check_reward_used(ready: Sequence[PreparedJob], names: str) -> None:
+    """Raise if there is a setting of the reward that none of the methods reads, as with guidance alone."""
+    tilts = any(one.tilts for one in ready)
+    read = {"kl": any(one.reads_kl for one in ready), "draws": tilts, "ramp": tilts, "noise": tilts}
+    for name in read:
+        if read[name] or all(getattr(one.job.settings, name) is None for one in ready):
+            continue
+        alone = any(one.recipe.guides and TASKS[one.job.task].rewards and not one.job.settings.reward for one in ready)
+        more = "give --reward too (cifar and emoji have it beside guidance), or " if alone else ""
+        raise ValueError(f"--{name} is that of the reward, which {names} does not use here: {more}leave it out")
 
 
 def _prepared(job: Job, task: Task) -> PreparedJob:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from tokensteer import files
 from tokensteer.app.runs.auto import planned
@@ -231,6 +231,15 @@ def _samples(ready: PreparedJob, result: Result, answer: Result) -> dict[str, Ca
     for suffix, write in task.written.items():
         files[suffix] = partial(write, result)
     if task.picture is not None and len(answer.log_w):
-        count = max(1, min(ready.job.particles, task.pictured // len(answer.log_w)))
-        files[PICTURE] = partial(task.picture, answer.sample(count).flatten(0, 1)[: task.pictured])
+        files[PICTURE] = partial(task.picture, _pictured(ready, answer))
     return files
+
+
+def _pictured(ready: PreparedJob, answer: Result) -> Tensor:
+    """The draws (P, L) of a picture, equally many of each prompt if it has as many populations as the others."""
+    task, populations = ready.task, len(answer.log_w)
+    groups = 1 if task.prompted is None else len(task.prompted.prompts)
+    groups = groups if populations % groups == 0 else 1
+    drawn = answer.sample(max(1, min(ready.job.particles, task.pictured // populations)))
+    share = max(1, task.pictured // groups)
+    return drawn.view(groups, -1, drawn.shape[-1])[:, :share].flatten(0, 1)[: task.pictured]

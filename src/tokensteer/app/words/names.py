@@ -31,7 +31,7 @@ REWARDS = {
     "dna --reward logit": "log p - log(1 - p) of the same classifier",
     "tfbind": "the measured binding of the factor --goal",
     "tfbind-fitted": "the same",
-    "cifar": "log p(--goal | image) of a classifier; without --goal, of the most likely class",
+    "cifar": "log p(class | image) of a classifier, for the class of the population",
     "cifar --reward compressibility": "minus the kilobytes of the decoded image, deflated as in a PNG",
     "emoji": "the cosine of image and prompt under a network; --reward alignment is the same",
     "emoji --reward compressibility": "minus the kilobytes of the decoded image, deflated as in a PNG",

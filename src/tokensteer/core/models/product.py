@@ -122,8 +122,13 @@ class Product(Model):
         raised = (Ancestral, Ranked) if self.convention is paper_powers else (Ancestral, Ranked, Interpolating)
         if self.convention is not denoiser_powers and not isinstance(self.kernel, raised):
             raise ValueError(
-                "Product: kernel_powers is for Ancestral and Interpolating kernels, paper_powers for Ancestral ones, "
-                f"not {type(self.kernel).__name__}: leave the convention at denoiser_powers"
+                "Product: kernel_powers is for Ancestral, Ranked and Interpolating kernels, paper_powers for Ancestral "
+                f"and Ranked ones, not {type(self.kernel).__name__}: leave the convention at denoiser_powers"
+            )
+        if self.convention is paper_powers and sum(self.powers) < 0:
+            raise ValueError(
+                f"Product: the powers sum to {sum(self.powers):g}, and paper_powers divides by the forward kernel to "
+                "that power, which is 0 for some states: leave the convention at denoiser_powers"
             )
         if (
             self.correct_remasking
@@ -192,6 +197,8 @@ class Product(Model):
     def log_prob(self, y: Tensor, x: Tensor, prediction: Prediction, step: Step, sites: Sites | None) -> Tensor:
         if not self.corrects(step):
             return self.transition(x, prediction, step, sites).log_prob(y)
+        if sites is None:  # the kernel chooses by what is predicted at x_t, as in the move
+            sites = self.kernel.choose(x, self.clean(prediction), step)
         given = self.given_common(x, self._remasked(y, x), prediction, Query(step.t))
         return self.log_prob_given(y, x, given, step, sites)
 
@@ -211,4 +218,7 @@ class Product(Model):
 def guided(conditional: Diffusion, unconditional: Diffusion, scale: float) -> Product:
     """Classifier-free guidance as a target, p(x | c)^scale · p(x)^(1 - scale) (Lee et al., 2025); 1 for p(x | c). The
     sampler of that name, which has no such target, is `guided_reference`."""
-    return Product((conditional, unconditional), (scale, 1.0 - scale))
+    both = Product((conditional, unconditional), (scale, 1.0 - scale))
+    # A model of power 0 is not run, unless its contexts are what the populations are counted by.
+    alone = scale == 1 and both.populations == conditional.populations
+    return Product((conditional,), (1.0,)) if alone else both

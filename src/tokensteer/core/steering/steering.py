@@ -18,6 +18,7 @@ from tokensteer.core.models.prediction import stored_prediction
 from tokensteer.core.numerics.capture import capturing
 from tokensteer.core.particles.path import Evaluation, Measure, Moved, Resources, Step
 from tokensteer.core.proposals.after_remasking import AfterRemasking
+from tokensteer.core.proposals.mixture import MixedMeasure
 from tokensteer.core.proposals.proposal import FromModel, Proposal, predicts_late
 from tokensteer.core.steering.estimate_cache import EstimateCache
 from tokensteer.core.steering.probe import probe
@@ -123,8 +124,9 @@ class Steering:
     @torch.no_grad()
     def log_p(self, y: Tensor, x: Tensor, evaluation: Evaluation, step: Step, q: Measure) -> Tensor:
         """log p(y | x_t) over the sites that q shares, (P,)."""
-        if isinstance(q, AfterRemasking):
-            return q.log_p(y)
+        for part in q.members if isinstance(q, MixedMeasure) else (q,):
+            if isinstance(part, AfterRemasking):  # it has predicted for the sites that y leaves open
+                return part.log_p(y, q.sites)
         return self.model.log_prob(y, x, stored_prediction(evaluation), step, q.sites)
 
     def log_ratio(

@@ -17,7 +17,7 @@ from tokensteer.core.kernels.maskgit import MaskGIT
 from tokensteer.core.kernels.schedule import uniform_steps
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.models.guided_reference import guided_reference
-from tokensteer.core.models.product import Convention, Product, denoiser_powers
+from tokensteer.core.models.product import Convention, Product, denoiser_powers, guided
 from tokensteer.core.numerics.domains import check_number
 from tokensteer.tasks.cifar.data import CLASSES
 from tokensteer.tasks.common.metrics import Classifier
@@ -71,11 +71,9 @@ def labels_of(goal: int | None) -> list[int]:
     return [goal]
 
 
-def model(
-    networks: Networks, labels: Sequence[int], num_steps: int = STEPS, remask: float = 0.0, cosine: bool = True
-) -> Diffusion:
+def model(networks: Networks, labels: Sequence[int], num_steps: int = STEPS, remask: float = 0.0) -> Diffusion:
     """p(x | c) for populations of these classes."""
-    return networks.model(torch.tensor(list(labels)), num_steps, remask, cosine)
+    return networks.model(torch.tensor(list(labels)), num_steps, remask)
 
 
 def without_class(conditional: Diffusion) -> Diffusion:
@@ -91,8 +89,8 @@ def product(
     lookahead: bool | None = None,
 ) -> Product:
     """p(x | c)^a · p(x)^(1 - a)."""
-    powers = (guidance, 1.0 - guidance)
-    return Product((conditional, without_class(conditional)), powers, convention, correct_remasking, lookahead)
+    both = guided(conditional, without_class(conditional), guidance)
+    return replace(both, convention=convention, correct_remasking=correct_remasking, lookahead=lookahead)
 
 
 def confident(networks: Networks, labels: Sequence[int], num_steps: int, guidance: float = 1.0) -> Diffusion:

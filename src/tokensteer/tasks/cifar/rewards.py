@@ -21,22 +21,24 @@ DRAWS = 2
 
 
 def tilt(networks: Networks, labels: Sequence[int], reward: str = CLASS, kl: float | None = None) -> Tilt:
-    """exp(reward/kl). Gradients pass the decoder: one-hots have the expected codes of a site, which the decoder and
-    the classifier turn into a number. Files have no gradient."""
-    of_file = of_images(networks.images, compressibility, differentiable=False)
-    made = certainty(networks, labels) if reward == CLASS else of_file
-    chosen = KLS[reward] if kl is None else kl
-    return Tilt(made, chosen, linear_ramp, DRAWS, estimator=Sampled(seed=0), differentiable=reward == CLASS)
+    """exp(reward/kl). `labels` are the classes of the populations, which certainty depends on. Gradients pass the
+    decoder: one-hots have the expected codes of a site, which the decoder and the classifier turn into a number. Files
+    have no gradient."""
+    if reward == CLASS:
+        made, context = certainty(networks), torch.tensor(list(labels), device=networks.device)
+    else:
+        made, context = of_images(networks.images, compressibility, differentiable=False), None
+    chosen, smooth = KLS[reward] if kl is None else kl, reward == CLASS
+    estimator = Sampled(seed=0)
+    return Tilt(made, chosen, linear_ramp, DRAWS, estimator=estimator, differentiable=smooth, context=context)
 
 
-def certainty(networks: Networks, labels: Sequence[int]) -> Reward:
-    """log p(class | image) of the reward network, for one class. A reward reads images and not the population that
-    they are of, so for several classes it is the log-probability of the most likely of them."""
-    wanted = torch.tensor(list(labels), device=networks.device)
+def certainty(networks: Networks) -> Reward:
+    """log p(class | image) of the reward network, for the class of the population of x, (P,)."""
 
-    def reward(x: Tensor) -> Tensor:
+    def score(images: Tensor, labels: Tensor) -> Tensor:
         with half_precision(networks.device):
-            log_p = networks.reward(networks.images(x))
-        return log_p.float()[:, wanted].amax(-1)
+            log_p = networks.reward(images)
+        return log_p.float().gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
-    return reward
+    return of_images(networks.images, score)

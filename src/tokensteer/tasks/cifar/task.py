@@ -17,7 +17,7 @@ from torch import Tensor
 from tokensteer.core.particles.result import Result
 from tokensteer.tasks.cifar.data import CLASSES
 from tokensteer.tasks.cifar.model import GUIDANCE, NAME, STEPS, Networks, labels_of, load_networks, model, product
-from tokensteer.tasks.cifar.rewards import KLS, certainty, tilt
+from tokensteer.tasks.cifar.rewards import CLASS, KLS, tilt
 from tokensteer.tasks.common.metrics import Measured, diversity, ess_share, in_parts, weighted
 from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task
 
@@ -36,7 +36,7 @@ def task(setup: Setup) -> Task:
 def of_classes(setup: Setup, networks: Networks, labels: Sequence[int], failed: Sequence[Failure] = ()) -> Task:
     """The task for some classes. Each is a prompt of its own, so that populations of each class are counted apart."""
     prior = model(networks, labels, setup.num_steps(STEPS), setup.remask)
-    steered = tilt(networks, labels, setup.chosen_reward(NAME, KLS), setup.kl)
+    reward = setup.chosen_reward(NAME, KLS)
     guidance = GUIDANCE if setup.guidance is None else setup.guidance
 
     def metrics(result: Result) -> Mapping[str, Measured]:
@@ -55,7 +55,7 @@ def of_classes(setup: Setup, networks: Networks, labels: Sequence[int], failed: 
         NAME,
         f"images of {networks.tokeniser.config.side} x {networks.tokeniser.config.side} pixels, of {named}",
         prior,
-        steered,
+        tilt(networks, labels, reward, setup.kl),
         metrics,
         lambda ids, file: networks.picture(ids, file, len(labels)),
         marks,
@@ -63,23 +63,33 @@ def of_classes(setup: Setup, networks: Networks, labels: Sequence[int], failed: 
         prompted=Prompted([Prompt(CLASSES[label], CLASSES[label]) for label in labels], failed, only),
         guided=lambda: product(prior, guidance),
         tilts_guided=setup.reward is not None,
-        reward=setup.reward,
+        reward=None if reward == CLASS else reward,
         goal=setup.goal,
         guidance=guidance,
     )
 
 
 def assess(result: Result, networks: Networks, labels: Sequence[int]) -> dict[str, Measured]:
-    """Means over populations: the judge's and the reward network's accuracy of weighted samples, and how draws of a
-    class differ. Features of images are compared in benchmarks/cifar.py, which draws thousands."""
+    """Means over populations: the judge's and the reward network's accuracy of weighted samples, the log-probability
+    that the latter gives the class of their population, and how draws of a class differ. Features of images are
+    compared in benchmarks/cifar.py, which draws thousands."""
     ids, count = result.samples.flatten(0, 1), result.samples.shape[1]
     populations = len(result.samples)
     wanted = torch.tensor(list(labels), device=ids.device).repeat_interleave(populations // len(labels) * count)
-    found: dict[str, Measured] = {}
-    for name, classifier in (("accuracy", networks.judge), ("reward accuracy", networks.reward)):
-        log_p = in_parts(lambda x, c=classifier: c(networks.images(x)), ids, 500)
-        found[name] = weighted(result, (log_p.argmax(-1) == wanted).double())
-    found["class log p"] = weighted(result, in_parts(certainty(networks, labels), ids, 500).double())
+
+    def classified(x: Tensor) -> Tensor:
+        """The log-probabilities of both classifiers, (P, 2, K)."""
+        images = networks.images(x)
+        return torch.stack([networks.judge(images), networks.reward(images)], 1)
+
+    log_p = in_parts(classified, ids, 500)
+    right = (log_p.argmax(-1) == wanted.unsqueeze(-1)).double()
+    own = log_p[:, 1].gather(-1, wanted.unsqueeze(-1))
+    found = {
+        "accuracy": weighted(result, right[:, 0]),
+        "reward accuracy": weighted(result, right[:, 1]),
+        "class log p": weighted(result, own.double()),
+    }
     found |= diversity(networks.pixels(result.sample()[:, 0]), len(labels))
     if result.reward is not None:
         found["reward"] = weighted(result, result.reward)

@@ -56,7 +56,9 @@ class GridTraining(Trainee):
         replaced by none."""
 
     def _loss(self, noisy: Tensor, condition: Tensor, ids: Tensor) -> Tensor:
-        return masked_cross_entropy(self.net, noisy, condition, ids, self.mask)
+        """The mean over masked sites."""
+        nats, sites = masked_nats(self.net, noisy, condition, ids, self.mask)
+        return nats / sites
 
     def step(self, rate: float, done: float, generator: Generator) -> dict[str, Tensor]:
         ids, condition = self.batch(generator)
@@ -107,12 +109,14 @@ def masked(ids: Tensor, mask: int, generator: Generator) -> Tensor:
     return torch.where(hidden, mask, ids)
 
 
-def masked_cross_entropy(net: nn.Module, noisy: Tensor, condition: Tensor | None, ids: Tensor, mask: int) -> Tensor:
-    """The mean over masked sites of -log p(id). The mask itself is no prediction."""
+def masked_nats(
+    net: nn.Module, noisy: Tensor, condition: Tensor | None, ids: Tensor, mask: int
+) -> tuple[Tensor, Tensor]:
+    """The sum over masked sites of -log p(id), and the number of these sites. The mask itself is no prediction."""
     logits = net(noisy, condition)[..., :mask].float()
     nats = F.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="none")
     hidden = (noisy == mask).flatten()
-    return (nats * hidden).sum() / hidden.sum()
+    return (nats * hidden).sum(), hidden.sum()
 
 
 @torch.no_grad()
@@ -126,11 +130,13 @@ def measure(
 ) -> dict[str, float]:
     """Nats per masked site with the condition and without, under masks that are the same in every call."""
     generator = Generator(ids.device).manual_seed(0)
-    nats: dict[str, list[Tensor]] = {name: [] for name in names}
+    total = torch.zeros(2, dtype=torch.float64, device=ids.device)
+    sites = torch.zeros(2, dtype=torch.float64, device=ids.device)
     for start in range(0, len(ids), rows):
         part, some = ids[start : start + rows].long(), condition[start : start + rows]
         noisy = masked(part, mask, generator)
         with half_precision(ids.device):
-            nats[names[0]].append(masked_cross_entropy(net, noisy, some, part, mask))
-            nats[names[1]].append(masked_cross_entropy(net, noisy, None, part, mask))
-    return {name: float(torch.stack(values).mean()) for name, values in nats.items()}
+            found = [masked_nats(net, noisy, given, part, mask) for given in (some, None)]
+        total += torch.stack([nats for nats, _ in found])
+        sites += torch.stack([count for _, count in found])
+    return {name: float(mean) for name, mean in zip(names, total / sites, strict=True)}

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tokensteer.core.numerics.domains import check_number
 from tokensteer.files import write_json
 from tokensteer.tasks.common.checkpoints import Checkpoints
 from tokensteer.tasks.common.task import check_device, read_card, weights_file
@@ -55,6 +56,10 @@ class PartTraining:
             raise ValueError(f"there is no part {self.part}: give {' or '.join(self.parts)}")
         if self.pieces.start is not None and self.part != "denoiser":
             raise ValueError(f"a denoiser alone can be trained further: leave out --start for {self.part}")
+        if self.pieces.horizon is not None:
+            check_number("--horizon", self.pieces.horizon, "(0, inf)", "it is the minutes of all runs together")
+            if self.training.minutes is None:
+                raise ValueError("--horizon is the minutes of all runs together: give those of this run as --minutes")
 
     def begin(self) -> None:
         """Check the device, create the folder, and seed the weights."""
@@ -177,9 +182,10 @@ def train_parts(
     shares: Mapping[str, float],
     training: Training,
     train_part: Callable[[str, Training, Pieces], Any],
+    last: Callable[[], dict[str, Any]] = dict,
 ) -> dict[str, Any]:
-    """Train, store and measure all parts, each with its share of the minutes. A killed training continues if it is
-    called with the same options. The tokeniser is fixed once the denoiser is begun."""
+    """Train, store and measure all parts, each with its share of the minutes, and then do what is `last`. A killed
+    training continues if it is called with the same options. The tokeniser is fixed once the denoiser is begun."""
     training.begin()
     cards = {part: weights_file(training.out, task, part).with_suffix(".json") for part in shares}
     kept = {part: Checkpoints(training.checkpoints, f"{task}-{part}") for part in shares}
@@ -188,6 +194,7 @@ def train_parts(
             continue
         minutes = None if training.minutes is None else training.minutes * share
         train_part(part, *go_on(training, kept[part], minutes))
+    more = last()  # before cards are finished and checkpoints removed, so that a training killed in it continues
     found = finish_cards(cards, kept.values())
     training.tidy()
-    return found
+    return found | more

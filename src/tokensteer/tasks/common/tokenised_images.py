@@ -6,7 +6,7 @@ class or the states of a caption, is the context of a `Diffusion`, one for each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,15 +15,16 @@ from torch import Tensor, nn
 
 from tokensteer.core.kernels.kernel import Kernel
 from tokensteer.core.kernels.masked import Ancestral, Cap
-from tokensteer.core.kernels.schedule import cosine_steps, uniform_steps
+from tokensteer.core.kernels.schedule import cosine_steps
 from tokensteer.core.models.denoiser import from_logits
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.models.template import template
 from tokensteer.core.particles.path import Step
 from tokensteer.tasks.common.metrics import in_parts
 from tokensteer.tasks.common.sheets import write_sheet
-from tokensteer.tasks.common.task import SHIPPED, Setup, weights_file
+from tokensteer.tasks.common.task import SHIPPED, Setup, read_card, weights_file
 from tokensteer.tasks.nets import FSQ, GridTransformer, load
+from tokensteer.train.frozen import fingerprint
 from tokensteer.train.optim import half_precision
 
 
@@ -66,23 +67,16 @@ class TokenisedImages:
         """The images of ids as bytes."""
         return in_parts(lambda part: (255 * self.images(part)).round().to(torch.uint8), x, rows)
 
-    def diffusion(
-        self,
-        context: Tensor,
-        kernel: Kernel,
-        steps: Sequence[Step],
-        logits: Callable[[Tensor, Tensor], Tensor] | None = None,
-    ) -> Diffusion:
+    def diffusion(self, context: Tensor, kernel: Kernel, steps: Sequence[Step]) -> Diffusion:
         """A sampler of tokens for populations of these conditions."""
         canvas = template(self.tokeniser.config.length, self.mask).to(self.device)
-        denoiser = from_logits(self.logits if logits is None else logits, self.mask, ignores_time=True)
+        denoiser = from_logits(self.logits, self.mask, ignores_time=True)
         return Diffusion(denoiser, kernel, steps, canvas, context=context.to(self.device))
 
-    def model(self, context: Tensor, num_steps: int, remask: float = 0.0, cosine: bool = True) -> Diffusion:
+    def model(self, context: Tensor, num_steps: int, remask: float = 0.0) -> Diffusion:
         """p(x | condition). By MaskGIT's cosine, few sites open at first and many at the end."""
-        steps = cosine_steps(num_steps) if cosine else uniform_steps(num_steps)
         kernel = Ancestral(self.mask, sigma=Cap(remask)) if remask else Ancestral(self.mask)
-        return self.diffusion(context, kernel, steps)
+        return self.diffusion(context, kernel, cosine_steps(num_steps))
 
     def picture(self, ids: Tensor, file: str | Path, groups: int = 1, columns: int = 16) -> None:
         """Images of ids (P, L) as a sheet. Each of several groups of equal size, 2 or more, has a line."""
@@ -112,7 +106,15 @@ def load_roles(setup: Setup, task: str, roles: Sequence[str], minutes: int) -> l
 
 
 def as_tokenised(task: str, folder: Path, tokeniser: nn.Module, denoiser: nn.Module) -> tuple[FSQ, GridTransformer]:
-    """The networks of a folder, if they are a tokeniser and a denoiser."""
+    """The networks of a folder, if they are a tokeniser and a denoiser that was trained with it. A denoiser without a
+    card, which says that, is taken as it is."""
     if not isinstance(tokeniser, FSQ) or not isinstance(denoiser, GridTransformer):
         raise ValueError(f"the weights of {task} in {folder} are of other networks: train them again")
+    card = weights_file(folder, task, "denoiser").with_suffix(".json")
+    known = read_card(card).get("tokeniser") if card.is_file() else None
+    if known not in (None, fingerprint(tokeniser.parameters())):
+        raise ValueError(
+            f"the denoiser of {task} in {folder} was trained with another tokeniser than the one beside it: train the "
+            "denoiser again"
+        )
     return tokeniser, denoiser

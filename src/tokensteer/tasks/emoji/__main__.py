@@ -23,6 +23,7 @@ from pathlib import Path
 
 from tyro.conf import OmitArgPrefixes
 
+from tokensteer.core.numerics.domains import check_whole
 from tokensteer.tasks.common.command import given, run_command
 from tokensteer.tasks.common.part_training import Pieces
 from tokensteer.tasks.common.training import Training
@@ -57,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(command: OmitArgPrefixes[Command]) -> None:
+    if command.samples is not None:
+        check_whole("--samples", command.samples, 2, "a sample is found among those of other captions")
     training = Training(command.out, command.device, command.seed, command.minutes, command.scale)
     changes = given(rate=command.rate, batch_size=command.batch_size)
     recipe = replace(

@@ -56,10 +56,9 @@ class Networks(TokenisedImages):
 
 def load_networks(setup: Setup) -> Networks:
     """The networks of a folder. Raises FileNotFoundError with the mend if one is not there."""
-    tokeniser, denoiser, reward, judge, _ = load_roles(setup, NAME, ROLES, MINUTES)
+    tokeniser, denoiser, reward, judge, encoder = load_roles(setup, NAME, ROLES, MINUTES)
     first = as_tokenised(NAME, setup.weights, tokeniser, denoiser)
-    encoder = states.load_encoder(setup.weights, setup.device)
-    return Networks(*first, as_image_text(reward), as_image_text(judge), encoder)
+    return Networks(*first, as_image_text(reward), as_image_text(judge), states.with_vocabulary(encoder, setup.weights))
 
 
 def without_caption(conditional: Diffusion) -> Diffusion:

@@ -23,6 +23,7 @@ from tokensteer.tasks.emoji import denoiser as denoising
 from tokensteer.tasks.emoji.data import TRAIN, Drawings
 from tokensteer.tasks.emoji.model import GUIDANCE, NAME, STEPS, as_grid, as_guided
 from tokensteer.tasks.emoji.rewards import ALIGNMENT, KLS
+from tokensteer.tasks.emoji.states import CaptionEncoder, load_encoder
 from tokensteer.tasks.emoji.task import task
 from tokensteer.tasks.emoji.towers import one_of_each
 from tokensteer.tasks.nets import TransformerConfig, ValueConfig, load
@@ -71,11 +72,12 @@ def proposal(
         populations,
         trainee,
         steps=STEPS,
-        prompts=lambda: captions_of(data.read(own if own.is_file() else None), captions),
+        prompts=lambda: captions_of(data.read(own if own.is_file() else None), captions, load_encoder(weights)),
     )
 
 
-def captions_of(drawings: Drawings, count: int) -> tuple[str, ...]:
-    """Captions of drawings of different concepts that were trained on, in all their forms."""
+def captions_of(drawings: Drawings, count: int, encoder: CaptionEncoder) -> tuple[str, ...]:
+    """Captions of drawings of different concepts that were trained on, in all their forms that are read whole."""
     some = one_of_each(drawings.part(TRAIN), count)
-    return tuple(forms[k % len(forms)] for k, forms in enumerate(some.captions()))
+    whole = [[text for text in forms if not encoder.cut(text)] for forms in some.captions()]
+    return tuple(forms[k % len(forms)] for k, forms in enumerate(whole) if forms)

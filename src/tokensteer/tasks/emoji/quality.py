@@ -81,7 +81,10 @@ def distances(folder: Path, inception: Inception, block: int = 100) -> dict[str,
     stored = arrays.read(folder / SAMPLES, names, "write it again by --part quality")
     features = {name: inception(torch.as_tensor(stored[name])) for name in names}
     real = features.pop("drawings")
-    found = {name: kid(made, real, block=block).numbers() for name, made in features.items()}
+    found = {
+        name: kid(made, real, block=block, generator=Generator().manual_seed(0)).numbers()
+        for name, made in features.items()
+    }
     write_json(folder / KID_FILE, found)
     say(f"KID: {found}")
     return found

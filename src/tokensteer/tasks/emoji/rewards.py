@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+from functools import partial
+
 from torch import Tensor
 
 from tokensteer.core.twists.estimators import Sampled
 from tokensteer.core.twists.ramps import linear as linear_ramp
-from tokensteer.core.twists.tilt import Reward, Tilt
+from tokensteer.core.twists.tilt import Tilt
 from tokensteer.rewards.image import HUES, compressibility, mostly, of_images
 from tokensteer.tasks.emoji.model import Networks
 from tokensteer.tasks.nets import ImageText
@@ -25,7 +26,7 @@ def tilt(networks: Networks, states: Tensor, reward: str = ALIGNMENT, kl: float 
     them. Gradients pass the decoder; files have none."""
     chosen = KLS[reward] if kl is None else kl
     if reward == ALIGNMENT:
-        made, context = agreement(networks, networks.reward), sentence_vectors(states)
+        made, context = of_images(networks.images, partial(agreement, networks.reward)), sentence_vectors(states)
     elif reward == COMPRESSIBILITY:
         made, context = of_images(networks.images, compressibility, differentiable=False), None
     else:
@@ -35,20 +36,8 @@ def tilt(networks: Networks, states: Tensor, reward: str = ALIGNMENT, kl: float 
     return Tilt(made, chosen, linear_ramp, DRAWS, estimator=estimator, differentiable=smooth, context=context)
 
 
-def agreement(networks: Networks, tower: ImageText) -> Reward:
-    """The cosine of the image of x and the sentence vector of its population's caption, (P, width)."""
-
-    def score(images: Tensor, vectors: Tensor) -> Tensor:
-        with half_precision(networks.device):
-            found = tower(images, vectors)
-        return found.float()
-
-    return of_images(networks.images, score)
-
-
-@torch.no_grad()
-def agreements(networks: Networks, tower: ImageText, ids: Tensor, vectors: Tensor, rows: int = 500) -> Tensor:
-    """`agreement` of many ids (P, L) and vectors (P, width), a few at a time."""
-    reward = agreement(networks, tower)
-    parts = zip(torch.split(ids, rows), torch.split(vectors, rows), strict=True)
-    return torch.cat([reward(*part) for part in parts])
+def agreement(tower: ImageText, images: Tensor, vectors: Tensor) -> Tensor:
+    """The cosine of each image and the sentence vector of its population's caption, (P, width)."""
+    with half_precision(images.device):
+        found = tower(images, vectors)
+    return found.float()

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -59,8 +61,9 @@ class Drawing:
 
 def read(folder: Path) -> list[Drawing]:
     """All drawings of a folder of unpacked packages, without skin tones, by concept and style."""
-    sets = {style: _set(folder, name) for style, name in STYLES.items()}
-    concept_of = Concepts.of(_json(folder, "emojibase-data", "en/data.json"), sets.values())
+    packages = _packages(folder)
+    sets = {style: _set(folder, packages, name) for style, name in STYLES.items()}
+    concept_of = Concepts.of(_json(folder, packages, "emojibase-data", "en/data.json"), sets.values())
     found: dict[tuple[str, str], Drawing] = {}
     for style, icons in sets.items():
         for name, body, mirrored in _plain(icons):
@@ -72,24 +75,34 @@ def read(folder: Path) -> list[Drawing]:
     return sorted(found.values(), key=lambda drawing: (drawing.concept.name, order.index(drawing.style)))
 
 
-def _set(folder: Path, name: str) -> dict[str, Any]:
-    icons = _json(folder, f"@iconify-json/{name}", "icons.json")
+def _packages(folder: Path) -> dict[str, list[Path]]:
+    """The places of packages by their names. Other files of the name package.json may be anything."""
+    found: dict[str, list[Path]] = defaultdict(list)
+    for manifest in sorted(folder.rglob("package.json")):
+        with suppress(ValueError, OSError):
+            said: Any = files.read_json(manifest)
+            if isinstance(said, dict):
+                found[str(cast("dict[str, Any]", said).get("name"))].append(manifest.parent)
+    return found
+
+
+def _set(folder: Path, packages: Mapping[str, Sequence[Path]], name: str) -> dict[str, Any]:
+    icons = _json(folder, packages, f"@iconify-json/{name}", "icons.json")
     if not isinstance(icons, dict) or "icons" not in icons:
         raise ValueError(f"the package @iconify-json/{name} in {folder} is damaged: unpack it again")
     found = cast("dict[str, Any]", icons)
     try:
-        found["chars"] = _json(folder, f"@iconify-json/{name}", "chars.json")
+        found["chars"] = _json(folder, packages, f"@iconify-json/{name}", "chars.json")
     except FileNotFoundError:  # not every set has one
         found["chars"] = {}
     return found
 
 
-def _json(folder: Path, package: str, name: str) -> Any:
+def _json(folder: Path, packages: Mapping[str, Sequence[Path]], package: str, name: str) -> Any:
     """A JSON file of a package, which is known by its package.json or by the folder it was unpacked to."""
-    for manifest in sorted(folder.rglob("package.json")):
-        said: Any = files.read_json(manifest)
-        if said.get("name") == package and (manifest.parent / name).is_file():
-            return files.read_json(manifest.parent / name)
+    for place in packages.get(package, ()):
+        if (place / name).is_file():
+            return files.read_json(place / name)
     unpacked = sorted(folder.rglob(f"package/{name}"))
     if package == "emojibase-data" and unpacked:
         return files.read_json(unpacked[0])

@@ -19,12 +19,12 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokensteer import tensorfile
 from tokensteer.tasks.common.metrics import in_parts
 from tokensteer.tasks.common.task import weights_file
-from tokensteer.tasks.common.wordpiece import WordPiece, lines
+from tokensteer.tasks.common.wordpiece import WordPiece, lines, tidy, words
 from tokensteer.tasks.emoji.captions import VARIANTS, variants
 from tokensteer.tasks.emoji.data import Drawings
 from tokensteer.tasks.emoji.sources import STYLES
@@ -65,6 +65,14 @@ class CaptionEncoder:
             framed = [first, *self.pieces.encode(text)[: length - 2], last]
             row[: len(framed)] = torch.tensor(framed)
         return table
+
+    def cut(self, text: str) -> str:
+        """The words of a text that are cut off, in whole or in part."""
+        room, lost = self.net.config.length - 2, list[str]()
+        for word in words(text):
+            room -= len(self.pieces.encode(word))
+            lost += [word] if room < 0 else []
+        return tidy(" ".join(lost))
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[str], rows: int = 1024) -> Tensor:
@@ -107,7 +115,11 @@ def store_encoder(encoder: CaptionEncoder, out: Path) -> None:
 
 
 def load_encoder(folder: Path, device: torch.device | str = "cpu") -> CaptionEncoder:
-    net = load(weights_file(folder, NAME, ENCODER), device)
+    return with_vocabulary(load(weights_file(folder, NAME, ENCODER), device), folder)
+
+
+def with_vocabulary(net: nn.Module, folder: Path) -> CaptionEncoder:
+    """The encoder of a folder, with the vocabulary beside it."""
     if not isinstance(net, TextEncoder):
         raise ValueError(f"{weights_file(folder, NAME, ENCODER)} is no encoder of texts: write it again by --part data")
     return CaptionEncoder(net, WordPiece.read(folder / VOCABULARY))
@@ -120,9 +132,6 @@ class States:
 
     captions: Tensor
     concepts: Tensor
-
-    def to(self, device: torch.device | str) -> States:
-        return States(self.captions.to(device), self.concepts.to(device))
 
     def take(self, index: Tensor) -> States:
         """Those of some drawings."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from tokensteer.core.particles.result import Result
@@ -19,7 +20,8 @@ from tokensteer.tasks.common import learned, prompts
 from tokensteer.tasks.common.metrics import Measured, diversity, ess_share, in_parts, weighted
 from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task
 from tokensteer.tasks.emoji.model import GUIDANCE, NAME, STEPS, Networks, as_guided, load_networks, product, reference
-from tokensteer.tasks.emoji.rewards import ALIGNMENT, KLS, MOSTLY, agreements, tilt
+from tokensteer.tasks.emoji.rewards import ALIGNMENT, KLS, MOSTLY, agreement, tilt
+from tokensteer.tasks.emoji.states import CaptionEncoder
 from tokensteer.tasks.nets.text_encoder import sentence_vectors
 
 DEFAULT = (
@@ -45,6 +47,8 @@ def task(setup: Setup) -> Task:
 
 def of_prompts(setup: Setup, networks: Networks, asked: Sequence[Prompt], failed: Sequence[Failure] = ()) -> Task:
     """The task for some prompts."""
+    for prompt in asked:
+        check_whole_prompt(networks.encoder, prompt.text)
     caption_states = networks.states([prompt.text for prompt in asked])
     guidance = GUIDANCE if setup.guidance is None else setup.guidance
     conditional = networks.model(caption_states, setup.num_steps(STEPS), setup.remask)
@@ -77,9 +81,18 @@ def of_prompts(setup: Setup, networks: Networks, asked: Sequence[Prompt], failed
         guided=lambda: product(conditional, guidance),
         tilts_guided=setup.reward is not None,
         guided_reference=True,
-        reward=setup.reward,
+        reward=other,
         guidance=guidance,
     )
+
+
+def check_whole_prompt(encoder: CaptionEncoder, prompt: str) -> None:
+    """Raise if the encoder would cut words off, such as the style, which often stands last."""
+    if lost := encoder.cut(prompt):
+        raise ValueError(
+            f"the prompt {prompt!r} is longer than the {encoder.net.config.length - 2} word pieces that are read, and "
+            f"would lose its last words ({lost}): shorten the prompt"
+        )
 
 
 def best_agreement(networks: Networks, ids: Tensor, vectors: Tensor) -> Tensor:
@@ -94,13 +107,16 @@ def assess(result: Result, networks: Networks, vectors: Tensor, reward: str) -> 
     populations, count = result.samples.shape[:2]
     ids = result.samples.flatten(0, 1)
     own = vectors.repeat_interleave(populations // len(vectors) * count, 0)
-    found: dict[str, Measured] = {}
-    for name, tower in (("judge", networks.judge), ("alignment", networks.reward)):
-        found[name] = weighted(result, agreements(networks, tower, ids, own).double())
-    if reward.startswith(MOSTLY):
-        colour = reward.removeprefix(MOSTLY)
-        share = in_parts(lambda x: share_of(colour)(networks.images(x)), ids, 500)
-        found[f"share of {colour}"] = weighted(result, share.double())
+    colours = [reward.removeprefix(MOSTLY)] if reward.startswith(MOSTLY) else []
+
+    def scores(rows: Tensor) -> Tensor:
+        images = networks.images(ids[rows])
+        cosines = [agreement(tower, images, own[rows]) for tower in (networks.judge, networks.reward)]
+        return torch.stack([*cosines, *(share_of(colour)(images) for colour in colours)], -1)
+
+    names = ["judge", "alignment", *(f"share of {colour}" for colour in colours)]
+    table = in_parts(scores, torch.arange(len(ids), device=ids.device), 500).double()
+    found = {name: weighted(result, values) for name, values in zip(names, table.T, strict=True)}
     found |= diversity(networks.pixels(result.sample()[:, 0]), len(vectors))
     if result.reward is not None:
         found["reward"] = weighted(result, result.reward)

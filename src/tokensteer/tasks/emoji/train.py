@@ -78,8 +78,10 @@ def train(training: Training, recipe: Recipe = RECIPE) -> dict[str, Any]:
     def part(name: str, training: Training, pieces: Pieces) -> Any:
         return train_part(name, training, pieces, recipe)
 
-    found = train_parts(NAME, SHARES, training, part)
-    return found | {"quality": train_part("quality", training, ALONE, recipe)}
+    def last() -> dict[str, Any]:
+        return {"quality": train_part("quality", training, ALONE, recipe)}
+
+    return train_parts(NAME, SHARES, training, part, last)
 
 
 def train_part(part: str, training: Training, pieces: Pieces = ALONE, recipe: Recipe = RECIPE) -> Any:
