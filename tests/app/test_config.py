@@ -117,7 +117,7 @@ def test_a_config_holds_what_was_resolved_and_no_null(toml: Path):
     assert tokensteer("compare", "digits", "--methods", "smc-base", "pretrained", *words, "--out", "first") == 0
     first = ts.open_run("first")
     assert "null" not in Path("first/config.json").read_text()
-    same = {"steps": 3, "kl": 1.0, "goal": 4, "draws": 10, "ramp": "exponential", "noise": "shared"}
+    same = {"steps": 3, "kl": 1.0, "goal": 4, "draws": 10, "ramp": "exponential", "noise": "fresh"}
     job, plain = first.config["jobs"]
     assert same.items() | {("trigger", "ess:0.5:10"), ("resample", "systematic")} <= set(_hashable(job))
     assert (plain["kl"], plain["trigger"], "ramp" in plain) == (1.0, "never", False)

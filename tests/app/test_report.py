@@ -278,7 +278,7 @@ def test_settings_are_stored_as_resolved() -> None:
     asked.append(Job("mog", "smc-base", 4, 2, settings=Settings(trigger="every:3", ramp="clipped:3")))
     asked += [Job("digits", name, 4, 2, settings=Settings(steps=12, clip=2.5)) for name in ("smc-grad", "smc-base")]
     base, grad, fk, svdd, mog, clipped, not_clipped = map(resolved, prepare(asked, Environment()))
-    same = {"steps": 12, "seed": 0, "kl": 1.0, "goal": 4, "draws": 10, "ramp": "exponential", "noise": "shared"}
+    same = {"steps": 12, "seed": 0, "kl": 1.0, "goal": 4, "draws": 10, "ramp": "exponential", "noise": "fresh"}
     assert base == {**same, "trigger": "ess:0.5:10", "resample": "systematic"}
     assert grad == {**same, "trigger": "ess:0.5", "resample": "systematic", "clip": 1.0}
     assert clipped == {**grad, "clip": 2.5}

@@ -20,7 +20,6 @@ from tokensteer.core.models.denoiser import Denoiser, from_logits
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.models.template import template
 from tokensteer.core.particles.result import Result
-from tokensteer.core.twists.estimators import Sampled
 from tokensteer.core.twists.ramps import Ramp
 from tokensteer.core.twists.ramps import exponential as exponential_ramp
 from tokensteer.core.twists.tilt import Tilt
@@ -94,14 +93,14 @@ def as_denoiser(net: nn.Module) -> Denoiser:
 
 
 def tilt(reward: Classifier, digit: int, ramp: Ramp = RAMP, kl: float = 1.0, draws: int = 10) -> Tilt:
-    """The target p(x) · p(digit | x)^(1/kl). Shared noise makes weights less noisy (docs/results/proposals.md)."""
+    """The target p(x) · p(digit | x)^(1/kl)."""
     if not 0 <= digit < CLASSES:
         raise ValueError(f"the goal must be a digit from 0 to 9, got {digit}")
 
     def certainty(x: Tensor) -> Tensor:
         return reward(x)[:, digit]
 
-    return Tilt(certainty, kl, ramp, draws, estimator=Sampled(seed=0), differentiable=True)
+    return Tilt(certainty, kl, ramp, draws, differentiable=True)
 
 
 def task(recipe: Recipe, setup: Setup) -> Task:
