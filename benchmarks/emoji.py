@@ -1,6 +1,7 @@
-"""Pictures and times of the task `emoji`.
+"""Settings, pictures and times of the task `emoji`.
 
     python -m benchmarks.emoji prompts
+    python -m benchmarks.emoji choose --weights FOLDER --device cuda
     python -m benchmarks.emoji gallery --weights FOLDER --device cuda
     python -m benchmarks.emoji strips --weights FOLDER --device cuda
     python -m benchmarks.emoji cost --weights FOLDER --device cuda
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +26,9 @@ import tokensteer as ts
 from benchmarks.cifar_cells import now
 from tokensteer.app.runs.choices import tilted
 from tokensteer.app.runs.recipes import recipe_of
+from tokensteer.core.particles.result import Result
 from tokensteer.core.steering.methods import Method
+from tokensteer.tasks.common.metrics import in_parts
 from tokensteer.tasks.common.prompts import numbered, read
 from tokensteer.tasks.common.settings import MOST, Settings, check_count
 from tokensteer.tasks.common.sheets import write_sheet
@@ -34,8 +38,10 @@ from tokensteer.tasks.emoji import data
 from tokensteer.tasks.emoji.captions import hashed
 from tokensteer.tasks.emoji.data import PAIR, Drawings
 from tokensteer.tasks.emoji.model import Networks, load_networks
+from tokensteer.tasks.emoji.rewards import agreement
 from tokensteer.tasks.emoji.sources import STYLES
 from tokensteer.tasks.emoji.task import of_prompts
+from tokensteer.tasks.nets.text_encoder import sentence_vectors
 
 HERE = Path(__file__).parent
 REPORTED, CHOSEN = HERE / "emoji_prompts.txt", HERE / "emoji_choosing.txt"
@@ -46,15 +52,17 @@ GROUPS = (0, 3, 4, 5, 6, 7)
 """Faces, animals and plants, food, places, activities and objects. People, flags and signs are left out: small images
 of them are hard to tell apart."""
 KLS = (float("inf"), 0.1, 0.05, 0.02, 0.01)
-DESCRIPTION = """prompts: write the prompts of tables and of choosing, captions of drawings that no network has seen in
-this style. gallery: a row for each prompt, the drawing itself if the data are there, then a draw of each method.
-strips: a row for each prompt, a draw of the same seed for each kl, from no reward to a strong one. cost: seconds of a
-population."""
+DESCRIPTION = """\
+prompts: write the prompts of tables and of choosing, captions of drawings that no network has seen in this style.
+choose: the judge's agreement for each guidance, kl and number of draws, on the prompts kept for choosing, best last,
+and how reward and judge agree among samples of the model of one prompt. gallery: a row for each prompt, the drawing
+itself if the data are there, then a draw of each method. strips: a row for each prompt, a draw of the same seed for
+each kl, from no reward to a strong one. cost: seconds of a population."""
 
 
 @dataclass(frozen=True)
 class Options:
-    what: tyro.conf.Positional[Literal["prompts", "gallery", "strips", "cost"]]
+    what: tyro.conf.Positional[Literal["prompts", "choose", "gallery", "strips", "cost"]]
     weights: Path = SHIPPED
     out: Path = Path("out/emoji")
     device: str = "cpu"
@@ -65,11 +73,18 @@ class Options:
     """Prompts of a picture."""
     prompts: Path = REPORTED
     seed: int = 0
+    populations: int = 4
+    """Of each prompt, when settings are chosen."""
+    guidances: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0)
+    kls: tuple[float, ...] = (0.05, 0.02, 0.01, 0.005)
+    draws: tuple[int, ...] = (1,)
 
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     check_count("rows", options.rows, MOST, 12)
-    {"prompts": write_prompts, "gallery": gallery, "strips": strips, "cost": cost}[options.what](options)
+    {"prompts": write_prompts, "choose": choose_settings, "gallery": gallery, "strips": strips, "cost": cost}[
+        options.what
+    ](options)
 
 
 def write_prompts(options: Options) -> None:
@@ -82,6 +97,53 @@ def write_prompts(options: Options) -> None:
     for file, some in ((REPORTED, order[:48]), (CHOSEN, order[48:72])):
         file.write_text("".join(f"{texts[named[name]][PHRASE]}\n" for name in some), "utf-8")
         say(f"{file}: {len(some)} prompts")
+
+
+def choose_settings(options: Options) -> None:
+    """The judge's agreement of SMC_base and SMC_grad decides. Lines are written as they are found."""
+    texts, networks = [prompt.text for prompt in read(CHOSEN)], _networks(options)
+    cells: list[dict[str, Any]] = []
+    for guidance in options.guidances:
+        for kl, draws in product(options.kls, options.draws):
+            task = _task(options, networks, texts, kl, guidance)
+            if not cells or cells[-1]["guidance"] != guidance:
+                say(f"guidance {guidance:g}: {_of_model(task, networks, texts, options)}")
+            cell: dict[str, Any] = {"guidance": guidance, "kl": kl, "draws": draws}
+            for name in ("best-of-n", "smc-base", "smc-grad"):
+                found = task.metrics(_answered(task, name, options, options.populations, draws))
+                cell |= {name: {key: found[key].numbers() for key in ("judge", "alignment", "ess") if key in found}}
+            cell["judge"] = sum(cell[name]["judge"]["mean"] for name in ("smc-base", "smc-grad")) / 2
+            cells.append(cell)
+            options.out.mkdir(parents=True, exist_ok=True)
+            with (options.out / "choose.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(cell) + "\n")
+            say(_line(cell))
+    say(f"best: {_line(max(cells, key=lambda cell: cell['judge']))}")
+
+
+def _line(cell: dict[str, Any]) -> str:
+    judged = ", ".join(
+        f"{name} {found['judge']['mean']:.3f} ± {found['judge']['error']:.3f}"
+        for name, found in cell.items()
+        if isinstance(found, dict)
+    )
+    return f"guidance {cell['guidance']:g}, kl {cell['kl']:g}, {cell['draws']} draws: {judged}"
+
+
+def _of_model(task: Task, networks: Networks, texts: Sequence[str], options: Options) -> str:
+    """The judge's agreement of samples of the model, and its correlation with the reward's within a prompt."""
+    result = _answered(task, "pretrained", options, options.populations)
+    ids = result.samples.flatten(0, 1)
+    vectors = sentence_vectors(networks.states(texts)).repeat_interleave(len(ids) // len(texts), 0)
+
+    def scores(rows: Tensor) -> Tensor:
+        images = networks.images(ids[rows])
+        return torch.stack([agreement(net, images, vectors[rows]) for net in (networks.judge, networks.reward)], -1)
+
+    judge = task.metrics(result)["judge"]
+    found = in_parts(scores, torch.arange(len(ids), device=ids.device), 500).view(len(texts), -1, 2).double()
+    within = (found - found.mean(1, keepdim=True)).flatten(0, 1)
+    return f"judge {judge}, correlation within a prompt {torch.corrcoef(within.T)[0, 1]:.3f}"
 
 
 def name_of(drawings: Drawings, place: int) -> tuple[str, str]:
@@ -133,25 +195,32 @@ def _networks(options: Options) -> Networks:
     return load_networks(Setup(weights=options.weights, device=options.device))
 
 
-def _task(options: Options, networks: Networks, texts: Sequence[str], kl: float | None = None) -> Task:
-    setup = Setup(options.steps, kl=kl, device=options.device, weights=options.weights)
+def _task(
+    options: Options, networks: Networks, texts: Sequence[str], kl: float | None = None, guidance: float | None = None
+) -> Task:
+    setup = Setup(options.steps, kl=kl, device=options.device, weights=options.weights, guidance=guidance)
     return of_prompts(setup, networks, numbered(texts))
 
 
-def method_of(task: Task, name: str, options: Options) -> Method:
+def method_of(task: Task, name: str, options: Options, draws: int | None = None) -> Method:
     """A method as the command line has it: noise that is shared has the seed of the run."""
     recipe = recipe_of(name)
     if recipe.planned or recipe.sweeps or recipe.split is not None:
         raise ValueError(f"{name} is more than a run of SMC, as is timed and drawn here: leave it out of --methods")
-    return recipe.make(task, tilted(task, Settings(), options.seed, recipe.shares), options.particles)
+    return recipe.make(task, tilted(task, Settings(draws=draws), options.seed, recipe.shares), options.particles)
+
+
+def _answered(task: Task, name: str, options: Options, each: int, draws: int | None = None) -> Result:
+    """What a method makes, with so many populations for each prompt."""
+    assert task.prompted is not None
+    method, generator = method_of(task, name, options, draws), Generator(task.model.device).manual_seed(options.seed)
+    return recipe_of(name).answer(method(options.particles, each * len(task.prompted.prompts), generator=generator))
 
 
 def _drawn(task: Task, name: str, options: Options) -> Tensor:
     """A draw for each prompt, (B, L)."""
-    assert task.prompted is not None
-    method, generator = method_of(task, name, options), Generator(task.model.device).manual_seed(options.seed)
-    result = recipe_of(name).answer(method(options.particles, len(task.prompted.prompts), generator=generator))
-    return result.sample(generator=generator)[:, 0]
+    generator = Generator(task.model.device).manual_seed(options.seed)
+    return _answered(task, name, options, 1).sample(generator=generator)[:, 0]
 
 
 def _drawings(prompts: list[str]) -> list[Tensor]:
