@@ -492,8 +492,11 @@ def test_a_proposal_is_taught_stored_and_used(weights: Path, tmp_path: Path, mon
     plan = replace(proposals.PLAN, rounds=2, paths=8, report_every=1)
     small = replace(proposals.CONFIG, plan=plan, num_steps=2)
     out = tmp_path / "taught"
-    card = replace(proposals.proposal(None, weights, small, {2: 6}, captions=4), steps=2).train(Training(out))
+    taught = replace(proposals.proposal(None, weights, small, {2: 6}, captions=4), steps=2)
+    card = taught.at(0.5).train(Training(out))
     assert card["prompts"] == 4
+    assert card["kl"] == 0.5
+    assert "train emoji --proposal --kl 0.5 --out" in card["command"]
     assert set(card["quality"]) == {"smc-base N=2", "smc-grad N=2", "prop-amot N=2", "smc-amot N=2"}
     used = proposals.captions_of(drawings, 4, small_emoji.encoder())
     trained = {texts[k] for texts in drawings.part(data.TRAIN).captions() for k in range(len(texts))}

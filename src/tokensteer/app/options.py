@@ -221,6 +221,8 @@ class Train:
     """With --proposal or --twist: what it is to draw, such as a digit."""
     reward: Annotated[str | None, left("the task's", "NAME")] = None
     """With --proposal or --twist: a reward of dna, text or emoji, each at its own kl."""
+    kl: Annotated[float | None, left("that of the task's training, or the reward's", "FLOAT")] = None
+    """With --proposal or --twist: the reward is divided by it. What was learned fits this kl best."""
     weights: Annotated[Path | None, left("those shipped", "FOLDER")] = None
     """With --proposal or --twist: the folder of the networks it is taught with."""
     objective: Annotated[str | None, left("the task's", "STR")] = None

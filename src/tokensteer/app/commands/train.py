@@ -32,13 +32,15 @@ def main(command: Train, words: str) -> Outcome:
             raise ValueError("--weights has the networks for training a proposal or a twist: give --proposal too")
         if command.reward is not None:
             raise ValueError("--reward is what a proposal or a twist is trained for: give --proposal or --twist too")
+        if command.kl is not None:
+            raise ValueError("--kl is that of the reward of a proposal or a twist: give --proposal or --twist too")
     if command.reward is not None and not task.rewards:
         raise ValueError(f"{command.task} has only one reward to train for: leave out --reward {command.reward}")
     if command.reward is not None:
         choose(command.reward, task.rewards, "reward")
     _check_objective(command, task)
     out = command.out or Path("out") / f"{command.task}-weights"
-    for name, value in (("minutes", command.minutes), ("scale", command.scale)):
+    for name, value in (("minutes", command.minutes), ("scale", command.scale), ("kl", command.kl)):
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"--{name} must be positive and finite, got {value}")
     training = Training(out, command.device, command.seed, command.minutes, command.scale)
@@ -51,6 +53,8 @@ def main(command: Train, words: str) -> Outcome:
             taught = replace(taught, config=taught.config.chosen(command.objective, command.baseline))
             if command.reward is not None:
                 taught = taught.rewarded(command.reward, task.rewards[command.reward], command.reward == first)
+            if command.kl is not None:
+                taught = taught.at(command.kl)
             taught.train(training, command.twist)
         else:
             task.train(training)

@@ -18,6 +18,7 @@ from tokensteer.app.runs.prompts import one_by_one, only
 from tokensteer.app.runs.recipes import Recipe, recipe_of
 from tokensteer.app.words.lookup import choose, file_of, find, raised
 from tokensteer.core.numerics.batching import parse_memory
+from tokensteer.core.proposals.amortised import Amortised, OtherHead, learned_parts
 from tokensteer.core.proposals.gradient import Gradient
 from tokensteer.core.steering.methods import Method
 from tokensteer.core.steering.planner import Plan
@@ -122,6 +123,11 @@ def _check_used(ready: Sequence[PreparedJob]) -> None:
     _check_reward_used(ready, names)
     if any(one.job.settings.clip for one in ready) and not any(one.recipe.clips for one in ready):
         raise ValueError(f"--clip bounds the gradient of smc-grad and prop-grad, and {names} has none: leave it out")
+    scaled = any(learned_parts(one.method.steering.proposal) for one in ready)
+    if any(one.job.settings.learned_scale for one in ready) and not scaled:
+        raise ValueError(
+            f"--learned-scale is that of smc-amot and prop-amot, and {names} learned nothing: leave it out"
+        )
     if any(one.job.keep_states for one in ready) and all(one.recipe.split is not None for one in ready):
         raise ValueError(f"--keep-states stores the steps of particles, and {names} has chains instead: leave it out")
     if any(one.recipe.planned and (one.job.islands > 1 or one.job.split_prompts) for one in ready):
@@ -198,6 +204,10 @@ def put_together(job: Job, task: Task) -> PreparedJob:
     if job.settings.clip is not None and isinstance(method.steering.proposal, Gradient):
         gradient = replace(method.steering.proposal, clip=job.settings.clip)
         method = replace(method, steering=replace(method.steering, proposal=gradient))
+    scale = job.settings.learned_scale
+    if scale is not None and isinstance(method.steering.proposal, Amortised | OtherHead):
+        learned = replace(method.steering.proposal, scale=scale)
+        method = replace(method, steering=replace(method.steering, proposal=learned))
     if task.rule is not None:
         method = constrained(job.method, method, task.rule)
     if job.settings.trigger is not None:

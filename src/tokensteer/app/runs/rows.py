@@ -18,6 +18,7 @@ from tokensteer.app.runs.recipes import Recipe, learned, other_reward
 from tokensteer.app.words.numbers import stored
 from tokensteer.core.particles.result import Result
 from tokensteer.core.particles.triggers import never
+from tokensteer.core.proposals.amortised import learned_parts
 from tokensteer.core.proposals.gradient import Gradient
 from tokensteer.core.proposals.proposal import of_kind
 from tokensteer.core.twists.estimators import Sampled
@@ -114,6 +115,8 @@ def resolved(ready: PreparedJob) -> dict[str, Any]:
     gradients = of_kind(proposal, Gradient)  # a rule is around it
     if gradients and gradients[0].clip is not None:
         found["clip"] = gradients[0].clip
+    if learned_parts(proposal):
+        found["learned_scale"] = learned_parts(proposal)[0].scale
     if isinstance(twist, Tilt):
         found |= {"kl": twist.kl, "draws": twist.draws if twist.drawn else 0}
         found["ramp"] = choices.ramp_name(twist.ramp, steps)

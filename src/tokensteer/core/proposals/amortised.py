@@ -19,7 +19,7 @@ from tokensteer.core.models.prediction import Prediction, stored_prediction
 from tokensteer.core.numerics.batching import Meter
 from tokensteer.core.numerics.domains import check_callable, check_flags, check_number
 from tokensteer.core.particles.path import Evaluation, Step
-from tokensteer.core.proposals.proposal import SiteProposal, chosen
+from tokensteer.core.proposals.proposal import Proposal, SiteProposal, chosen, of_kind
 from tokensteer.core.twists.tilt import Tilt
 
 
@@ -67,13 +67,20 @@ class OtherHead(SiteProposal):
     """Tokens from softmax(head(change(h))), with h the hidden states of the model: q needs no forward pass of its own.
 
     The denoiser must be made by `from_hidden`; `change` acts on each state alone, (K, H) -> (K, H).
+
+    `scale` is how much of the change counts: states are h + scale · (change(h) - h). A change that was learned at one
+    kl is too weak at a smaller one, and more than 1 may fit there.
     """
 
     head: nn.Linear
     change: Callable[[Tensor], Tensor] | None = None
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
         check_head(self.head)
+        check_number("OtherHead.scale", self.scale, "(0, inf)")
+        if self.change is None and self.scale != 1.0:
+            raise ValueError("OtherHead.scale is how much of the change counts, and there is no change: leave it out")
         if self.change is not None:
             check_callable("OtherHead.change", self.change, "hidden states (K, H), which returns others")
 
@@ -98,8 +105,13 @@ class OtherHead(SiteProposal):
         got = f"{changed.dtype} {tuple(changed.shape)}" if isinstance(changed, Tensor) else type(changed).__name__
         mixed = torch.is_autocast_enabled(states.device.type)
         if isinstance(changed, Tensor) and changed.shape == (len(states), size) and (mixed or changed.dtype == kind):
-            return changed
+            return changed if self.scale == 1.0 else states + self.scale * (changed - states)
         raise ValueError(
             f"OtherHead.change must return a state for each that it is given, {kind} ({len(states)}, {size}) as the "
             f"head reads them, got {got}"
         )
+
+
+def learned_parts(proposal: Proposal) -> list[Amortised | OtherHead]:
+    """The learned proposals among a proposal and its parts."""
+    return [*of_kind(proposal, Amortised), *of_kind(proposal, OtherHead)]

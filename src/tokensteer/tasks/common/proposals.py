@@ -145,6 +145,10 @@ class ProposalTraining:
         config = replace(self.config, kl=kl, options=f"{self.config.options} --reward {reward}")
         return replace(self, reward=None if own else reward, config=config)
 
+    def at(self, kl: float) -> ProposalTraining:
+        """The same at another kl."""
+        return replace(self, config=replace(self.config, kl=kl, options=f"{self.config.options} --kl {kl:g}"))
+
     def train(self, training: Training, twist: bool = False) -> dict[str, Any]:
         """Train, store and measure a proposal, or a `twist` for the finished proposal in `weights`. Everything else
         that the task needs is copied to the folder. The card is written and returned."""

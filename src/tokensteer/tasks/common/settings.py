@@ -57,6 +57,9 @@ class Settings:
     multinomial every child draws its parent on its own."""
     clip: Annotated[float | None, left("1, 3 for prop-grad", "FLOAT")] = None
     """For smc-grad and prop-grad: the most that the gradient may add to a log-probability."""
+    learned_scale: Annotated[float | None, left("what its training chose", "FLOAT")] = None
+    """For smc-amot and prop-amot: how much of what was learned counts, 1 for all of it. More than 1, for text alone,
+    may suit a kl that is smaller than that of the training."""
     guidance: Annotated[float | None, left("1.5, 3 for emoji", "FLOAT")] = None
     """For cfg and smc-cfg on dna, cifar and emoji: the scale s of p(x | goal)^s · p(x)^(1 - s). 1 is the model given
     the goal, more steers harder. For emoji also that of the guided sampler, which the other methods steer."""
@@ -90,6 +93,10 @@ class Settings:
             )
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise ValueError(f"--clip must be positive and finite, got {self.clip:g}: 1 is cautious, 10 hardly a bound")
+        if self.learned_scale is not None and not 0 < self.learned_scale < math.inf:
+            raise ValueError(
+                f"--learned-scale must be positive and finite, got {self.learned_scale:g}: 1 is all that was learned"
+            )
         if not 0 <= self.remask <= 1:
             raise ValueError(f"--remask must lie in [0, 1], got {self.remask:g}: it is a probability, 0 for none")
 
@@ -101,7 +108,9 @@ class Settings:
 
     def of_task(self) -> Settings:
         """The settings that a task reads: jobs in which these agree share a task."""
-        return replace(self, draws=None, noise=None, ramp=None, trigger=None, resample=None, clip=None)
+        return replace(
+            self, draws=None, noise=None, ramp=None, trigger=None, resample=None, clip=None, learned_scale=None
+        )
 
 
 def check_count(name: str, count: int | None, most: int, example: int) -> None:
