@@ -69,7 +69,7 @@ class OtherHead(SiteProposal):
     The denoiser must be made by `from_hidden`; `change` acts on each state alone, (K, H) -> (K, H).
 
     `scale` is how much of the change counts: states are h + scale · (change(h) - h). A change that was learned at one
-    kl is too weak at a smaller one, and more than 1 may fit there.
+    kl may be too weak at a smaller one: try more than 1 there.
     """
 
     head: nn.Linear
