@@ -113,7 +113,7 @@ def test_mog_is_taught_a_twist_too(tmp_path: Path) -> None:
         ("step-variance", "time", "StepVariance(twists=True, whole=False)", False),
         (None, "per-step", "StepVariance(twists=True, whole=False)", False),
         ("balance", None, "Balance(decay=0.9, ends=0.5, twists=False, whole=True)", True),
-        ("path-variance", None, "PathVariance(walked=False)", False),
+        ("path-variance", None, "PathVariance(twists=False, whole=True)", False),
     ],
 )
 def test_objectives_and_baselines_are_chosen_by_name(

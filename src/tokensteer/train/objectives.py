@@ -218,52 +218,23 @@ class Contrastive:
 
 @dataclass(frozen=True)
 class PathVariance:
-    """The variance of the log-weight of whole paths.
+    """The variance of the log-weight of whole paths."""
 
-    With `walked` the log-weights are those that the paths were walked with. Then one pass is enough, and an update may
-    take some of the steps at random, each in the place of several. The paths have to be the proposal's own, and new.
-    """
-
-    walked: bool = False
-    twists: bool = field(default=False, init=False, repr=False)
-
-    @property
-    def whole(self) -> bool:
-        return not self.walked
-
-    @property
-    def passes(self) -> int:
-        return 1 if self.walked else 2
+    twists: bool = False
+    whole: bool = True
+    passes: int = field(default=2, init=False, repr=False)
 
     def backward(self, batch: Batch, share: float, /) -> Tensor:
-        paths = batch.moves.paths
-        if self.walked:
-            return self._as_walked(batch, share)
-        return _two_passes(
-            batch, share, lambda log_q, _: self._of(batch, (paths.log_p - log_q).sum(0) + paths.log_twist[-1])
-        )
-
-    def _of(self, batch: Batch, log_w: Tensor) -> Tensor:
         paths, populations = batch.moves.paths, batch.moves.model.populations
-        if populations > 1:  # each template has a normaliser of its own
-            log_w = log_w.view(populations, -1)
-            return (log_w - log_w.mean(-1, keepdim=True)).square().mean()
-        return paths.mean((log_w - paths.mean(log_w)).square())
 
-    def _as_walked(self, batch: Batch, share: float) -> Tensor:
-        """The derivative in log q is the same at all steps of a path: minus that in its log-weight. The last step is
-        always among those of an update, and stands for itself."""
-        paths, count = batch.moves.paths, len(batch.steps)
-        log_w = (paths.log_ratio.sum(0) + paths.log_twist[-1]).requires_grad_()
-        total = self._of(batch, log_w)
-        (slope,) = torch.autograd.grad(total, log_w)
-        others = (paths.num_steps - 1) / max(1, count - 1)
-        for part in batch.parts:
-            measures = batch.moves.measures(part)
-            for_steps = slope.new_tensor([1.0 if k == paths.num_steps - 1 else others for k in part])
-            surrogate = -(for_steps.unsqueeze(-1) * slope * batch.moves.log_q(part, measures)).sum()
-            torch.autograd.backward(share * (surrogate + batch.penalty(part, measures) / count))
-        return total.detach()
+        def loss(log_q: Tensor, value: Tensor) -> Tensor:
+            log_w = (paths.log_p - log_q).sum(0) + paths.log_twist[-1]
+            if populations > 1:  # each template has a normaliser of its own
+                log_w = log_w.view(populations, -1)
+                return (log_w - log_w.mean(-1, keepdim=True)).square().mean()
+            return paths.mean((log_w - paths.mean(log_w)).square())
+
+        return _two_passes(batch, share, loss)
 
 
 def _two_passes(batch: Batch, share: float, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

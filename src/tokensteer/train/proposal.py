@@ -98,12 +98,6 @@ def _check_objective(objective: Objective | Likelihood, model: Diffusion, plan: 
             f"{type(objective).__name__} has a baseline or a twist of the state, which does not tell {contexts} "
             "contexts apart: use PathVariance"
         )
-    others = plan.on_policy < 1.0 or plan.replay or plan.updates > 1 or plan.last is not None or plan.times == 1
-    if isinstance(objective, PathVariance) and objective.walked and others:
-        raise ValueError(
-            "PathVariance(walked=True) learns from new paths of the proposal: let on_policy and updates be 1 and "
-            "replay 0, leave out last, and let times be 2 or more"
-        )
     own = round(plan.on_policy * plan.paths)
     fewest = min((count for count in (own, plan.paths - own) if count), default=0)
     if isinstance(objective, PathVariance) and fewest < 2 * model.populations:
