@@ -270,6 +270,7 @@ def test_lazy_twists_are_unbiased(potential: Any, ramp: Any) -> None:
 
 TOO_MUCH = torch.OutOfMemoryError("too much")
 ELSEWHERE = RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes.")
+TAKEN = RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.")
 
 
 def the_real_one() -> Exception:
@@ -295,7 +296,9 @@ class Small:
         return self.net(x)
 
 
-@pytest.mark.parametrize("error", [TOO_MUCH, ELSEWHERE, the_real_one(), MemoryError()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    "error", [TOO_MUCH, ELSEWHERE, TAKEN, the_real_one(), MemoryError()], ids=lambda e: type(e).__name__
+)
 @pytest.mark.parametrize("proposal", [ts.FromModel(), ts.Gradient()])
 def test_running_out_of_memory_halves_the_chunk(proposal: ts.Proposal, error: Exception) -> None:
     tilt = ts.Tilt(B.reward, B.kl, estimator=ts.Exact())
