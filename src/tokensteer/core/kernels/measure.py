@@ -79,6 +79,15 @@ class Relative(Measure, Protocol):
         ...
 
 
+@runtime_checkable
+class KnowsModel(Measure, Protocol):
+    """A measure q that may have predicted what the model says of a next state."""
+
+    def log_model(self, y: Tensor) -> Tensor | None:
+        """log p(y | x_t) over the sites that q shares, (P,), from the state of q; None if the model has to be asked."""
+        ...
+
+
 def draw(measure: Measure, generator: Generator | None) -> tuple[Tensor, Tensor | None]:
     """A draw from a measure and its log-probability, (P,); None if a ratio may do without it."""
     if isinstance(measure, Reveal):

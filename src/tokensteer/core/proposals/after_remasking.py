@@ -65,9 +65,9 @@ class AfterRemasking(Tilting):
         known = self._known_at(y)
         return self._opening(known.given).log_prob(y) if known.log_q is None else known.log_q
 
-    def log_p(self, y: Tensor, sites: Sites | None) -> Tensor:
-        """log p(y | x_t) of the product, (P,)."""
-        return self.model.log_prob_given(y, self.first.x, self._known_at(y).given, self.step, sites)
+    def log_model(self, y: Tensor) -> Tensor:
+        """log p(y | x_t) of the product, (P,): it has predicted for the sites that y leaves open."""
+        return self.model.log_prob_given(y, self.first.x, self._known_at(y).given, self.step, self.sites)
 
     def _known_at(self, y: Tensor) -> Known:
         if self._known is None or self._known.y is not y:

@@ -12,13 +12,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.kernels.measure import Relative, Reveal, draw
+from tokensteer.core.kernels.measure import KnowsModel, Relative, Reveal, draw
 from tokensteer.core.models.diffusion import Diffusion, Model, clock
 from tokensteer.core.models.prediction import stored_prediction
 from tokensteer.core.numerics.capture import capturing
 from tokensteer.core.particles.path import Evaluation, Measure, Moved, Resources, Step
-from tokensteer.core.proposals.after_remasking import AfterRemasking
-from tokensteer.core.proposals.mixture import MixedMeasure
 from tokensteer.core.proposals.proposal import FromModel, Proposal, predicts_late
 from tokensteer.core.steering.estimate_cache import EstimateCache
 from tokensteer.core.steering.probe import probe
@@ -124,10 +122,8 @@ class Steering:
     @torch.no_grad()
     def log_p(self, y: Tensor, x: Tensor, evaluation: Evaluation, step: Step, q: Measure) -> Tensor:
         """log p(y | x_t) over the sites that q shares, (P,)."""
-        for part in q.members if isinstance(q, MixedMeasure) else (q,):
-            if isinstance(part, AfterRemasking):  # it has predicted for the sites that y leaves open
-                return part.log_p(y, q.sites)
-        return self.model.log_prob(y, x, stored_prediction(evaluation), step, q.sites)
+        known = q.log_model(y) if isinstance(q, KnowsModel) else None
+        return self.model.log_prob(y, x, stored_prediction(evaluation), step, q.sites) if known is None else known
 
     def log_ratio(
         self, y: Tensor, x: Tensor, evaluation: Evaluation, step: Step, q: Measure, log_q: Tensor | None = None
