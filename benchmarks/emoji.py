@@ -28,7 +28,6 @@ from tokensteer.app.runs.choices import tilted
 from tokensteer.app.runs.recipes import recipe_of
 from tokensteer.core.particles.result import Result
 from tokensteer.core.steering.methods import Method
-from tokensteer.tasks.common.metrics import in_parts
 from tokensteer.tasks.common.prompts import numbered, read
 from tokensteer.tasks.common.settings import MOST, Settings, check_count
 from tokensteer.tasks.common.sheets import write_sheet
@@ -38,9 +37,8 @@ from tokensteer.tasks.emoji import data
 from tokensteer.tasks.emoji.captions import hashed
 from tokensteer.tasks.emoji.data import PAIR, Drawings
 from tokensteer.tasks.emoji.model import Networks, load_networks
-from tokensteer.tasks.emoji.rewards import agreement
 from tokensteer.tasks.emoji.sources import STYLES
-from tokensteer.tasks.emoji.task import of_prompts
+from tokensteer.tasks.emoji.task import of_prompts, scores
 from tokensteer.tasks.nets.text_encoder import sentence_vectors
 
 HERE = Path(__file__).parent
@@ -108,11 +106,13 @@ def choose_settings(options: Options) -> None:
             task = _task(options, networks, texts, kl, guidance)
             if not cells or cells[-1]["guidance"] != guidance:
                 say(f"guidance {guidance:g}: {_of_model(task, networks, texts, options)}")
+            judged = {
+                name: task.metrics(_answered(task, name, options, options.populations, draws))["judge"]
+                for name in ("best-of-n", "smc-base", "smc-grad")
+            }
             cell: dict[str, Any] = {"guidance": guidance, "kl": kl, "draws": draws}
-            for name in ("best-of-n", "smc-base", "smc-grad"):
-                found = task.metrics(_answered(task, name, options, options.populations, draws))
-                cell |= {name: {key: found[key].numbers() for key in ("judge", "alignment", "ess") if key in found}}
-            cell["judge"] = sum(cell[name]["judge"]["mean"] for name in ("smc-base", "smc-grad")) / 2
+            cell["methods"] = {name: judge.numbers() for name, judge in judged.items()}
+            cell["judge"] = (judged["smc-base"].mean + judged["smc-grad"].mean) / 2
             cells.append(cell)
             options.out.mkdir(parents=True, exist_ok=True)
             with (options.out / "choose.jsonl").open("a", encoding="utf-8") as file:
@@ -122,12 +122,8 @@ def choose_settings(options: Options) -> None:
 
 
 def _line(cell: dict[str, Any]) -> str:
-    judged = ", ".join(
-        f"{name} {found['judge']['mean']:.3f} ± {found['judge']['error']:.3f}"
-        for name, found in cell.items()
-        if isinstance(found, dict)
-    )
-    return f"guidance {cell['guidance']:g}, kl {cell['kl']:g}, {cell['draws']} draws: {judged}"
+    judged = (f"{name} {found['mean']:.3f} ± {found['error']:.3f}" for name, found in cell["methods"].items())
+    return f"guidance {cell['guidance']:g}, kl {cell['kl']:g}, {cell['draws']} draws: {', '.join(judged)}"
 
 
 def _of_model(task: Task, networks: Networks, texts: Sequence[str], options: Options) -> str:
@@ -135,15 +131,9 @@ def _of_model(task: Task, networks: Networks, texts: Sequence[str], options: Opt
     result = _answered(task, "pretrained", options, options.populations)
     ids = result.samples.flatten(0, 1)
     vectors = sentence_vectors(networks.states(texts)).repeat_interleave(len(ids) // len(texts), 0)
-
-    def scores(rows: Tensor) -> Tensor:
-        images = networks.images(ids[rows])
-        return torch.stack([agreement(net, images, vectors[rows]) for net in (networks.judge, networks.reward)], -1)
-
-    judge = task.metrics(result)["judge"]
-    found = in_parts(scores, torch.arange(len(ids), device=ids.device), 500).view(len(texts), -1, 2).double()
+    found = scores(networks, ids, vectors).view(len(texts), -1, 2)
     within = (found - found.mean(1, keepdim=True)).flatten(0, 1)
-    return f"judge {judge}, correlation within a prompt {torch.corrcoef(within.T)[0, 1]:.3f}"
+    return f"judge {task.metrics(result)['judge']}, correlation within a prompt {torch.corrcoef(within.T)[0, 1]:.3f}"
 
 
 def name_of(drawings: Drawings, place: int) -> tuple[str, str]:

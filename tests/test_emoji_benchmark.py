@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import small_emoji
+import torch
 
 import tokensteer as ts
 from tokensteer.tasks.common.sheets import read_sheet
@@ -79,6 +81,30 @@ def test_networks_are_loaded_once(bench, options, monkeypatch: pytest.MonkeyPatc
     for count, what in enumerate(("gallery", "strips", "cost"), 1):
         bench.main(replace(options, what=what))
         assert len(loaded) == count
+
+
+def test_settings_are_chosen_by_the_judge(bench, options, capsys, monkeypatch):
+    """By the mean of two methods, on the prompts kept for choosing alone."""
+    monkeypatch.setattr(bench, "CHOSEN", options.prompts)
+    monkeypatch.setattr(bench, "REPORTED", options.prompts.parent / "must not be read")
+    asked = {"guidances": (1.0, 3.0), "kls": (0.5, 0.05), "draws": (1, 2), "populations": 2}
+    asking = replace(options, what="choose", prompts=options.prompts.parent / "must not be read", **asked)
+    bench.main(asking)
+    cells = [json.loads(line) for line in (options.out / "choose.jsonl").read_text().splitlines()]
+    found = [(cell["guidance"], cell["kl"], cell["draws"]) for cell in cells]
+    assert found == list(product(asked["guidances"], asked["kls"], asked["draws"]))
+    for cell in cells:
+        judged = [cell["methods"][name]["mean"] for name in ("smc-base", "smc-grad")]
+        assert cell["judge"] == pytest.approx(sum(judged) / 2)
+    best = max(cells, key=lambda cell: cell["judge"])
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].startswith(f"best: guidance {best['guidance']:g}, kl {best['kl']:g}, {best['draws']} draws: ")
+    assert sum("correlation within a prompt" in line for line in said) == 2  # the model of each guidance
+    task = bench._task(options, bench._networks(options), ["a red square", "a blue bar"], 0.05, 3.0)
+    method = bench.method_of(task, "smc-grad", options, 2)
+    drawn = method(2, 4, generator=torch.Generator().manual_seed(0))
+    cell = next(cell for cell in cells if (cell["guidance"], cell["kl"], cell["draws"]) == (3.0, 0.05, 2))
+    assert cell["methods"]["smc-grad"]["mean"] == pytest.approx(task.metrics(drawn)["judge"].mean)
 
 
 @pytest.mark.parametrize("name", ["auto", "particle-gibbs"])

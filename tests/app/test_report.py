@@ -277,12 +277,15 @@ def test_settings_are_stored_as_resolved() -> None:
     asked = [Job("digits", name, 4, 2, settings=Settings(steps=12)) for name in names]
     asked.append(Job("mog", "smc-base", 4, 2, settings=Settings(trigger="every:3", ramp="clipped:3")))
     asked += [Job("digits", name, 4, 2, settings=Settings(steps=12, clip=2.5)) for name in ("smc-grad", "smc-base")]
-    base, grad, fk, svdd, mog, clipped, not_clipped = map(resolved, prepare(asked, Environment()))
+    asked += [Job("digits", "smc-amot", 4, 2, settings=Settings(steps=12, learned_scale=s)) for s in (None, 0.5)]
+    base, grad, fk, svdd, mog, clipped, not_clipped, amot, halved = map(resolved, prepare(asked, Environment()))
     same = {"steps": 12, "seed": 0, "kl": 1.0, "goal": 4, "draws": 10, "ramp": "exponential", "noise": "fresh"}
     assert base == {**same, "trigger": "ess:0.5:10", "resample": "systematic"}
     assert grad == {**same, "trigger": "ess:0.5", "resample": "systematic", "clip": 1.0}
     assert clipped == {**grad, "clip": 2.5}
     assert not_clipped == base
+    assert amot == {**base, "learned_scale": 0.85}  # what its training chose
+    assert halved == {**base, "learned_scale": 0.5}
     assert (fk["ramp"], fk["trigger"], fk["resample"]) == ("full at resampling", "every:2", "multinomial")
     assert (svdd["trigger"], svdd["resample"]) == ("always", "one survivor")
     assert (mog["steps"], mog["draws"], mog["ramp"], mog["trigger"]) == (100, 0, "clipped:3", "every:3")

@@ -115,8 +115,8 @@ def resolved(ready: PreparedJob) -> dict[str, Any]:
     gradients = of_kind(proposal, Gradient)  # a rule is around it
     if gradients and gradients[0].clip is not None:
         found["clip"] = gradients[0].clip
-    if learned_parts(proposal):
-        found["learned_scale"] = learned_parts(proposal)[0].scale
+    if learners := learned_parts(proposal):
+        found["learned_scale"] = learners[0].scale
     if isinstance(twist, Tilt):
         found |= {"kl": twist.kl, "draws": twist.draws if twist.drawn else 0}
         found["ramp"] = choices.ramp_name(twist.ramp, steps)

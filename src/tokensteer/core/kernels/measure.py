@@ -80,11 +80,11 @@ class Relative(Measure, Protocol):
 
 
 @runtime_checkable
-class KnowsModel(Measure, Protocol):
-    """A measure q that may have predicted what the model says of a next state."""
+class ModelAware(Measure, Protocol):
+    """A measure q that may hold the model's predictions for its next states, as well as its own."""
 
     def log_model(self, y: Tensor) -> Tensor | None:
-        """log p(y | x_t) over the sites that q shares, (P,), from the state of q; None if the model has to be asked."""
+        """log p(y | x_t) of the model at the sites of q, (P,), with x_t the state of q; None if q does not hold it."""
         ...
 
 

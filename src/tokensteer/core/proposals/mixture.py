@@ -10,7 +10,7 @@ from itertools import accumulate
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.kernels.measure import KnowsModel, SiteMeasure
+from tokensteer.core.kernels.measure import ModelAware, SiteMeasure
 from tokensteer.core.models.diffusion import Model
 from tokensteer.core.numerics.batching import Meter
 from tokensteer.core.numerics.domains import check_number
@@ -46,7 +46,7 @@ class MixedMeasure:
         return torch.stack(terms).logsumexp(0)
 
     def log_model(self, y: Tensor) -> Tensor | None:
-        known = (member.log_model(y) for member in self.members if isinstance(member, KnowsModel))
+        known = (member.log_model(y) for member in self.members if isinstance(member, ModelAware))
         return next((log_p for log_p in known if log_p is not None), None)
 
     def take(self, rows: Tensor) -> MixedMeasure:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Generator, Tensor
 
-from tokensteer.core.kernels.measure import KnowsModel, Relative, Reveal, draw
+from tokensteer.core.kernels.measure import ModelAware, Relative, Reveal, draw
 from tokensteer.core.models.diffusion import Diffusion, Model, clock
 from tokensteer.core.models.prediction import stored_prediction
 from tokensteer.core.numerics.capture import capturing
@@ -122,7 +122,7 @@ class Steering:
     @torch.no_grad()
     def log_p(self, y: Tensor, x: Tensor, evaluation: Evaluation, step: Step, q: Measure) -> Tensor:
         """log p(y | x_t) over the sites that q shares, (P,)."""
-        known = q.log_model(y) if isinstance(q, KnowsModel) else None
+        known = q.log_model(y) if isinstance(q, ModelAware) else None
         return self.model.log_prob(y, x, stored_prediction(evaluation), step, q.sites) if known is None else known
 
     def log_ratio(

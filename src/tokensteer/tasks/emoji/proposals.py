@@ -35,7 +35,7 @@ CAPTIONS = 64
 PLAN = ProposalPlan(
     480, paths=2 * CAPTIONS, rate=1e-3, average=0.98, anneal=0.5, rows=512, report_every=20, save_every=80
 )
-"""Two paths of each caption: many updates from few paths learn more in the same time than few from many."""
+"""Two paths of each caption, the fewest that have a variance, so that there are many updates."""
 CONFIG = ProposalConfig(
     PLAN,
     PathVariance(),

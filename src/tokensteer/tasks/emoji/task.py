@@ -109,15 +109,22 @@ def assess(result: Result, networks: Networks, vectors: Tensor, reward: str) -> 
     own = vectors.repeat_interleave(populations // len(vectors) * count, 0)
     colours = [reward.removeprefix(MOSTLY)] if reward.startswith(MOSTLY) else []
 
-    def scores(rows: Tensor) -> Tensor:
-        images = networks.images(ids[rows])
-        cosines = [agreement(tower, images, own[rows]) for tower in (networks.judge, networks.reward)]
-        return torch.stack([*cosines, *(share_of(colour)(images) for colour in colours)], -1)
-
+    table = scores(networks, ids, own, colours)
     names = ["judge", "alignment", *(f"share of {colour}" for colour in colours)]
-    table = in_parts(scores, torch.arange(len(ids), device=ids.device), 500).double()
     found = {name: weighted(result, values) for name, values in zip(names, table.T, strict=True)}
     found |= diversity(networks.pixels(result.sample()[:, 0]), len(vectors))
     if result.reward is not None:
         found["reward"] = weighted(result, result.reward)
     return {**found, "ess": ess_share(result)}
+
+
+def scores(networks: Networks, ids: Tensor, vectors: Tensor, colours: Sequence[str] = ()) -> Tensor:
+    """Of each drawing (P, L) the agreement with its own sentence vector (P, width) by the judge and by the reward
+    network, and the shares of the colours; (P, 2 + colours)."""
+
+    def of_rows(rows: Tensor) -> Tensor:
+        images = networks.images(ids[rows])
+        cosines = [agreement(tower, images, vectors[rows]) for tower in (networks.judge, networks.reward)]
+        return torch.stack([*cosines, *(share_of(colour)(images) for colour in colours)], -1)
+
+    return in_parts(of_rows, torch.arange(len(ids), device=ids.device), 500).double()
