@@ -49,6 +49,8 @@ class Options:
     """The task's unless given: ten on digits and mnist."""
     noise: Literal["fresh", "shared"] | None = None
     """Of the draws, the task's unless given. Shared noise has the seed of the run."""
+    smoothing: float | None = None
+    """The share of a particle's last estimate that stays in its next one."""
     kl: float = 1.0
     device: str = "cpu"
     proposals: tuple[str, ...] = tuple(PROPOSALS)
@@ -81,7 +83,7 @@ def main(options: Options) -> None:
 
 
 def steered(task: Task, proposal: ts.Proposal, when: str, options: Options, seed: int) -> ts.Result:
-    tilt = tilted(task, Settings(draws=options.draws, noise=options.noise), seed)
+    tilt = tilted(task, Settings(draws=options.draws, noise=options.noise, smoothing=options.smoothing), seed)
     steering = ts.Steering(task.model, tilt, proposal)
     populations = options.populations * steering.resources.templates
     generator = torch.Generator(options.device).manual_seed(seed)

@@ -577,6 +577,8 @@ RUN = ["run", "digits", *TINY, "--out", "OUT"]
         ),
         ([*RUN, "--guidance", "2"], "digits has no model that takes the goal as a label: leave out --guidance 2"),
         ([*RUN, "--clip", "0"], "--clip must be positive and finite, got 0"),
+        ([*RUN, "--smoothing", "1"], "--smoothing must lie in [0, 1), got 1"),
+        ([*RUN, "--method", "pretrained", "--smoothing", "0.5"], "--smoothing is that of the reward"),
         ([*RUN, "--method", "smc-base", "--clip", "2"], "--clip bounds the gradient of smc-grad and prop-grad"),
         ([*RUN, "--learned-scale", "0"], "--learned-scale must be positive and finite, got 0"),
         ([*RUN, "--method", "smc-base", "--learned-scale", "1"], "--learned-scale is that of smc-amot and prop-amot"),

@@ -117,7 +117,7 @@ def test_a_config_holds_what_was_resolved_and_no_null(toml: Path):
     assert tokensteer("compare", "digits", "--methods", "smc-base", "pretrained", *words, "--out", "first") == 0
     first = ts.open_run("first")
     assert "null" not in Path("first/config.json").read_text()
-    same = {"steps": 3, "kl": 1.0, "goal": 4, "draws": 10, "ramp": "exponential", "noise": "fresh"}
+    same = {"steps": 3, "kl": 1.0, "goal": 4, "draws": 10, "ramp": "exponential", "noise": "fresh", "smoothing": 0.0}
     job, plain = first.config["jobs"]
     assert same.items() | {("trigger", "ess:0.5:10"), ("resample", "systematic")} <= set(_hashable(job))
     assert (plain["kl"], plain["trigger"], "ramp" in plain) == (1.0, "never", False)
@@ -130,6 +130,18 @@ def test_a_config_holds_what_was_resolved_and_no_null(toml: Path):
     given = [f"--{name}={job[name]}" for name in (*same, "trigger", "resample") if name != "steps"]
     assert tokensteer("run", "digits", "--method", "smc-base", *words, *given, "--out", "third") == 0
     assert first.result(0).log_w.equal(ts.open_run("third").result(0).log_w)
+
+
+@pytest.mark.parametrize(("given", "used"), [([], 0.5), (["--smoothing", "0.6"], 0.6), (["--smoothing", "0"], 0.0)])
+def test_the_smoothing_of_a_run_is_in_its_config(given: list[str], used: float, tmp_path: Path, monkeypatch):
+    """That of smc-grad is 1 - 25/T unless given; no other method smooths."""
+    monkeypatch.chdir(tmp_path)
+    words = ["--particles", "2", "--populations", "1", "--steps", "50", *given]
+    assert tokensteer("compare", "digits", "--methods", "smc-base", "smc-grad", *words, "--out", "run") == 0
+    base, gradient = ts.open_run("run").config["jobs"]
+    assert (gradient["smoothing"], base["smoothing"]) == (used, used if given else 0.0)
+    assert tokensteer("compare", "--config", "run/config.json", "--out", "again") == 0
+    assert ts.open_run("again").config["jobs"] == [base, gradient]
 
 
 def _hashable(table: dict[str, Any]) -> list[tuple[str, Any]]:

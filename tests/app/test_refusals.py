@@ -103,7 +103,9 @@ def prepared(weights: Path, *names: str, task: str = "cifar", **settings) -> lis
     return prepare.prepare(jobs, prepare.Environment(weights))
 
 
-@pytest.mark.parametrize(("name", "value"), [("kl", 1e-4), ("draws", 3), ("ramp", "linear"), ("noise", "fresh")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("kl", 1e-4), ("draws", 3), ("ramp", "linear"), ("noise", "fresh"), ("smoothing", 0.5)]
+)
 def test_settings_of_a_reward_are_refused_where_it_is_not_used(name: str, value, weights: Path):
     """smc-cfg, the default of cifar, has no reward unless one is chosen; in a comparison one that uses it is enough."""
     for method in ("smc-cfg", "cfg"):

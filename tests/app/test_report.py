@@ -279,7 +279,16 @@ def test_settings_are_stored_as_resolved() -> None:
     asked += [Job("digits", name, 4, 2, settings=Settings(steps=12, clip=2.5)) for name in ("smc-grad", "smc-base")]
     asked += [Job("digits", "smc-amot", 4, 2, settings=Settings(steps=12, learned_scale=s)) for s in (None, 0.5)]
     base, grad, fk, svdd, mog, clipped, not_clipped, amot, halved = map(resolved, prepare(asked, Environment()))
-    same = {"steps": 12, "seed": 0, "kl": 1.0, "goal": 4, "draws": 10, "ramp": "exponential", "noise": "fresh"}
+    same = {
+        "steps": 12,
+        "seed": 0,
+        "kl": 1.0,
+        "goal": 4,
+        "draws": 10,
+        "ramp": "exponential",
+        "noise": "fresh",
+        "smoothing": 0.0,
+    }
     assert base == {**same, "trigger": "ess:0.5:10", "resample": "systematic"}
     assert grad == {**same, "trigger": "ess:0.5", "resample": "systematic", "clip": 1.0}
     assert clipped == {**grad, "clip": 2.5}

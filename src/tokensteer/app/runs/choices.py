@@ -118,7 +118,7 @@ def _parts(text: str, option: str, numbered: tuple[str, ...]) -> tuple[str, floa
 
 
 def tilted(task: Task, settings: Settings, seed: int = 0, shares: bool = True) -> Tilt:
-    """The task's tilt with the ramp, number of draws and noise of the settings.
+    """The task's tilt with the ramp, smoothing, number of draws and noise of the settings.
 
     Shared noise has the seed of the run. Without --noise, a method that `shares` uses shared noise where the task
     does. With --draws the reward is estimated from draws even where the task has it in closed form.
@@ -126,6 +126,8 @@ def tilted(task: Task, settings: Settings, seed: int = 0, shares: bool = True) -
     noise, tilt = settings.noise, task.tilt
     if settings.ramp is not None:
         tilt = replace(tilt, ramp=ramp(settings.ramp))
+    if settings.smoothing is not None:
+        tilt = replace(tilt, smoothing=settings.smoothing)
     if settings.draws is not None:
         tilt = replace(tilt, draws=settings.draws, estimator=tilt.estimator if tilt.drawn else Sampled())
     if noise not in (None, *NOISES):

@@ -137,7 +137,7 @@ def _check_used(ready: Sequence[PreparedJob]) -> None:
 def _check_reward_used(ready: Sequence[PreparedJob], names: str) -> None:
     """Raise if there is a setting of the reward that none of the methods reads, as with guidance alone."""
     tilts = any(one.tilts for one in ready)
-    read = {"kl": any(one.reads_kl for one in ready), "draws": tilts, "ramp": tilts, "noise": tilts}
+    read = {"kl": any(one.reads_kl for one in ready), "draws": tilts, "ramp": tilts, "noise": tilts, "smoothing": tilts}
     for name in read:
         if read[name] or all(getattr(one.job.settings, name) is None for one in ready):
             continue

@@ -86,7 +86,7 @@ def row_of(ready: PreparedJob, result: Result, answer: Result, kept: Tensor, sec
     }
 
 
-PILOTED = ("draws", "ramp", "noise", "trigger", "resample")
+PILOTED = ("draws", "ramp", "noise", "smoothing", "trigger", "resample")
 """What pilots choose."""
 
 
@@ -118,7 +118,7 @@ def resolved(ready: PreparedJob) -> dict[str, Any]:
     if learners := learned_parts(proposal):
         found["learned_scale"] = learners[0].scale
     if isinstance(twist, Tilt):
-        found |= {"kl": twist.kl, "draws": twist.draws if twist.drawn else 0}
+        found |= {"kl": twist.kl, "draws": twist.draws if twist.drawn else 0, "smoothing": twist.smoothing or 0.0}
         found["ramp"] = choices.ramp_name(twist.ramp, steps)
         if isinstance(twist.estimator, Sampled):
             found["noise"] = "fresh" if twist.estimator.random else "shared"

@@ -95,6 +95,7 @@ RESOLVED = (
     {"steps": SIZE}
     | _of(COUNT, "seed", "draws", "goal")
     | _of(POSITIVE, "kl", "guidance", "clip")
+    | {"smoothing": SHARE}
     | _of(TEXT, "ramp", "trigger", "noise", "resample", "reward")
 )
 CONFIG = _of(TEXT, "version", "command", "started", "weights", "device", "machine") | {

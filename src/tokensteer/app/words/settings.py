@@ -29,6 +29,8 @@ def meaning(name: str, value: object) -> str:
             said = TRIGGERS.get(words, "") or _trigger(words)
         case "noise":
             said = NOISES.get(words, "")
+        case "smoothing":
+            said = "this share of a particle's last estimate stays in its next"
         case "draws" if value == 0:
             return "none, the estimate has a closed form"
         case "draws":

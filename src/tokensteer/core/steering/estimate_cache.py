@@ -115,6 +115,7 @@ class EstimateCache:
         weighed: bool,
     ) -> Tensor | None:
         """The estimate of the reward, (P,): those in `fresh`, the parent's that still hold, and new ones for the rest.
+        New ones are averaged with the parent's if the tilt smooths.
 
         None where the tilt rests, unless a gradient pass makes estimates at every step. None even if every estimate is
         cached: populations must stay independent.
@@ -122,22 +123,27 @@ class EstimateCache:
         twist, everywhere = self.twist, fresh is not None and self.every == 1
         if twist is None or (twist.rests(state.t, parent, weighed) and not everywhere):
             return None
+        before = None if parent is None else parent.reward
         if fresh is not None and len(fresh.rows) == len(state.x):
-            return fresh.estimates
-        holds = parent is not None and parent.reward is not None and self.timeless and twist.reusable
-        kept = parent.reward if parent is not None and holds else None
+            return twist.smoothed(fresh.estimates, before)
+        holds = parent is not None and before is not None and self.timeless and twist.reusable
+        kept = before if holds else None
         if fresh is None and kept is None:
-            return twist.estimate(state, generator)
+            return twist.smoothed(twist.estimate(state, generator), before)
         missing = changed(state.x, _prediction(parent) if holds else None)
         if fresh is not None:
             missing = missing[~torch.isin(missing, fresh.rows)]
         if len(missing) == len(state.x):
-            return twist.estimate(state, generator)
+            return twist.smoothed(twist.estimate(state, generator), before)
         reward = torch.zeros(len(state.x), dtype=torch.float64, device=state.x.device) if kept is None else kept
+
+        def put(rows: Tensor, estimates: Tensor) -> Tensor:
+            return reward.index_copy(0, rows, twist.smoothed(estimates, None if before is None else before[rows]))
+
         if fresh is not None:
-            reward = reward.index_copy(0, *fresh)
+            reward = put(*fresh)
         if len(missing):
-            reward = reward.index_copy(0, missing, twist.estimate(state.take(missing), generator))
+            reward = put(missing, twist.estimate(state.take(missing), generator))
         saved = len(reward) - len(missing) - (0 if fresh is None else len(fresh.rows))
         twist.meter.count(0, saved * (twist.draws if twist.drawn else 1))
         return reward

@@ -27,7 +27,8 @@ from tokensteer.core.twists.tilt import Tilt
 
 CLIP = 1.0  # of the gradient proposal, chosen on digits and mnist (docs/results/proposals.md)
 LOOKS = 10  # in a run, where each takes draws
-LONG = 32  # sites; with two, ten looks gave nine times the scatter of log Z
+RECENT = 25  # of T steps: estimates of smc_grad keep 1 - 25/T of the last (docs/results/proposals.md)
+LONG = 32  # sites, so that one step changes little; with two, ten looks gave nine times the scatter of log Z
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,11 @@ def usual_trigger(model: Model, tilt: Tilt) -> Trigger:
     """ESS below a half. Where each look takes draws and long sequences change little between looks, ten looks in a run:
     as exact and about as precise as a look at every step, for a fraction of the reward rows."""
     costly = tilt.drawn and tilt.potential.memoryless and not isinstance(tilt.ramp, Adaptive)
-    return ess_below(0.5, LOOKS if costly and model.base.template.shape[-1] >= LONG else None)
+    return ess_below(0.5, LOOKS if costly and _long(model) else None)
+
+
+def _long(model: Model) -> bool:
+    return model.base.template.shape[-1] >= LONG
 
 
 def smc_base(model: Model, tilt: Tilt) -> Method:
@@ -113,7 +118,12 @@ def smc_base(model: Model, tilt: Tilt) -> Method:
 
 def smc_grad(model: Model, tilt: Tilt, clip: float | None = CLIP) -> Method:
     """SMC with the gradient proposal for tokens, clipped: with few draws gradients are steep and weights heavy-tailed.
-    Estimates come with gradients, so weights are looked at in every step."""
+
+    Estimates come with gradients, so weights are looked at in every step. For long sequences those with fresh noise are
+    averaged over recent steps, unless the tilt has a `smoothing` of its own.
+    """
+    if tilt.smoothing is None and tilt.drawn and tilt.estimator.random and _long(model):
+        tilt = replace(tilt, smoothing=max(0.0, 1 - RECENT / len(model.steps)))
     return Method(Steering(model, tilt, Gradient(clip=clip, tokens_only=True)))
 
 

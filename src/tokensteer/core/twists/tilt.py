@@ -61,6 +61,9 @@ class Tilt:
     such as the log-probability that a constraint will be met. `context` is what the reward depends on beside the
     sequence, such as the vector of a prompt: tensors with one row for all populations or one for each, as in
     `Diffusion`. The reward is called with the rows of its sequences as further arguments.
+
+    `smoothing` is the share of a particle's last estimate that stays in its next one, from the step before: the twist
+    is then an average over the particle's recent steps, with less noise. None is 0, or what the method chooses.
     """
 
     reward: Reward
@@ -74,6 +77,7 @@ class Tilt:
     floor: float = -2.0
     log_lookahead: LogLookahead | None = None
     context: Tensor | Sequence[Tensor] | None = None
+    smoothing: float | None = None
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
     chunks: Chunks = field(default_factory=Chunks, init=False, repr=False, compare=False)
 
@@ -93,6 +97,8 @@ class Tilt:
         if self.log_lookahead is not None:
             check_callable("Tilt.log_lookahead", self.log_lookahead, "a tilt and a NoisyState")
         object.__setattr__(self, "context", as_tensors(self.context))
+        if self.smoothing is not None:
+            check_number("Tilt.smoothing", self.smoothing, "[0, 1)", "0 takes each estimate as it is")
         check_number("Tilt.floor", self.floor, hint="a log-twist of -inf would lose what can still recover")
         if not isinstance(self.potential, Potential):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
@@ -243,6 +249,10 @@ class Tilt:
             rows = r.shape[1]
             raise ValueError(f"Tilt.average must give one number for each of {rows} sequences, ({rows},), got {got}")
         return found
+
+    def smoothed(self, estimates: Tensor, before: Tensor | None) -> Tensor:
+        """Estimates (n,) averaged with those of the same particles in the step before, if any."""
+        return estimates if before is None or not self.smoothing else torch.lerp(estimates, before, self.smoothing)
 
     def lookahead(self, state: NoisyState) -> Tensor:
         """The term of the log-twist that the ramp does not scale, (P,)."""

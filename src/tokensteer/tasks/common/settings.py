@@ -42,6 +42,10 @@ class Settings:
     """Of the draws: fresh, or shared by all particles at all times, often better where the reward is sharp."""
     ramp: Annotated[str | None, left("the task's", "STR")] = None
     """How much of the reward counts on the way: linear, constant, end, exponential, clipped:3, adaptive:0.9."""
+    smoothing: Annotated[float | None, left("0, more for smc-grad on digits and mnist", "FLOAT")] = None
+    """The share of a particle's last estimate of the reward that stays in its next one: averages over recent steps have
+    less noise. It counts where each step makes an estimate, as with gradients. On digits and mnist smc-grad has 1 - 25/T
+    in T steps, 0.5 in fifty."""
     trigger: Annotated[str | None, left("the method's", "STR")] = None
     """When to resample: ess:0.5, ess:0.5:10 (looking ten times in a run), every:20, always, never, observe (never, but
     look at the weights)."""
@@ -97,6 +101,8 @@ class Settings:
             raise ValueError(
                 f"--learned-scale must be positive and finite, got {self.learned_scale:g}: 1 is all that was learned"
             )
+        if self.smoothing is not None and not 0 <= self.smoothing < 1:
+            raise ValueError(f"--smoothing must lie in [0, 1), got {self.smoothing:g}: 0 takes estimates as they are")
         if not 0 <= self.remask <= 1:
             raise ValueError(f"--remask must lie in [0, 1], got {self.remask:g}: it is a probability, 0 for none")
 
@@ -108,9 +114,8 @@ class Settings:
 
     def of_task(self) -> Settings:
         """The settings that a task reads: jobs in which these agree share a task."""
-        return replace(
-            self, draws=None, noise=None, ramp=None, trigger=None, resample=None, clip=None, learned_scale=None
-        )
+        read_later = ("draws", "noise", "ramp", "smoothing", "trigger", "resample", "clip", "learned_scale")
+        return replace(self, **dict.fromkeys(read_later))
 
 
 def check_count(name: str, count: int | None, most: int, example: int) -> None:

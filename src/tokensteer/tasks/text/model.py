@@ -145,4 +145,5 @@ class Opinion:
 
 def tilt(reward: Opinion | OfText, kl: float = KL, ramp: Ramp = linear_ramp, draws: int = DRAWS) -> Tilt:
     """The target p(x) · exp(reward/kl), for an opinion p(x) · p(goal | x)^(1/kl)."""
-    return Tilt(reward, kl, ramp, draws, differentiable=isinstance(reward, Opinion))
+    # Averages over steps are not measured here: a token that is opened can turn a text.
+    return Tilt(reward, kl, ramp, draws, differentiable=isinstance(reward, Opinion), smoothing=0.0)
