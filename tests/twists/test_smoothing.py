@@ -1,12 +1,11 @@
 """Estimates that are averaged over a particle's recent steps: which averages, and that targets stay."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 import tokensteer as ts
 from tests.helpers.checks import answer, trial
+from tests.helpers.narrow import some
 from tests.helpers.toys import Toy
 
 A, B = Toy("A"), Toy("B")
@@ -57,6 +56,10 @@ def test_shares_out_of_range(smoothing):
         ts.Tilt(A.reward, smoothing=smoothing)
 
 
+def smoothing_of(method):
+    return some(method.steering.twist).smoothing
+
+
 def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
@@ -74,12 +77,12 @@ def test_what_smc_grad_chooses(steps, share):
         return ts.Tilt(ones, differentiable=True, **options)
 
     def chosen(**options):
-        return ts.smc_grad(model, tilt(**options)).steering.twist.smoothing
+        return smoothing_of(ts.smc_grad(model, tilt(**options)))
 
     assert chosen(**NOISY) == pytest.approx(share)
     assert chosen(**NOISY, smoothing=0.2) == 0.2
     assert chosen(**NOISY, smoothing=0.0) == 0.0
     assert chosen(estimator=ts.Sampled(seed=1)) is None  # one function of the state
     assert chosen(estimator=ts.SoftInput()) is None  # no noise
-    assert ts.smc_base(model, tilt(**NOISY)).steering.twist.smoothing is None
-    assert ts.smc_grad(A.model("mdm"), A.tilt("mdm", **NOISY)).steering.twist.smoothing is None  # three sites
+    assert smoothing_of(ts.smc_base(model, tilt(**NOISY))) is None
+    assert smoothing_of(ts.smc_grad(A.model("mdm"), A.tilt("mdm", **NOISY))) is None  # three sites
