@@ -271,6 +271,8 @@ def test_lazy_twists_are_unbiased(potential: Any, ramp: Any) -> None:
 TOO_MUCH = torch.OutOfMemoryError("too much")
 ELSEWHERE = RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes.")
 TAKEN = RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.")
+CUBLAS = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+TRITON = RuntimeError("Triton Error [CUDA]: out of memory")
 
 
 def the_real_one() -> Exception:
@@ -297,7 +299,9 @@ class Small:
 
 
 @pytest.mark.parametrize(
-    "error", [TOO_MUCH, ELSEWHERE, TAKEN, the_real_one(), MemoryError()], ids=lambda e: type(e).__name__
+    "error",
+    [TOO_MUCH, ELSEWHERE, TAKEN, CUBLAS, TRITON, the_real_one(), MemoryError()],
+    ids=lambda e: type(e).__name__,
 )
 @pytest.mark.parametrize("proposal", [ts.FromModel(), ts.Gradient()])
 def test_running_out_of_memory_halves_the_chunk(proposal: ts.Proposal, error: Exception) -> None:

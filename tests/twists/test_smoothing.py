@@ -1,5 +1,7 @@
 """Estimates that are averaged over a particle's recent steps: which averages, and that targets stay."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,25 +9,37 @@ import tokensteer as ts
 from tests.helpers.checks import answer, trial
 from tests.helpers.narrow import some
 from tests.helpers.toys import Toy
+from tokensteer.testing import enumerate_steering
 
 A, B = Toy("A"), Toy("B")
 NOISY = {"estimator": ts.Sampled(), "draws": 2}
 GENTLE = ts.Gradient(clip=1.0, tokens_only=True)
 
 
+PROPOSALS = pytest.mark.parametrize("proposal", [ts.FromModel(), GENTLE], ids=["base", "gradient"])
+
+
 @pytest.mark.parametrize("sampler", ["mdm", "remdm", "lowconf"])
-@pytest.mark.parametrize("proposal", [ts.FromModel(), GENTLE], ids=["base", "gradient"])
+@PROPOSALS
 def test_the_target_stays(sampler, proposal):
     path = ts.Steering(A.model(sampler), A.tilt(sampler, smoothing=0.7, **NOISY), proposal)
     outcome = trial(path, answer(path.model, path.twist), populations=4096)
     assert outcome.unbiased, str(outcome)
 
 
-@pytest.mark.parametrize("proposal", [ts.FromModel(), GENTLE], ids=["base", "gradient"])
-def test_what_is_averaged(proposal):
-    """Particles that moved have .3 of the new estimate and .7 of that of the step before; the others keep theirs."""
+@pytest.mark.parametrize("potential", [ts.potentials.maximum, ts.potentials.total], ids=["max", "sum"])
+def test_the_target_stays_with_memory(potential):
+    tilt = A.tilt("mdm", smoothing=0.7, potential=potential, **NOISY)
+    path = ts.Steering(A.model("mdm"), tilt, GENTLE)
+    outcome = trial(path, answer(path.model, path.twist), populations=4096)
+    assert outcome.unbiased, str(outcome)
+
+
+def one_step(proposal, sharing):
+    """What 60 particles move to, which of them have moved, and the estimates there with and without smoothing."""
+    model = replace(B.model("mdm"), sharing=sharing)
     steep, smooth = (
-        ts.Steering(B.model("mdm"), B.tilt("mdm", smoothing=share, ramp=ts.ramps.constant, **NOISY), proposal)
+        ts.Steering(model, B.tilt("mdm", smoothing=share, ramp=ts.ramps.constant, **NOISY), proposal)
         for share in (None, 0.7)
     )
     x = torch.full((60, B.length), B.mask_id)
@@ -34,12 +48,43 @@ def test_what_is_averaged(proposal):
     there = (moved.x != x).any(-1)
     assert there.any()
     assert not there.all()
-    new, old = (path.evaluate(moved.x, path.steps[1].t, seeded(3), moved.parent).reward for path in (smooth, steep))
-    assert first.reward is not None
-    assert new is not None
-    assert old is not None
-    assert torch.allclose(new[there], 0.7 * first.reward[there] + 0.3 * old[there])
-    assert torch.equal(new[~there], first.reward[~there])
+    return steep, smooth, moved, there
+
+
+def estimates(path, moved, rows):
+    parent = moved.parent.take(rows)
+    found = path.evaluate(moved.x[rows], path.steps[1].t, seeded(3), parent).reward
+    return some(found), some(parent.reward)
+
+
+@pytest.mark.parametrize("sharing", [True, False], ids=["sharing", "each row"])
+@PROPOSALS
+def test_what_is_averaged(proposal, sharing):
+    """The estimate of a particle that has moved is .3 of the new one and .7 of that of the step before. One that has
+    not moved keeps its estimate where rows are shared, and is estimated again, and averaged, elsewhere."""
+    steep, smooth, moved, there = one_step(proposal, sharing)
+    for rows in (torch.arange(60), there.nonzero().squeeze(-1)):  # some of them have moved, all of them have
+        new, before = estimates(smooth, moved, rows)
+        alone, _ = estimates(steep, moved, rows)
+        averaged = there[rows] | (not sharing)
+        assert torch.allclose(new[averaged], (0.7 * before + 0.3 * alone)[averaged])
+        assert torch.equal(new[~averaged], before[~averaged])
+
+
+def test_a_twist_of_the_state_alone_is_not_averaged():
+    """Learned twists replace the estimates, and Enumerated needs the log-twist of every state that may come."""
+    tilt = B.tilt("mdm", smoothing=0.7)
+    learned = ts.LearnedTwist(lambda x, t: torch.zeros(len(x)))
+    assert learned.on(tilt).smoothing == 0.0
+    with pytest.raises(ValueError, match="and no smoothing"):
+        ts.smc(ts.Steering(B.model("mdm"), tilt, ts.Enumerated()), 2)
+
+
+def test_enumeration_leaves_averages_out():
+    exact, averaged = (
+        enumerate_steering(ts.Steering(A.model("mdm"), A.tilt("mdm", smoothing=share))) for share in (0.0, 0.7)
+    )
+    assert averaged.log_z == exact.log_z
 
 
 def test_off_unless_asked_for():

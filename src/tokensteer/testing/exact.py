@@ -129,14 +129,14 @@ class Enumeration:
 
 @torch.no_grad()
 def enumerate_steering(steering: Steering, limit: int = 2_000_000) -> Enumeration:
-    """Compute a small steering exactly. A random estimate is replaced by its mean over all draws and a potential with
-    memory by the difference; the final target and log Z do not depend on them."""
+    """Compute a small steering exactly. A random estimate is replaced by its mean over all draws, a potential with
+    memory by the difference, and averages over steps are left out; the final target and log Z do not depend on them."""
     model, twist = steering.model, steering.twist
     if model.populations > 1:
         raise ValueError("enumerate one template at a time: give the model a template of shape (L,)")
     if twist is not None:
         estimator = Exact(limit) if twist.estimator.random else twist.estimator
-        steering = replace(steering, twist=replace(twist, estimator=estimator, potential=difference))
+        steering = replace(steering, twist=replace(twist, estimator=estimator, potential=difference, smoothing=0.0))
     length, vocab_size, mask_id = model.start(1, None).shape[1], model.vocab_size, model.kernel.mask_id
     if vocab_size**length > limit:
         raise ValueError(f"{vocab_size}^{length} states are more than the limit of {limit}: enumerate a smaller model")

@@ -132,6 +132,12 @@ def physical_memory() -> int:
 
 def ran_out(error: Exception) -> bool:
     """Whether the error is lack of memory. Some are RuntimeErrors that only their text tells apart: those of a CPU on
-    Linux and elsewhere, and that of a GPU where another process has taken what was free."""
-    texts = ("can't allocate memory", "not enough memory", "CUDA error: out of memory")
+    Linux and elsewhere, and those of a GPU where another process has taken what was free."""
+    texts = (
+        "can't allocate memory",
+        "not enough memory",
+        "CUDA error: out of memory",
+        "ALLOC_FAILED",
+        "[CUDA]: out of",
+    )
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in texts)

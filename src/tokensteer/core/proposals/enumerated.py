@@ -87,10 +87,10 @@ def reward_ahead(
 ) -> tuple[Tensor, Tensor]:
     """r_hat(x) and the log-lookahead, (P,), for a twist that x alone determines; masks may be left at t = 0. `of` is
     the population of each row, where contexts differ."""
-    if twist is not None and (twist.estimator.random or not twist.potential.memoryless):
+    if twist is not None and (twist.estimator.random or not twist.potential.memoryless or twist.smoothing):
         raise ValueError(
             "Enumerated needs a log-twist that x_s alone determines: use an estimator that is not random, such as "
-            "Exact() or Value(...), and the difference potential"
+            "Exact() or Value(...), the difference potential, and no smoothing"
         )
     r, log_lookahead = torch.zeros(2, len(x), dtype=torch.float64, device=x.device)
     clean = (x != model.kernel.mask_id).all(-1) if t == 0 else torch.zeros_like(x[:, 0], dtype=torch.bool)

@@ -39,8 +39,8 @@ class LearnedTwist:
         return self.value(state.x, state.t)
 
     def on(self, tilt: Tilt) -> Tilt:
-        """The same target, with this twist."""
-        return replace(tilt, estimator=self, ramp=constant_ramp, potential=difference)
+        """The same target, with this twist alone."""
+        return replace(tilt, estimator=self, ramp=constant_ramp, potential=difference, smoothing=0.0)
 
     def beside(self, tilt: Tilt) -> Tilt:
         """The same target, with this twist added to that of the tilt, wherever weights are read."""
