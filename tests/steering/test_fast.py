@@ -560,6 +560,26 @@ def test_what_a_way_back_cannot_hold_a_way_forward_may() -> None:
     assert chunks.size(5, torch.device("cpu")) == 200
 
 
+def test_on_a_cpu_the_activations_of_a_first_chunk_are_counted() -> None:
+    """A process that takes too much is killed there. The guess of a byte a row is 400 times too low."""
+    chunks, given, weight = Chunks(memory=64_000), list[int](), torch.ones(100, requires_grad=True)
+
+    def differentiate(part: slice) -> None:
+        given.append(len(range(1000)[part]))
+        hidden = torch.ones(given[-1], 1) * weight
+        torch.autograd.backward(hidden.exp().sum())
+
+    for _ in range(2):
+        chunks.stretches(differentiate, 1000, 1, torch.device("cpu"), backward=True)
+    assert given[0] == 32  # counted once, of a chunk that is small whatever the network is
+    assert sum(given) == 2000
+    assert 100 < max(given) <= 160
+    assert 400 <= chunks.counted[1] < 420
+    given.clear()
+    chunks.stretches(differentiate, 1000, 2, torch.device("cpu"))
+    assert given == [1000]  # without a backward pass the guess counts
+
+
 @dataclass(frozen=True)
 class Watched:
     """A denoiser that knows how many of its answers are still held when it is asked again."""

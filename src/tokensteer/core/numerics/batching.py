@@ -1,7 +1,9 @@
 """Chunked network calls within a memory budget, and counts of their rows.
 
 The size of a chunk follows from a budget and an estimate of the bytes of a row. If a network still runs out of memory,
-the chunk is halved, with one warning, and retried with the same random numbers. Results do not depend on the chunks.
+the chunk is halved, with one warning, and retried with the same random numbers. On a CPU a process that asks for too
+much is killed instead, so for backward passes the activations of a first, small chunk are counted. Results do not
+depend on the chunks.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 from torch import Generator, Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from tokensteer.core.numerics.capture import capturing
 
@@ -26,6 +30,8 @@ UNITS = {"": 1, "b": 1} | {
     f"{letter}{ending}": base**k for ending, base in (("b", 1000), ("ib", 1024)) for k, letter in enumerate("kmgt", 1)
 }
 ON_CPU = 2**31
+FIRST = 32
+"""Rows of the chunk whose activations are counted."""
 
 
 def parse_memory(memory: str | float) -> int:
@@ -62,11 +68,13 @@ class Meter(threading.local):
 
 @dataclass
 class Chunks(threading.local):
-    """The budget of one network: `memory` in bytes, None until the free memory of the device is known, and the `most`
-    rows at once, by bytes of a row, found by running out of memory. Each thread has its own budget."""
+    """The budget of one network: `memory` in bytes, None until the free memory of the device is known, the `most` rows
+    at once, by bytes of a row, found by running out of memory, and the bytes of a row that were `counted`, by the
+    estimate of them. Each thread has its own budget."""
 
     memory: int | None = None
     most: dict[int, int] = field(default_factory=dict[int, int])
+    counted: dict[int, int] = field(default_factory=dict[int, int])
 
     def __reduce__(self) -> tuple[type[Chunks], tuple[()]]:
         return Chunks, ()
@@ -74,7 +82,8 @@ class Chunks(threading.local):
     def size(self, row_bytes: int, device: torch.device) -> int:
         if self.memory is None and device.type == "cuda":  # once: this call is slow
             self.memory = torch.cuda.mem_get_info(device)[0] // 2
-        rows = max(1, (ON_CPU if self.memory is None else self.memory) // max(1, row_bytes))
+        found = max(1, row_bytes, self.counted.get(row_bytes, 0))
+        rows = max(1, (ON_CPU if self.memory is None else self.memory) // found)
         return min(rows, self.most.get(row_bytes, rows))
 
     def holds(self, answers: int) -> bool:
@@ -93,15 +102,21 @@ class Chunks(threading.local):
         row_bytes: int,
         device: torch.device,
         generator: Generator | None = None,
+        backward: bool = False,
     ) -> list[Answer]:
-        """network(part) for all chunks of `count` rows, at least one; `generator` is what the network draws from."""
+        """network(part) for all chunks of `count` rows, at least one; `generator` is what the network draws from, and
+        `backward` says that it keeps activations for a backward pass."""
         answers: list[Answer] = []
-        done, size = 0, self.size(row_bytes, device)
-        size = -(-count // max(1, -(-count // size)))  # chunks of equal size
+        done, size = 0, self._equal(count, row_bytes, device)
+        counts = backward and device.type == "cpu" and row_bytes not in self.counted and count > FIRST
+        if counts:
+            size = min(size, FIRST)
         while done < count or not answers:
             drawn = None if generator is None or capturing() else generator.get_state()
             try:
-                answers.append(network(slice(done, done + size)))
+                kept = Kept() if counts else None
+                with kept or nullcontext():
+                    answers.append(network(slice(done, done + size)))
             except (RuntimeError, MemoryError) as error:
                 taken = min(size, count - done)
                 if capturing() or not ran_out(error):
@@ -122,7 +137,27 @@ class Chunks(threading.local):
                 torch.cuda.empty_cache()
             else:
                 done += size
+                if kept is not None:
+                    counts, self.counted[row_bytes] = False, sum(kept.sizes.values()) // size
+                    size = self._equal(count - done, row_bytes, device)
         return answers
+
+    def _equal(self, count: int, row_bytes: int, device: torch.device) -> int:
+        """Rows of each chunk if all are of equal size."""
+        return max(1, -(-count // max(1, -(-count // self.size(row_bytes, device)))))
+
+
+class Kept(saved_tensors_hooks):
+    """The bytes of all that autograd keeps for a backward pass while this is on, by address."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] = {}
+        super().__init__(self._count, lambda kept: kept)
+
+    def _count(self, kept: Tensor) -> Tensor:
+        storage = kept.untyped_storage()
+        self.sizes[storage.data_ptr()] = storage.nbytes()
+        return kept.detach()  # itself would refer to the graph that keeps it
 
 
 def physical_memory() -> int:

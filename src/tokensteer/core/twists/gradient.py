@@ -70,7 +70,7 @@ def predict_with_gradient(
         gradients.put(rows.start * length, gradient, states[rows].numel())
         return estimate
 
-    estimates = model.base.chunks.stretches(differentiate, len(states), per_row, x.device, generator)
+    estimates = model.base.chunks.stretches(differentiate, len(states), per_row, x.device, generator, backward=True)
     if embeds:  # otherwise `Tilt.exact` counts them
         twist.meter.count(twist.draws * len(states))
     prediction = predict_all(model.networks, x, query, before, news, (predicted.store,))
