@@ -13,12 +13,14 @@ from tokensteer.tasks.nets.store import build
 SIDE = 32
 
 
-def networks(side: int = SIDE, seed: int = 0) -> Networks:
+def networks(side: int = SIDE, seed: int = 0, levels: tuple[int, ...] = (3, 3)) -> Networks:
     """All four. The denoiser's tables of classes, zero before training, are random, so that classes differ."""
     torch.manual_seed(seed)
     half = side // 2
-    tokeniser = build(nets.FSQConfig(side, (3, 3), (8, 8), (1, 1), (8, 8), (1, 1)))
-    denoiser = build(nets.GridTransformerConfig(10, half, half, hidden=16, depth=1, heads=2, num_classes=10))
+    codes = nets.FSQConfig(side, levels, (8, 8), (1, 1), (8, 8), (1, 1))
+    size = codes.num_codes + 1
+    tokeniser = build(codes)
+    denoiser = build(nets.GridTransformerConfig(size, half, half, hidden=16, depth=1, heads=2, num_classes=10))
     for name, weight in denoiser.named_parameters():
         if "modulation" in name or name == "tokens.weight":
             torch.nn.init.normal_(weight)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -68,10 +68,13 @@ def encoder() -> states.CaptionEncoder:
     return states.CaptionEncoder(net.eval().requires_grad_(False), pieces)
 
 
-def networks(seed: int = 0) -> Networks:
+def networks(seed: int = 0, side: int = SIDE, levels: tuple[int, ...] = FSQ.levels) -> Networks:
     """All of them with random weights; the denoiser's output is not zero, so that captions differ."""
     torch.manual_seed(seed)
-    tokeniser, denoiser, reward, judge = (build(config).eval() for config in (FSQ, GRID, REWARD, JUDGE))
+    codes = replace(FSQ, side=side, levels=levels)
+    grid = replace(GRID, vocab_size=codes.num_codes + 1, height=codes.grid, width=codes.grid)
+    scored = (replace(tower, body={**tower.body, "side": side}) for tower in (REWARD, JUDGE))
+    tokeniser, denoiser, reward, judge = (build(config).eval() for config in (codes, grid, *scored))
     for name, weight in denoiser.named_parameters():
         if name.endswith(("out.weight", "down.weight", "tokens.weight")):
             torch.nn.init.normal_(weight)

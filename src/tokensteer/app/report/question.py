@@ -18,7 +18,7 @@ from tokensteer.tasks.catalogue import TASKS
 
 MISSING = 12  # how many missing rows are named, at most
 SHOWN = 8  # samples before and after
-SETTINGS = ("steps", "seed", "draws", "noise", "smoothing", "ramp", "trigger", "resample")
+SETTINGS = ("steps", "seed", "draws", "noise", "smoothing", "ramp", "trigger", "resample", "order")
 EVERY = ("steps", "seed")  # settings of which every value is listed
 ALIKE = 1.2  # the most that network rows of methods at equal cost differ by
 HOW = ("command", "started", "version")

@@ -163,6 +163,8 @@ def make_task(setup: Setup, name: str) -> Task:
         raise ValueError(f"{name} has no texts: leave out --{' and --'.join(setup.rules)}, or use text")
     if task.guided is None and setup.guidance is not None:
         raise ValueError(f"{name} has no model that takes the goal as a label: leave out --guidance {setup.guidance:g}")
+    if task.order is None and setup.order is not None:
+        raise ValueError(f"{name} has one order, and cifar and emoji a choice: leave out --order {setup.order}")
     return task
 
 

@@ -112,6 +112,7 @@ def resolved(ready: PreparedJob) -> dict[str, Any]:
         found |= {"kl": task.tilt.kl} | ({"reward": task.reward or rewards[0]} if rewards else {})
     found |= {} if task.goal is None else {"goal": task.goal}
     found |= {"guidance": task.guidance} if guided else {}
+    found |= {} if task.order is None else {"order": task.order}
     gradients = of_kind(proposal, Gradient)  # a rule is around it
     if gradients and gradients[0].clip is not None:
         found["clip"] = gradients[0].clip

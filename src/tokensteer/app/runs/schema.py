@@ -89,6 +89,7 @@ JOB = {
     "reward": maybe(TEXT),
     "kl": maybe(POSITIVE),
     "remask": SHARE,
+    "order": maybe(TEXT),
     "extra": listed(TEXT),
 }
 RESOLVED = (
@@ -96,7 +97,7 @@ RESOLVED = (
     | _of(COUNT, "seed", "draws", "goal")
     | _of(POSITIVE, "kl", "guidance", "clip")
     | {"smoothing": SHARE}
-    | _of(TEXT, "ramp", "trigger", "noise", "resample", "reward")
+    | _of(TEXT, "ramp", "trigger", "noise", "resample", "reward", "order")
 )
 CONFIG = _of(TEXT, "version", "command", "started", "weights", "device", "machine") | {
     "memory": maybe(TEXT),

@@ -16,6 +16,10 @@ TRIGGERS = {
     "never": "never resample",
     "observe": "never resample, but compute the weights of every step",
 }
+ORDERS = {
+    "random": "a step opens masked sites at random",
+    "confident": "a step opens the masked sites whose likeliest token has the highest probability",
+}
 NOISES = {"fresh": "each estimate has draws of its own", "shared": "all estimates share their random numbers"}
 
 
@@ -27,6 +31,8 @@ def meaning(name: str, value: object) -> str:
             said = RAMPS.get(words, "") or _ramp(words)
         case "trigger":
             said = TRIGGERS.get(words, "") or _trigger(words)
+        case "order":
+            said = ORDERS.get(words, "")
         case "noise":
             said = NOISES.get(words, "")
         case "smoothing":

@@ -21,6 +21,7 @@ from tokensteer.core.models.product import Convention, Product, denoiser_powers,
 from tokensteer.core.numerics.domains import check_number
 from tokensteer.tasks.cifar.data import CLASSES
 from tokensteer.tasks.common.metrics import Classifier
+from tokensteer.tasks.common.settings import RANDOM
 from tokensteer.tasks.common.task import Setup
 from tokensteer.tasks.common.tokenised_images import TokenisedImages, as_tokenised, load_roles
 
@@ -71,9 +72,11 @@ def labels_of(goal: int | None) -> list[int]:
     return [goal]
 
 
-def model(networks: Networks, labels: Sequence[int], num_steps: int = STEPS, remask: float = 0.0) -> Diffusion:
+def model(
+    networks: Networks, labels: Sequence[int], num_steps: int = STEPS, remask: float = 0.0, order: str = RANDOM
+) -> Diffusion:
     """p(x | c) for populations of these classes."""
-    return networks.model(torch.tensor(list(labels)), num_steps, remask)
+    return networks.model(torch.tensor(list(labels)), num_steps, remask, order)
 
 
 def without_class(conditional: Diffusion) -> Diffusion:

@@ -19,6 +19,7 @@ from tokensteer.tasks.cifar.data import CLASSES
 from tokensteer.tasks.cifar.model import GUIDANCE, NAME, STEPS, Networks, labels_of, load_networks, model, product
 from tokensteer.tasks.cifar.rewards import CLASS, KLS, tilt
 from tokensteer.tasks.common.metrics import Measured, diversity, ess_share, in_parts, weighted
+from tokensteer.tasks.common.settings import RANDOM
 from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task
 
 PICTURED = 200
@@ -35,7 +36,8 @@ def task(setup: Setup) -> Task:
 
 def of_classes(setup: Setup, networks: Networks, labels: Sequence[int], failed: Sequence[Failure] = ()) -> Task:
     """The task for some classes. Each is a prompt of its own, so that populations of each class are counted apart."""
-    prior = model(networks, labels, setup.num_steps(STEPS), setup.remask)
+    order = setup.order or RANDOM
+    prior = model(networks, labels, setup.num_steps(STEPS), setup.remask, order)
     reward = setup.chosen_reward(NAME, KLS)
     guidance = GUIDANCE if setup.guidance is None else setup.guidance
 
@@ -66,6 +68,7 @@ def of_classes(setup: Setup, networks: Networks, labels: Sequence[int], failed: 
         reward=None if reward == CLASS else reward,
         goal=setup.goal,
         guidance=guidance,
+        order=order,
     )
 
 

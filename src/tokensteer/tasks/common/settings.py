@@ -12,6 +12,8 @@ from tyro.conf import arg
 
 MOST = 10**6
 """The largest number of steps or draws."""
+RANDOM, CONFIDENT = "random", "confident"
+"""The orders in which sites open."""
 
 
 def left(to: str, shown: str) -> object:
@@ -56,6 +58,9 @@ class Settings:
     number for each; MODULE may be a file."""
     remask: float = 0.0
     """The cap of ReMDM, a probability that open sites are masked again; 0 for none."""
+    order: Annotated[str | None, left("random", "NAME")] = None
+    """For cifar and emoji, the masked sites that a step opens: random, or confident, about as many of those whose
+    likeliest token is most probable (low-confidence order), without --remask. It changes the model that is steered."""
     resample: Annotated[str | None, left("the method's", "STR")] = None
     """How to resample: systematic, stratified, residual, multinomial or ssp, all exact. Systematic varies least; with
     multinomial every child draws its parent on its own."""
@@ -105,6 +110,8 @@ class Settings:
             raise ValueError(f"--smoothing must lie in [0, 1), got {self.smoothing:g}: 0 takes estimates as they are")
         if not 0 <= self.remask <= 1:
             raise ValueError(f"--remask must lie in [0, 1], got {self.remask:g}: it is a probability, 0 for none")
+        if self.order is not None:
+            check_order(self.order, self.remask)
 
     @property
     def rules(self) -> list[str]:
@@ -124,3 +131,14 @@ def check_count(name: str, count: int | None, most: int, example: int) -> None:
         raise ValueError(f"--{name} must be at least 1, got {count}; try {example}")
     if count is not None and count > most:
         raise ValueError(f"--{name} must be at most {most:,}, got {count:,}; try {example}")
+
+
+def check_order(order: str, remask: float) -> None:
+    """Raise unless there is such an order, and it goes with this cap on remasking."""
+    if order not in (RANDOM, CONFIDENT):
+        raise ValueError(f"--order must be {RANDOM} or {CONFIDENT}, got {order}")
+    if order == CONFIDENT and remask:
+        raise ValueError(
+            f"--order {CONFIDENT} never masks a site again, got --remask {remask:g} too: leave one of them out (the "
+            "recipe ramps remasks as well)"
+        )

@@ -176,8 +176,8 @@ class Task:
     model of the same data under uniform noise, or tuned(name), a denoiser tuned for the goal. With `tilts_guided`
     the tilt counts beside the product. If the model itself is `guided_reference`, all methods have a guidance.
     `reward` names the reward of the tilt if it is not the task's default. If samples are texts, decode(ids) returns
-    those of ids (P, L), and `piece` is the text of a token, with the space before it if it has one. `goal` and
-    `guidance` are those of the setup, or the task's own where the setup has none; None if the task has no choice.
+    those of ids (P, L), and `piece` is the text of a token, with the space before it if it has one. `goal`, `guidance`
+    and `order` are those of the setup, or the task's own where the setup has none; None if the task has no choice.
     `rule` is a hard constraint on samples, if there is one.
     """
 
@@ -202,4 +202,5 @@ class Task:
     piece: Callable[[int], str] | None = None
     goal: int | None = None
     guidance: float | None = None
+    order: str | None = None
     rule: Automaton | None = None

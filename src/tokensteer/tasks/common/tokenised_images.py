@@ -15,12 +15,14 @@ from torch import Tensor, nn
 
 from tokensteer.core.kernels.kernel import Kernel
 from tokensteer.core.kernels.masked import Ancestral, Cap
+from tokensteer.core.kernels.ranked import Ranked
 from tokensteer.core.kernels.schedule import cosine_steps
 from tokensteer.core.models.denoiser import from_logits
 from tokensteer.core.models.diffusion import Diffusion
 from tokensteer.core.models.template import template
 from tokensteer.core.particles.path import Step
 from tokensteer.tasks.common.metrics import in_parts
+from tokensteer.tasks.common.settings import CONFIDENT, RANDOM, check_order
 from tokensteer.tasks.common.sheets import write_sheet
 from tokensteer.tasks.common.task import SHIPPED, Setup, read_card, weights_file
 from tokensteer.tasks.nets import FSQ, GridTransformer, load
@@ -73,10 +75,12 @@ class TokenisedImages:
         denoiser = from_logits(self.logits, self.mask, ignores_time=True)
         return Diffusion(denoiser, kernel, steps, canvas, context=context.to(self.device))
 
-    def model(self, context: Tensor, num_steps: int, remask: float = 0.0) -> Diffusion:
-        """p(x | condition). By MaskGIT's cosine, few sites open at first and many at the end."""
-        kernel = Ancestral(self.mask, sigma=Cap(remask)) if remask else Ancestral(self.mask)
-        return self.diffusion(context, kernel, cosine_steps(num_steps))
+    def model(self, context: Tensor, num_steps: int, remask: float = 0.0, order: str = RANDOM) -> Diffusion:
+        """p(x | condition). By MaskGIT's cosine, few sites open at first and many at the end: random ones, or those of
+        highest confidence, as many as open at random in the mean."""
+        check_order(order, remask)
+        random = Ancestral(self.mask, sigma=Cap(remask)) if remask else Ancestral(self.mask)
+        return self.diffusion(context, Ranked(self.mask) if order == CONFIDENT else random, cosine_steps(num_steps))
 
     def picture(self, ids: Tensor, file: str | Path, groups: int = 1, columns: int = 16) -> None:
         """Images of ids (P, L) as a sheet. Each of several groups of equal size, 2 or more, has a line."""

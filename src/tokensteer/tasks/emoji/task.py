@@ -18,6 +18,7 @@ from tokensteer.core.particles.result import Result
 from tokensteer.rewards.image import share_of
 from tokensteer.tasks.common import learned, prompts
 from tokensteer.tasks.common.metrics import Measured, diversity, ess_share, in_parts, weighted
+from tokensteer.tasks.common.settings import RANDOM
 from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task
 from tokensteer.tasks.emoji.model import GUIDANCE, NAME, STEPS, Networks, as_guided, load_networks, product, reference
 from tokensteer.tasks.emoji.rewards import ALIGNMENT, KLS, MOSTLY, agreement, tilt
@@ -51,7 +52,8 @@ def of_prompts(setup: Setup, networks: Networks, asked: Sequence[Prompt], failed
         check_whole_prompt(networks.encoder, prompt.text)
     caption_states = networks.states([prompt.text for prompt in asked])
     guidance = GUIDANCE if setup.guidance is None else setup.guidance
-    conditional = networks.model(caption_states, setup.num_steps(STEPS), setup.remask)
+    order = setup.order or RANDOM
+    conditional = networks.model(caption_states, setup.num_steps(STEPS), setup.remask, order)
     reward = setup.chosen_reward(NAME, KLS)
 
     def only(places: Sequence[int], more: Sequence[Failure]) -> Task:
@@ -83,6 +85,7 @@ def of_prompts(setup: Setup, networks: Networks, asked: Sequence[Prompt], failed
         guided_reference=True,
         reward=other,
         guidance=guidance,
+        order=order,
     )
 
 
