@@ -52,18 +52,26 @@ def test_moves_have_the_probability_of_their_own_label():
         assert torch.allclose(Transitions(model(label), q, alone).log_q(steps), found[:, own])
 
 
-def test_one_proposal_learns_all_labels():
+PATHWISE = ProposalPlan(120, paths=EACH * CLASSES, rate=0.02, warmup=0.0, average=0.9)
+SAMPLES = ProposalPlan(12, paths=256 * CLASSES, updates=40, replay=6, rate=0.02, warmup=0.0, average=0.98)
+
+
+@pytest.mark.parametrize(
+    ("objective", "plan", "left"),
+    [(PathVariance(), PATHWISE, 0.5), (Likelihood(), SAMPLES, 0.65)],
+    ids=["path variance", "likelihood"],
+)
+def test_one_proposal_learns_all_labels(objective, plan: ProposalPlan, left: float):
     """Weights become more even for every label, and their means stay right."""
     path = ts.Steering(model(*LABELS), TILT)
-    plan = ProposalPlan(120, paths=EACH * CLASSES, rate=0.02, warmup=0.0, average=0.9)
     net = copy.deepcopy(NET).requires_grad_(True)
-    learned = fit_proposal(path, net, denoiser_of, plan=plan, generator=seeded(), objective=PathVariance())
+    learned = fit_proposal(path, net, denoiser_of, plan=plan, generator=seeded(), objective=objective)
     found = {}
     for name, proposal in (("model", ts.FromModel()), ("learned", ts.Amortised(learned.denoiser))):
         run = ts.Method(replace(path, proposal=proposal), when=ts.triggers.never)
         found[name] = run(2000, CLASSES, generator=seeded(1))
     share = {name: result.ess[-1] / 2000 for name, result in found.items()}
-    assert (1 - share["learned"] < 0.5 * (1 - share["model"])).all()
+    assert (1 - share["learned"] < left * (1 - share["model"])).all()
     for k, label in enumerate(LABELS):
         exact = enumerate_steering(ts.Steering(model(label), TILT)).log_z
         error = (1 / share["learned"][k] - 1).sqrt() / 2000**0.5
@@ -73,7 +81,6 @@ def test_one_proposal_learns_all_labels():
 @pytest.mark.parametrize(
     ("objective", "paths", "says"),
     [
-        (Likelihood(), EACH * CLASSES, "does not give the network a context"),
         (StepVariance(), EACH * CLASSES, "does not tell 3 contexts apart"),
         (PathVariance(), 2 * CLASSES - 1, "let paths be 6 or more"),
     ],

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tokensteer.core.kernels.kernel import NO_MASK
+from tokensteer.core.models.context import context_rows, population_of
 from tokensteer.core.models.diffusion import Model
 from tokensteer.core.numerics.domains import check_numbers, check_wholes
 from tokensteer.core.particles.resampling import ess
@@ -86,25 +87,27 @@ class LikelihoodTrainee(ProposalTrainee[Likelihood]):
         self._learn(*self._bank(batch, amount))
 
     def _bank(self, batch: Sequence[Paths], amount: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Samples (D, L), the sites that are free, and the samples' weights (D,)."""
-        templates = len(self.free)
-        weights = [self.objective.weights(paths.scaled(amount), templates) for paths in batch]
-        free = [self.free.repeat_interleave(len(paths) // templates, 0) for paths in batch]
-        return torch.cat([paths.x[-1] for paths in batch]), torch.cat(free), torch.cat(weights)
+        """Samples (D, L), the population of each and its weight, (D,)."""
+        populations = len(self.free)
+        weights = [self.objective.weights(paths.scaled(amount), populations) for paths in batch]
+        of = [population_of(paths.x[-1], populations) for paths in batch]
+        return torch.cat([paths.x[-1] for paths in batch]), torch.cat(of), torch.cat(weights)
 
-    def _learn(self, x0: Tensor, free: Tensor, weights: Tensor) -> None:
+    def _learn(self, x0: Tensor, of: Tensor, weights: Tensor) -> None:
         """Accumulate the gradients of one update."""
         rows = torch.multinomial(weights, self.objective.batch_size, replacement=True, generator=self.generator)
+        predict, mask_id = self._predict(of[rows]), self.own.model.kernel.mask_id
         with half_precision(x0.device):
-            nats = masked_bound(self._predict, x0[rows], self.own.model.kernel.mask_id, self.generator, free=free[rows])
+            nats = masked_bound(predict, x0[rows], mask_id, self.generator, free=self.free[of[rows]])
             loss = nats.mean() / x0.shape[1]
         torch.autograd.backward(loss)
         self.rows += len(rows)
         self.losses.append(loss.detach())
 
-    @property
-    def _predict(self) -> Predict:
-        return lambda x, share: self.denoiser(x, self.clock(share))
+    def _predict(self, of: Tensor) -> Predict:
+        """The proposal's network, with the context of the population of each row."""
+        context = context_rows(self.own.model.base.conditions, of, len(of))
+        return lambda x, share: self.denoiser(x, self.clock(share), *context)
 
 
 def _ends(paths: Paths) -> Paths:

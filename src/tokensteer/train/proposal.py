@@ -91,12 +91,10 @@ def fit_proposal(
 def _check_objective(objective: Objective | Likelihood, model: Diffusion, plan: ProposalPlan) -> None:
     """Raise if an objective cannot learn from so many paths, or from populations that differ in their context."""
     contexts = max((len(part) for part in model.conditions), default=1)
-    if isinstance(objective, Likelihood) and model.conditions:
-        raise ValueError("Likelihood does not give the network a context, and the model has one: use PathVariance")
-    if contexts > 1 and not isinstance(objective, PathVariance):
+    if contexts > 1 and not isinstance(objective, PathVariance | Likelihood):
         raise ValueError(
             f"{type(objective).__name__} has a baseline or a twist of the state, which does not tell {contexts} "
-            "contexts apart: use PathVariance"
+            "contexts apart: use PathVariance or Likelihood"
         )
     own = round(plan.on_policy * plan.paths)
     fewest = min((count for count in (own, plan.paths - own) if count), default=0)
