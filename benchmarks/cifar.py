@@ -81,12 +81,14 @@ class Options:
     seeds: tuple[int, ...] = (0, 1, 2)
     temperature: float = TEMPERATURE
     """By which all logits are divided, but where the controls vary it."""
+    temperatures: tuple[float, ...] = (0.7, 0.8, 0.9, 1.0, 1.1)
+    """Those of the controls, for each of --guidances: 1 is without guidance."""
     remask: float = REMASK
     """The cap of ReMDM."""
     parts: tuple[Part, ...] = get_args(Part)
     """The first three are of the grid, the others of the controls."""
     kernel: Literal["remdm", "mdm"] = REMDM
-    """Of the main part of the grid, of the rows and of the gallery."""
+    """Of the main part of the grid, of both controls and of the gallery."""
     kernels: tuple[Literal["mdm", "confident", "proposal"], ...] = (MDM, CONFIDENT)
     """Beside it, at one particle; proposal is what many particles of the main part move by."""
     minutes: float | None = None
@@ -143,9 +145,8 @@ def controls(options: Options) -> Iterator[Cell]:
     for seed in options.seeds:
         some = options.cell(seed)
         if "temperatures" in options.parts:
-            for guidance, temperature in product((1.0, *options.guidances), (0.7, 0.8, 0.9, 1.0, 1.1)):
-                for kernel in (REMDM, MDM):
-                    yield replace(some, guidance=guidance, temperature=temperature, kernel=kernel)
+            for guidance, temperature in product(options.guidances, options.temperatures):
+                yield replace(some, guidance=guidance, temperature=temperature, kernel=options.kernel)
         if "rows" in options.parts:
             for guidance, steps in product(options.guidances, options.steps):
                 for particles in (count for count in options.particles if count > 1):

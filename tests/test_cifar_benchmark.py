@@ -47,7 +47,7 @@ def test_every_table_is_made(modules: Any, what: str, capsys: Any):
     cifar.main(cifar.Options(what, tiny=True))
     printed = capsys.readouterr().out
     rows = [line for line in printed.splitlines() if line.startswith("| ")]
-    expected = {"floor": 4, "grid": 8, "controls": 2 * 5 * 2 + 2, "tilt": 6, "gallery": -1, "cost": -1}[what]
+    expected = {"floor": 4, "grid": 8, "controls": 5 + 2, "tilt": 6, "gallery": -1, "cost": -1}[what]
     assert len(rows) == expected + 1
     if what == "floor":  # 40 and 60 images are twice the 20 from which FID is extrapolated
         assert "FID, n → ∞" in rows[0]
@@ -135,6 +135,15 @@ def test_the_middle_guidance_is_that_of_all_that_do_not_vary_it(modules: Any):
     for options, middle in ((cifar.Options("tilt"), 1.5), (cifar.Options("tilt", guidances=(2.5,)), 2.5)):
         assert {cell.guidance for cell in cifar.tilt(options)} == {middle}
         assert [cell.guidance for cell in cifar.gallery(options)] == [1.0, middle, middle]
+
+
+def test_temperatures_are_of_the_guidances_and_the_kernel_asked_for(modules: Any):
+    cifar, _ = modules
+    some = cifar.Options("controls", parts=("temperatures",), seeds=(0,))
+    assert len(list(cifar.controls(some))) == 3 * 5
+    few = replace(some, guidances=(1.0, 1.5), temperatures=(0.7, 1.1), kernel="mdm")
+    found = [(cell.guidance, cell.temperature, cell.kernel, cell.particles) for cell in cifar.controls(few)]
+    assert found == [(a, temperature, "mdm", 1) for a in (1.0, 1.5) for temperature in (0.7, 1.1)]
 
 
 @pytest.fixture
