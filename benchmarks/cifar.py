@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,7 +21,6 @@ import torch
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
-import tokensteer as ts
 from benchmarks import cifar_tiny
 from benchmarks.cifar_cells import (
     CONFIDENT,
@@ -32,19 +31,18 @@ from benchmarks.cifar_cells import (
     Cell,
     Drawn,
     add,
+    device_name,
     drawn_images,
     finished,
     key_of,
-    method_of,
-    now,
     table,
     weights_of,
 )
 from benchmarks.cifar_quality import Batch, Instruments, reference_of
+from benchmarks.cifar_sampling import cost, write_gallery
 from tokensteer.tasks.cifar import rewards
-from tokensteer.tasks.cifar.data import CLASSES, Data, Images, data
+from tokensteer.tasks.cifar.data import Data, Images, data
 from tokensteer.tasks.cifar.model import REMASK, TEMPERATURE, Networks, load_networks
-from tokensteer.tasks.common.sheets import write_sheet
 from tokensteer.tasks.common.task import SHIPPED, Setup
 from tokensteer.tasks.common.tokenised_images import reconstructed
 from tokensteer.tasks.quality.features import INCEPTION_SHA256, load_inception
@@ -55,9 +53,10 @@ DESCRIPTION = """\
 floor: FID and KID of the test images and of the tokeniser's reconstructions against the training images. grid:
 guidances x steps x particles with remasking, then the samplers at one particle, then the conventions of products.
 controls: temperatures at one particle, and N particles x T steps against one particle with as many rows. tilt: rewards
-beside the product, with and without gradients. gallery: sheets of samples. cost: seconds for 1,000 images, and a
-steered step in forward passes. table: what the files of a folder hold. Cells are written as they finish, and those that
-are there are skipped."""
+beside the product, with and without gradients. gallery: sheets of samples, those of one particle beside those of many.
+cost: seconds for 1,000 images, and a steered step in forward passes, without and with remasking. table: what the files
+of a folder hold. Cells are written as they finish, and those that are there are skipped. gallery and cost need the
+networks alone, the others Inception too, and CIFAR-10 unless --reference has its moments; floor always needs it."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +81,14 @@ class Options:
     seeds: tuple[int, ...] = (0, 1, 2)
     temperature: float = TEMPERATURE
     """By which all logits are divided, but where the controls vary it."""
+    temperatures: tuple[float, ...] = (0.7, 0.8, 0.9, 1.0, 1.1)
+    """Those of the controls, for each of --guidances: 1 is without guidance."""
     remask: float = REMASK
     """The cap of ReMDM."""
     parts: tuple[Part, ...] = get_args(Part)
     """The first three are of the grid, the others of the controls."""
     kernel: Literal["remdm", "mdm"] = REMDM
-    """Of the main part of the grid, and of the rows."""
+    """Of the main part of the grid, of both controls and of the gallery."""
     kernels: tuple[Literal["mdm", "confident", "proposal"], ...] = (MDM, CONFIDENT)
     """Beside it, at one particle; proposal is what many particles of the main part move by."""
     minutes: float | None = None
@@ -144,9 +145,8 @@ def controls(options: Options) -> Iterator[Cell]:
     for seed in options.seeds:
         some = options.cell(seed)
         if "temperatures" in options.parts:
-            for guidance, temperature in product((1.0, *options.guidances), (0.7, 0.8, 0.9, 1.0, 1.1)):
-                for kernel in (REMDM, MDM):
-                    yield replace(some, guidance=guidance, temperature=temperature, kernel=kernel)
+            for guidance, temperature in product(options.guidances, options.temperatures):
+                yield replace(some, guidance=guidance, temperature=temperature, kernel=options.kernel)
         if "rows" in options.parts:
             for guidance, steps in product(options.guidances, options.steps):
                 for particles in (count for count in options.particles if count > 1):
@@ -163,6 +163,13 @@ def tilt(options: Options) -> Iterator[Cell]:
             yield replace(some, gradient=True)
 
 
+def gallery(options: Options) -> list[Cell]:
+    """Without guidance, guided, and guided by weight. Without guidance weights are equal: one particle is enough."""
+    some = replace(options.cell(options.seeds[0]), kernel=options.kernel)
+    guided = replace(some, guidance=options.guidance)
+    return list(dict.fromkeys([some, guided, replace(guided, particles=max(options.particles))]))
+
+
 TABLES: dict[str, Callable[[Options], Iterator[Cell]]] = {"grid": grid, "controls": controls, "tilt": tilt}
 
 
@@ -173,7 +180,7 @@ TABLES: dict[str, Callable[[Options], Iterator[Cell]]] = {"grid": grid, "control
 class Bench:
     options: Options
     networks: Networks
-    data: Data
+    data: Callable[[], Data]
     instruments: Instruments
     inception: str
     began: float
@@ -182,6 +189,10 @@ class Bench:
     def made_by(self) -> dict[str, str]:
         """What a line depends on beside its cell."""
         return {"weights": weights_of(self.networks), "inception": self.inception}
+
+    @property
+    def device(self) -> str:
+        return device_name(self.networks.device)
 
     @property
     def late(self) -> bool:
@@ -207,7 +218,7 @@ class Bench:
                 **asdict(cell),
                 **found,
                 **asdict(drawn),
-                "device": device_name(self),
+                "device": self.device,
             }
             add(file, row)
             say(f"{cell.name}, seed {cell.seed}: FID {row['fid']:.3f}, accuracy {row['accuracy'][0]:.3f}, "
@@ -216,9 +227,10 @@ class Bench:
     def floor(self, file: Path) -> None:
         """Real images, and those that the tokeniser gives back."""
         known = {row.get("key") for row in finished(file)}
-        train, test = self.data.train, self.data.test
+        images = self.data()
+        train, test = images.train, images.test
         few = Images(train.pixels[: len(test.pixels)], train.labels[: len(test.pixels)])
-        for name, images, decoded in (
+        for name, some, decoded in (
             ("test images", test, False),
             ("some training images", few, False),
             ("reconstructions of test images", test, True),
@@ -226,8 +238,8 @@ class Bench:
         ):
             key = key_of({"name": name}, self.made_by)
             if key not in known:
-                found = self.instruments(self.real(images, decoded))
-                add(file, {"key": key, "name": name, **self.made_by, **found, "device": device_name(self)})
+                found = self.instruments(self.real(some, decoded))
+                add(file, {"key": key, "name": name, **self.made_by, **found, "device": self.device})
                 say(f"{name}: done")
 
     def real(self, images: Images, decoded: bool) -> Iterator[Batch]:
@@ -236,93 +248,44 @@ class Bench:
             found = reconstructed(self.networks.tokeniser, found) if decoded else found
             yield found, labels.to(found.device)
 
-    def gallery(self) -> None:
-        """Ten classes x 8, drawn by weight. Without guidance all weights are equal, so one particle is enough."""
-        options, steps = self.options, self.options.middle
-        for guidance, particles in ((1.0, 1), (options.guidance, 1), (options.guidance, max(options.particles))):
-            cell = replace(options.cell(), guidance=guidance, particles=particles, images=8 * len(CLASSES))
-            drawn = drawn_images(cell, self.networks, Drawn(), options.at_once, options.captured)
-            images = torch.cat([part for part, _ in drawn])
-            by_class = images.view(8, len(CLASSES), *images.shape[1:]).transpose(0, 1).flatten(0, 1)
-            file = options.out / f"samples-a{guidance:g}-t{steps}-n{particles}.png"
-            write_sheet(file, by_class, 8)
-            say(f"{file}")
 
-    def cost(self, file: Path) -> None:
-        """Seconds for images of one particle, and a steered step in forward passes of both networks."""
-        steps, gpu = self.options.middle, self.networks.device.type == "cuda"
-        images = min(1000, self.options.images)
-        for captured in (False, True) if gpu else (False,):
-            cell = replace(self.options.cell(), guidance=self.options.guidance, images=images)
-            for _ in range(2):  # the first run is to warm up
-                drawn = Drawn()
-                began = now(self.networks.device)
-                for _part in drawn_images(cell, self.networks, drawn, images, captured):
-                    pass
-                whole = now(self.networks.device) - began
-            say(f"{images} images, T = {steps}, N = 1{', captured' if captured else ''}: {drawn.seconds:.2f} s of "
-                f"sampling, {whole:.2f} s with decoding and capture")  # fmt: skip
-            add(file, {"name": "images", "captured": captured, "images": images, **asdict(drawn)})
-        particles, populations = 16, max(10, self.options.at_once // 160 * 10)
-        rows = particles * populations
-        x = torch.randint(self.networks.mask, (rows, self.networks.denoiser.config.length), device=self.networks.device)
-        labels = torch.arange(rows, device=x.device) % len(CLASSES)
-        for kernel in (MDM, REMDM):
-            cell = replace(self.options.cell(), guidance=self.options.guidance, particles=particles, kernel=kernel)
-            method = method_of(cell, self.networks, list(range(len(CLASSES))))
-            passes = self._best(lambda: [self.networks.logits(x, labels) for _ in range(2)])
-            eager = self._best(lambda m=method: m(particles, populations)) / steps
-            run = ts.captured(method, particles, populations) if gpu else None
-            replayed = None if run is None else self._best(lambda r=run: r()) / steps
-            times = {"passes": passes, "eager": eager, "captured": replayed, "rows": rows}
-            add(file, {"name": f"step, {kernel}", **times})
-            quick = "" if replayed is None else f", captured {replayed / passes:.2f}"
-            say(f"A step, {kernel}, {rows:,} particles, {5e5 * passes / rows:.1f} µs a row: {eager / passes:.2f} times "
-                f"the two networks{quick}")  # fmt: skip
-
-    def _best(self, run: Callable[[], Any]) -> float:
-        """The least seconds of a few calls, after one to warm up."""
-        found: list[float] = []
-        for _ in range(2 if self.options.tiny else 6):
-            began = now(self.networks.device)
-            with torch.no_grad():
-                run()
-            found.append(now(self.networks.device) - began)
-        return min(found[1:])
-
-
-def device_name(bench: Bench) -> str:
-    return torch.cuda.get_device_name() if bench.networks.device.type == "cuda" else "CPU"
-
-
-def prepared(options: Options) -> Bench:
-    began, device = time.perf_counter(), torch.device(options.device)
-    if device.type == "cuda":
+def networks_of(options: Options) -> Networks:
+    """The networks, and nothing else: neither images nor published networks."""
+    if torch.device(options.device).type == "cuda":
         torch.set_float32_matmul_precision("high")
     networks = load_networks(Setup(device=options.device, weights=options.weights))
     if options.compiled:
         for block in networks.denoiser.blocks:  # one compilation serves all blocks; the whole network takes minutes
             block.compile(dynamic=True)
-    images, dtype = data(), torch.float16 if device.type == "cuda" else torch.float32
-    features = load_inception(options.inception, sha256=options.inception_sha256, device=device, dtype=dtype, rows=500)
+    return networks
+
+
+def prepared(options: Options, networks: Networks, began: float) -> Bench:
+    """With what measures images. The training images are read only if their reference is not there."""
+    images, device, inception = cache(data), networks.device, options.inception_sha256
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    features = load_inception(options.inception, sha256=inception, device=device, dtype=dtype, rows=500)
     try:
         scores = load_efficientnet(device=device)
     except FileNotFoundError as error:
         say(f"No Inception-like score: {error}")
         scores = None
-    inception = options.inception_sha256
     reference = reference_of(images, features, options.reference or options.out, device, inception)
     return Bench(options, networks, images, Instruments(features, scores, networks, reference), inception, began)
 
 
-def tiny(options: Options, folder: Path) -> Bench:
-    """The same with random networks and features, at a size for tests."""
-    networks, images, features = cifar_tiny.networks(), cifar_tiny.data(), cifar_tiny.features()
-    sizes: dict[str, Any] = {"images": 20, "guidances": (1.5,), "steps": (2,), "particles": (1, 2), "seeds": (0,)}
-    options = replace(options, out=folder, at_once=16, **sizes)
-    reference = reference_of(images, features, folder, networks.device, "tiny")
+def tiny(options: Options, networks: Networks, began: float) -> Bench:
+    """The same with random images and features."""
+    features = cifar_tiny.features()
+    reference = reference_of(cifar_tiny.data, features, options.out, networks.device, "tiny")
     instruments = Instruments(features, lambda x: networks.judge(x.float() / 255), networks, reference, least=20)
-    return Bench(options, networks, images, instruments, "tiny", time.perf_counter())
+    return Bench(options, networks, cifar_tiny.data, instruments, "tiny", began)
+
+
+def smallest(options: Options, folder: Path) -> Options:
+    """At a size for tests."""
+    sizes: dict[str, Any] = {"images": 20, "guidances": (1.5,), "steps": (2,), "particles": (1, 2), "seeds": (0,)}
+    return replace(options, out=folder, at_once=16, **sizes)
 
 
 def main(options: OmitArgPrefixes[Options]) -> None:
@@ -332,19 +295,27 @@ def main(options: OmitArgPrefixes[Options]) -> None:
             if rows:
                 say(f"\n{file.stem}\n\n{table(rows)}")
         return
+    began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        bench = tiny(options, Path(folder)) if options.tiny else prepared(options)
-        file = bench.options.out / f"{options.what}.jsonl"
-        if options.what in TABLES:
-            cells = list(TABLES[options.what](bench.options))
-            if not cells:
-                raise SystemExit(f"{options.what} has none of the parts {', '.join(options.parts)}: see --help")
-            bench.cells(file, cells)
+        options = smallest(options, Path(folder)) if options.tiny else options
+        cells = list(TABLES[options.what](options)) if options.what in TABLES else []
+        if options.what in TABLES and not cells:
+            raise SystemExit(f"{options.what} has none of the parts {', '.join(options.parts)}: see --help")
+        networks = cifar_tiny.networks() if options.tiny else networks_of(options)
+        file = options.out / f"{options.what}.jsonl"
+        if options.what == "gallery":
+            for sheet in write_gallery(gallery(options), networks, options.out, options.at_once, options.captured):
+                say(f"{sheet}")
+        elif options.what == "cost":
+            some = replace(options.cell(), guidance=options.guidance)
+            for line in cost(some, networks, file, options.at_once, tries=1 if options.tiny else 5):
+                say(line)
         else:
-            {"floor": lambda: bench.floor(file), "gallery": bench.gallery, "cost": lambda: bench.cost(file)}[
-                options.what
-            ]()
-        if options.what in (*TABLES, "floor"):
+            bench = (tiny if options.tiny else prepared)(options, networks, began)
+            if options.what == "floor":
+                bench.floor(file)
+            else:
+                bench.cells(file, cells)
             say("\n" + table(finished(file)))
 
 

@@ -156,6 +156,10 @@ def _captured(method: Method, cell: Cell, populations: int) -> Any:
     return ts.captured(method, cell.particles, populations)
 
 
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
 def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -98,18 +98,20 @@ def parts_of(batches: Iterable[Batch], rows: int = PART) -> Iterator[Batch]:
 
 
 def reference_of(
-    data: Data, features: Callable[[Tensor], Tensor], folder: Path, device: torch.device, inception: str
+    data: Callable[[], Data], features: Callable[[Tensor], Tensor], folder: Path, device: torch.device, inception: str
 ) -> Reference:
-    """The reference of the training images, computed once for each `inception` and then read from `folder`."""
+    """The reference of the training images, computed once for each `inception` and then read from `folder`, for which
+    `data` is not called."""
     moments_file, features_file = folder / "reference-moments.safetensors", folder / "reference-features.safetensors"
     card = {"inception": inception}
     if not (_is_of(moments_file, card) and _is_of(features_file, card)):
-        order = torch.randperm(len(data.train.pixels), generator=Generator().manual_seed(0))
+        pixels = data().train.pixels
+        order = torch.randperm(len(pixels), generator=Generator().manual_seed(0))
         kept: list[Tensor] = []
 
         def found() -> Iterator[Tensor]:
             for some in order.split(PART):
-                part = features(data.train.pixels[some].to(device))
+                part = features(pixels[some].to(device))
                 if sum(map(len, kept)) < KEPT:
                     kept.append(part.cpu())
                 yield part

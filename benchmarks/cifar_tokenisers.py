@@ -14,7 +14,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from benchmarks.cifar import say
 from benchmarks.cifar_quality import PART, reference_of
-from tokensteer.tasks.cifar.data import data
+from tokensteer.tasks.cifar.data import data, read
 from tokensteer.tasks.common.tokenised_images import reconstructed
 from tokensteer.tasks.nets import FSQ, load
 from tokensteer.tasks.quality.features import INCEPTION_SHA256, load_inception
@@ -37,10 +37,10 @@ class Options:
 @torch.no_grad()
 def main(options: OmitArgPrefixes[Options]) -> None:
     device = torch.device(options.device)
-    images, dtype = data(), torch.float16 if device.type == "cuda" else torch.float32
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
     features = load_inception(options.inception, sha256=options.inception_sha256, device=device, dtype=dtype, rows=PART)
-    distance = reference_of(images, features, options.reference, device, options.inception_sha256).distance
-    test = [part.to(device) for part in images.test.pixels.split(PART)]
+    distance = reference_of(data, features, options.reference, device, options.inception_sha256).distance
+    test = [part.to(device) for part in read("test").pixels.split(PART)]
     say(f"test images: FID {distance(Moments.of_parts(features(part) for part in test)).value:.2f}")
     for file in options.files:
         net = load(file, options.device)

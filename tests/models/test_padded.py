@@ -194,19 +194,19 @@ def _without_padding(x: Tensor, alone: ts.Diffusion) -> Tensor:
 # ---- whole runs
 
 
-def run(path: ts.Steering, seed: int = 0) -> Tensor:
+def run(path: ts.Steering, seed: int = 0, each: int = POPULATIONS) -> Tensor:
     """Of each population of each template: its estimate of Z, and Z times the probability of each token at each site,
     (rows, populations, 1 + L·tokens). What is fixed is watched on the way."""
     canvas = torch.atleast_2d(path.model.base.template)
     fixed = (canvas != path.model.kernel.mask_id).unsqueeze(1)
-    populations = len(canvas) * POPULATIONS
+    populations = len(canvas) * each
     for record in ts.sweep(path, PARTICLES, populations, when=ts.triggers.always, generator=seeded(seed)):
         x = record.x.view(len(canvas), -1, canvas.shape[-1])
         assert torch.where(fixed, x == canvas.unsqueeze(1), True).all()
     w = record.log_w.exp() / PARTICLES
     there = one_hot(record.x, MASK + 1)[..., :TOKENS].flatten(2).double()  # padding is none of these
     masses = torch.cat([w.sum(-1, keepdim=True), (w.unsqueeze(-1) * there).sum(1)], -1)
-    return masses.view(len(canvas), POPULATIONS, -1)
+    return masses.view(len(canvas), each, -1)
 
 
 @cache
@@ -311,3 +311,110 @@ def test_gradients_through_embeddings_look_past_padding(kernel: str) -> None:
     for masses, canvas in zip(run(ts.Steering(model, tilt, ts.Gradient(clip=2.0))), templates(TOKENS), strict=True):
         exact = answer(*parts(WORDS, canvas))
         assert agree(masses, expected(exact.log_z, exact.target, exact.clean)), canvas.tolist()
+
+
+# ---- populations that differ in their labels, too
+
+
+PAIRS = ((2, 0), (0, 0), (0, 1), (0, 2), (1, 2), (1, 3))  # of a label and a template: neighbours share one of them
+NO_LABEL = 3
+
+
+class Labelled(nn.Module):
+    """`Entered` with a label for each row, by which its states or its number are multiplied."""
+
+    def __init__(self, words: list[int], outputs: int | None) -> None:
+        super().__init__()
+        self.entered = Entered(words, outputs)
+        self.head = self.entered.head
+        gains = [[1.0, 1.0, 1.0, 1.0], [-1.0, -1.0, 1.0, 1.0], [0.2, -1.0, -1.0, 1.0], [0.5, 0.5, -0.5, 0.5]]
+        self.gains = 0.7 * torch.tensor(gains, dtype=torch.float64)
+
+    @property
+    def embedding(self) -> Tensor:
+        return self.entered.embedding
+
+    def of_embeddings(self, embedded: Tensor, label: Tensor) -> Tensor:
+        found = self.entered.of_embeddings(embedded)
+        return found * (self.gains[label].unsqueeze(1) if found.dim() > 1 else self.gains[label, 0])
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        return self.of_embeddings(x @ self.embedding if x.is_floating_point() else self.embedding[x], label)
+
+
+@dataclass(frozen=True)
+class Populations:
+    """Labels and the canvas of their templates, in a vocabulary with padding or without."""
+
+    kernel: str
+    labels: list[int]
+    canvas: Tensor
+    words: list[int]
+    sharing: bool = True
+
+    @classmethod
+    def together(cls, kernel: str, sharing: bool) -> Populations:
+        canvas = ts.padded([templates(MASK)[row] for _, row in PAIRS], PAD)
+        return cls(kernel, [label for label, _ in PAIRS], canvas, list(range(MASK + 1)), sharing)
+
+    @classmethod
+    def alone(cls, kernel: str, label: int, row: int) -> Populations:
+        return cls(kernel, [label], templates(TOKENS)[row], WORDS)
+
+    def model(self, labels: list[int] | None = None) -> ts.Diffusion:
+        trunk, mask_id = Labelled(self.words, MASK + 1), self.words.index(MASK)
+        denoiser = ts.from_hidden(trunk, trunk.head, mask_id, ignores_time=True)
+        kernel, steps = KERNELS[self.kernel].kernel(mask_id, self.canvas.shape[-1]), ts.uniform_steps(4)
+        context = torch.tensor(self.labels if labels is None else labels)
+        return ts.Diffusion(denoiser, kernel, steps, self.canvas, self.sharing, context)
+
+    def steering(self, way: str) -> ts.Steering:
+        """One of `LABELLED`. The reward has the label, too."""
+        model, context = self.model(), torch.tensor(self.labels)
+        tilt = ts.Tilt(Labelled(self.words, None), 2.0, draws=2, differentiable=True, context=context)
+        match way:
+            case "gradient":
+                assert takes_embeddings(model, tilt)
+                return ts.Steering(model, tilt, ts.Gradient(clip=2.0))
+            case "enumerated":
+                return ts.Steering(model, replace(tilt, estimator=ts.Exact()), ts.Enumerated())
+            case "guided":
+                return ts.Steering(ts.guided(model, self.model([NO_LABEL]), 1.4), None, ts.Guided())
+            case "guided and tilted":
+                return ts.Steering(ts.guided(model, self.model([NO_LABEL]), 1.4), tilt, ts.Guided())
+            case _:
+                return ts.Steering(model, tilt)
+
+
+LABELLED = ("model", "gradient", "enumerated", "guided", "guided and tilted")
+
+
+@cache
+def labelled_truth(kernel: str, way: str, label: int, row: int) -> Tensor:
+    path = Populations.alone(kernel, label, row).steering(way)
+    exact = answer(path.model, path.twist)
+    return expected(exact.log_z, exact.target, exact.clean)
+
+
+@pytest.mark.parametrize("kernel", ["ancestral", "remasking"])
+@pytest.mark.parametrize("way", LABELLED)
+@pytest.mark.parametrize("sharing", [True, False])
+def test_each_population_has_the_target_of_its_label_and_its_template(way: str, kernel: str, sharing: bool) -> None:
+    """And of no other label: all that are not its own are told apart."""
+    path = Populations.together(kernel, sharing).steering(way)
+    for masses, (label, row) in zip(run(path, each=100), PAIRS, strict=True):
+        found = [agree(masses, labelled_truth(kernel, way, other, row)) for other in range(NO_LABEL)]
+        assert found == [other == label for other in range(NO_LABEL)], (label, row)
+
+
+@pytest.mark.parametrize("sharing", [True, False])
+def test_predictions_are_those_of_the_label_and_the_template_alone(sharing: bool) -> None:
+    together, generator = Populations.together("ancestral", sharing).model(), seeded()
+    start = together.start(50 * len(PAIRS), generator)
+    half = (start == MASK) & (torch.rand(start.shape, generator=generator) < 0.5)
+    x = torch.where(half, torch.randint(TOKENS, start.shape, generator=generator), start)
+    for own, (label, row) in zip(torch.arange(len(x)).split(50), PAIRS, strict=True):
+        alone = Populations.alone("ancestral", label, row).model()
+        right = alone.predict(_without_padding(x[own], alone), 0.5).laws().dense()
+        found = together.predict(x, 0.5).take(own).laws().dense()[:, : right.shape[1]]
+        torch.testing.assert_close(found[..., :TOKENS], right[..., :TOKENS], rtol=0, atol=1e-12)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import tokensteer as ts
 
-MASK, LENGTH = 6, 5
+MASK, LENGTH, LABELS = 6, 5, 3
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
@@ -40,6 +40,45 @@ class Net(nn.Module):
         return self.of_embeddings(self.table[x])
 
 
+class Labelled(nn.Module):
+    """The same with a label for each row, by which states are multiplied."""
+
+    def __init__(self, outputs: int, seed: int = 0) -> None:
+        super().__init__()
+        self.net = Net(outputs, seed)
+        gains = torch.randn(LABELS, 1, 16, generator=torch.Generator().manual_seed(seed))
+        self.gains = nn.Parameter(gains)
+
+    @property
+    def embedding(self) -> Tensor:
+        return self.net.embedding
+
+    def of_embeddings(self, embedded: Tensor, label: Tensor) -> Tensor:
+        return self.net.of_embeddings(embedded * self.gains[label])
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        return self.of_embeddings(self.embedding[x], label)
+
+
+class Placed(nn.Module):
+    """`Labelled` for 32 particles in order, equally many of each label."""
+
+    def __init__(self, net: Labelled, labels: Tensor) -> None:
+        super().__init__()
+        self.net, self.labels = net, labels.repeat_interleave(32 // len(labels))
+
+    @property
+    def embedding(self) -> Tensor:
+        return self.net.embedding
+
+    def of_embeddings(self, embedded: Tensor) -> Tensor:
+        rows = len(embedded)  # several times as many for several draws of each particle
+        return self.net.of_embeddings(embedded, self.labels.repeat(-(-rows // 32))[:rows])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.of_embeddings(self.embedding[x])
+
+
 PLAIN = {
     "kernel": ts.Ancestral(MASK),
     "steps": ts.uniform_steps(8),
@@ -49,21 +88,28 @@ PLAIN = {
     "form": "logits",
     "tilt": {},
     "when": ts.triggers.ess_below(0.5),
+    "labels": None,
 }
 
 
 def method(device: str = "cuda", other: float | None = None, **options: Any) -> ts.Method:
-    """A model of random networks, guided away from another one if `other` is how far."""
+    """A model of random networks, guided away from another one if `other` is how far. With `labels`, one for each
+    population, the model and the reward have them as their context, and the other model has the last label."""
     parts = {**PLAIN, **options}
-    nets = [Net(MASK + 1, seed).to(device).requires_grad_(False) for seed in (0, 1, 2)]
+    labels = None if parts["labels"] is None else torch.tensor(parts["labels"], device=device)
+    kind = Net if labels is None else Labelled
+    nets: list[Any] = [kind(MASK + 1, seed).to(device).requires_grad_(False) for seed in (0, 1, 2)]
     if parts["form"] == "hidden":
         laws = [ts.from_hidden(lambda x, net=net: net.table[x], net.head, MASK, ignores_time=True) for net in nets]
     else:
         laws = [ts.from_logits(net, MASK, ignores_time=True) for net in nets]
     canvas = parts["canvas"].to(device)
-    models = [ts.Diffusion(law, parts["kernel"], parts["steps"], canvas, parts["sharing"]) for law in laws[:2]]
-    reward = Net(1).to(device).requires_grad_(False)
-    tilt = ts.Tilt(reward, 0.5, **{"draws": 3, "differentiable": True, **parts["tilt"]})
+    grid = parts["kernel"], parts["steps"], canvas, parts["sharing"]
+    contexts = labels, None if labels is None else labels.new_tensor([LABELS - 1])
+    models = [ts.Diffusion(law, *grid, context) for law, context in zip(laws[:2], contexts, strict=True)]
+    reward = kind(1).to(device).requires_grad_(False)
+    usual = {"draws": 3, "differentiable": True, "context": labels}
+    tilt = None if parts["tilt"] is None else ts.Tilt(reward, 0.5, **{**usual, **parts["tilt"]})
     model = models[0] if other is None else ts.guided(models[0], models[1], other)
     proposal = ts.Amortised(laws[2]) if parts["proposal"] == "learned" else parts["proposal"]
     return ts.Method(ts.Steering(model, tilt, proposal), when=parts["when"])
@@ -102,6 +148,59 @@ RUNS = {
     "one draw": {"proposal": ts.Gradient(clip=2.0, draws=1)},
     "now and then": {"proposal": ts.Gradient(clip=2.0, every=3)},
 }
+CONTEXTS = {
+    "labels": {"labels": [0, 1]},
+    "labels and prompts": {
+        "labels": [0, 1],
+        "canvas": torch.stack([ts.template(LENGTH, MASK, tokens) for tokens in ([2], [2, 3])]),
+    },
+    "labels, shared noise": {"labels": [0, 1], "tilt": {"estimator": ts.Sampled(seed=1)}},
+    "labels, gradient": {"labels": [0, 1], "proposal": ts.Gradient(clip=2.0)},
+    "labels, learned": {"labels": [0, 1], "proposal": "learned"},
+    "labels, guided": {"labels": [0, 1], "other": 1.5, "proposal": ts.Guided()},
+    "labels, remasked": {
+        "labels": [0, 1],
+        "other": 1.5,
+        "proposal": ts.Guided(),
+        "kernel": ts.Ancestral(MASK, sigma=ts.Cap(0.2)),
+        "tilt": None,
+    },
+}
+RUNS |= CONTEXTS
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_all_runs_are_runs_of_a_cpu_too(name: str) -> None:
+    result = method("cpu", **RUNS[name])(8, 4, generator=torch.Generator().manual_seed(1))
+    assert result.log_w.isfinite().all()
+    assert not (result.samples == MASK).any()
+
+
+def without_context(plain: Any) -> ts.Method:
+    """The same method with networks that find the label of a row by its place."""
+
+    def placed(law: Any, context: Tensor) -> ts.Denoiser:
+        return ts.from_logits(Placed(law.network, context), MASK, ignores_time=True)
+
+    path = plain.steering
+    models = [replace(m, denoiser=placed(m.denoiser, m.conditions[0]), context=None) for m in path.model.networks]
+    model = models[0] if len(models) == 1 else replace(path.model, models=models)
+    known = path.twist
+    tilt = known and replace(known, reward=Placed(known.reward, known.conditions[0]), context=None)
+    learned = isinstance(path.proposal, ts.Amortised)
+    proposal = ts.Amortised(placed(path.proposal.denoiser, path.model.conditions[0])) if learned else path.proposal
+    return replace(plain, steering=ts.Steering(model, tilt, proposal))
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_a_context_gives_each_row_its_label(name: str) -> None:
+    """These runs call networks with all particles in order."""
+    plain = method("cpu", **CONTEXTS[name])
+    runs = (plain, without_context(plain))
+    ours, theirs = (run(8, 4, generator=torch.Generator().manual_seed(1)) for run in runs)
+    assert torch.equal(ours.samples, theirs.samples)
+    torch.testing.assert_close(ours.log_w, theirs.log_w)
+    torch.testing.assert_close(ours.log_z, theirs.log_z)
 
 
 @gpu
@@ -116,7 +215,9 @@ def test_replayed_runs_are_the_runs_of_the_method(name: str) -> None:
         assert torch.equal(ours.ancestors, theirs.ancestors)
         assert torch.allclose(ours.log_w, theirs.log_w, atol=1e-5)
         assert torch.allclose(ours.ess, theirs.ess, rtol=1e-3)
-        assert dict(ours.rows) == dict(theirs.rows)
+        # The method reads the device to see that the first of these steps is known from the start; a replay cannot.
+        more = 2 * 8 * 4 if name == "labels, remasked" else 0
+        assert dict(ours.rows) == {**theirs.rows, "denoiser": theirs.rows["denoiser"] + more}
         assert torch.equal(here.get_state(), there.get_state())  # and what follows is drawn from the same noise
         assert torch.equal(ours.sample(3), theirs.sample(3))
 

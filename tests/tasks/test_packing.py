@@ -10,6 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tokensteer.tasks.quality.imagenet import FILE
+from tokensteer.tasks.quality.published import find_file
+
 TOOLS = Path(__file__).parents[2] / "tools"
 EMOJI = ("emoji.npz", "emoji-encoder.safetensors", "emoji-vocab.txt", "lpips-vgg16.safetensors")
 
@@ -59,7 +62,7 @@ def test_emoji_are_packed_and_unpacked_by_plain_python(tmp_path):
     assert all((tmp_path / "there" / name).read_bytes() == (tmp_path / name).read_bytes() for name in EMOJI)
 
 
-def test_images_are_packed_without_loss(tmp_path):
+def test_images_are_packed_without_loss_and_the_scores_if_they_are_there(tmp_path, monkeypatch):
     random = np.random.default_rng(0)
     (tmp_path / "cifar").mkdir()
     arrays = {
@@ -69,10 +72,21 @@ def test_images_are_packed_without_loss(tmp_path):
     }
     for name, array in arrays.items():
         np.save(tmp_path / "cifar" / f"{name}.npy", array)
-    for arguments in (("pack", tmp_path, tmp_path / "pieces"), ("unpack", tmp_path / "pieces", tmp_path / "there")):
-        assert tool("pack_cifar.py", *arguments).returncode == 0
+    said = tool("pack_cifar.py", "pack", tmp_path, tmp_path / "pieces").stdout
+    assert f"has no {FILE}" in said
+    assert tool("pack_cifar.py", "unpack", tmp_path / "pieces", tmp_path / "there").returncode == 0
     for name, array in arrays.items():
         np.testing.assert_array_equal(np.load(tmp_path / "there" / "cifar" / f"{name}.npy"), array)
+    assert not (tmp_path / "there" / FILE).exists()
+
+    package, content = tmp_path / "package" / "weights", bytes(range(256)) * 9
+    package.mkdir(parents=True)
+    (package / FILE).write_bytes(content)
+    for arguments in (("pack", tmp_path, tmp_path / "more"), ("unpack", tmp_path / "more", tmp_path / "there")):
+        ran = tool("pack_cifar.py", *arguments)
+        assert (ran.returncode, ran.stdout) == (0, "")
+    monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path / "there"))
+    assert find_file(FILE, "any").read_bytes() == content  # where the benchmark looks
 
 
 @pytest.mark.parametrize(
