@@ -4,16 +4,17 @@
     python -m benchmarks.emoji choose --weights FOLDER --device cuda
     python -m benchmarks.emoji gallery --weights FOLDER --device cuda
     python -m benchmarks.emoji strips --weights FOLDER --device cuda
-    python -m benchmarks.emoji cost --weights FOLDER --device cuda
+    python -m benchmarks.emoji cost --weights FOLDER --device cuda --particles 1 2 4 8 16
 
-Tables come from `tokensteer compare emoji` (docs/emoji.md).
+Tables come from `tokensteer compare emoji` (docs/emoji.md), figures of them from benchmarks.figures, and differences
+prompt by prompt from benchmarks.paired.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -22,8 +23,8 @@ import torch
 import tyro
 from torch import Generator, Tensor
 
-import tokensteer as ts
-from benchmarks.cifar_cells import now
+from benchmarks import figures
+from benchmarks.seconds import ALONE, Cell, measure
 from tokensteer.app.runs.choices import tilted
 from tokensteer.app.runs.recipes import recipe_of
 from tokensteer.core.particles.result import Result
@@ -50,12 +51,14 @@ GROUPS = (0, 3, 4, 5, 6, 7)
 """Faces, animals and plants, food, places, activities and objects. People, flags and signs are left out: small images
 of them are hard to tell apart."""
 KLS = (float("inf"), 0.1, 0.05, 0.02, 0.01)
+COUNTS = (1, 2, 4, 8, 16)
 DESCRIPTION = """\
 prompts: write the prompts of tables and of choosing, captions of drawings that no network has seen in this style.
 choose: the judge's agreement for each guidance, kl and number of draws, on the prompts kept for choosing, best last,
 and how reward and judge agree among samples of the model of one prompt. gallery: a row for each prompt, the drawing
 itself if the data are there, then a draw of each method. strips: a row for each prompt, a draw of the same seed for
-each kl, from no reward to a strong one. cost: seconds of a population."""
+each kl, from no reward to a strong one. cost: seconds of an image for each method and N, a line for each in cost.jsonl
+and a figure of them all."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,11 @@ class Options:
     out: Path = Path("out/emoji")
     device: str = "cpu"
     methods: tuple[str, ...] = ("pretrained", "best-of-n", "svdd", "fk-difference", "smc-base", "smc-grad")
-    particles: int = 8
+    particles: tuple[int, ...] = ()
+    """Eight unless given, and 1 2 4 8 16 for cost, which alone takes several. The model alone is timed with one."""
     steps: int = 24
+    images: tuple[int, ...] = (1,)
+    """For cost: how many images are made at once, of as many prompts. Seconds are those of one of them."""
     rows: int = 12
     """Prompts of a picture."""
     prompts: Path = REPORTED
@@ -77,9 +83,19 @@ class Options:
     kls: tuple[float, ...] = (0.05, 0.02, 0.01, 0.005)
     draws: tuple[int, ...] = (1,)
 
+    @property
+    def size(self) -> int:
+        """The number of particles where one is wanted."""
+        if len(self.particles) > 1:
+            given = " ".join(map(str, self.particles))
+            raise ValueError(f"{self.what} has one number of particles, got --particles {given}: give one")
+        return self.particles[0] if self.particles else 8
+
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     check_count("rows", options.rows, MOST, 12)
+    check_count("particles", min(options.particles, default=1), MOST, 8)
+    check_count("images", min(options.images, default=0), MOST, 1)
     {"prompts": write_prompts, "choose": choose_settings, "gallery": gallery, "strips": strips, "cost": cost}[
         options.what
     ](options)
@@ -161,20 +177,27 @@ def strips(options: Options) -> None:
 
 
 def cost(options: Options) -> None:
-    """The first of three runs may load kernels, so the shortest counts."""
-    task, device = _task(options, _networks(options), _prompts(options)[:1]), torch.device(options.device)
-    found: dict[str, Any] = {"particles": options.particles, "steps": options.steps, "device": options.device}
-    for name in options.methods:
-        method = method_of(task, name, options)
-        found[name] = min(_seconds(lambda m=method: m(options.particles, 1), device) for _ in range(3))
-        say(f"{name}, N = {options.particles}, T = {options.steps}: {found[name]:.2f} s")
+    """Cells of few particles come first, so that a run that is stopped has them for all methods; graphs come last."""
+    texts, networks = [prompt.text for prompt in read(options.prompts)], _networks(options)
+    if max(options.images) > len(texts):
+        raise ValueError(f"{options.prompts} has {len(texts)} prompts, too few for --images {max(options.images)}")
+    tasks = {count: _task(options, networks, texts[:count]) for count in options.images}
+    device, counts = torch.device(options.device), options.particles or COUNTS
+    steered = [name for name in options.methods if name != ALONE]
+    cells = [Cell(ALONE, 1, options.steps, images) for images in tasks if ALONE in options.methods]
+    cells += [Cell(name, n, options.steps, images) for images, n, name in product(tasks, counts, steered)]
     if device.type == "cuda":
-        replay = ts.captured(method_of(task, "smc-base", options), options.particles, 1)
-        found["smc-base, captured"] = min(_seconds(replay, device) for _ in range(3))
-        say(f"smc-base, captured: {found['smc-base, captured']:.2f} s")
-    options.out.mkdir(parents=True, exist_ok=True)
-    with (options.out / "cost.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(found) + "\n")
+        cells += [replace(cell, captured=True) for cell in cells if cell.method == "smc-base"]
+
+    def make(cell: Cell) -> Method:
+        return method_of(tasks[cell.images], cell.method, cell.particles, options.seed)
+
+    file = options.out / "cost.jsonl"
+    measure(cells, make, device, file)
+    try:
+        figures.seconds(file, options.out / "seconds.png")
+    except ImportError as error:
+        say(f"{error}; then python -m benchmarks.figures seconds {file}")
 
 
 def _prompts(options: Options) -> list[str]:
@@ -192,19 +215,20 @@ def _task(
     return of_prompts(setup, networks, numbered(texts))
 
 
-def method_of(task: Task, name: str, options: Options, draws: int | None = None) -> Method:
+def method_of(task: Task, name: str, particles: int, seed: int, draws: int | None = None) -> Method:
     """A method as the command line has it: noise that is shared has the seed of the run."""
     recipe = recipe_of(name)
     if recipe.planned or recipe.sweeps or recipe.split is not None:
         raise ValueError(f"{name} is more than a run of SMC, as is timed and drawn here: leave it out of --methods")
-    return recipe.make(task, tilted(task, Settings(draws=draws), options.seed, recipe.shares), options.particles)
+    return recipe.make(task, tilted(task, Settings(draws=draws), seed, recipe.shares), particles)
 
 
 def _answered(task: Task, name: str, options: Options, each: int, draws: int | None = None) -> Result:
     """What a method makes, with so many populations for each prompt."""
     assert task.prompted is not None
-    method, generator = method_of(task, name, options, draws), Generator(task.model.device).manual_seed(options.seed)
-    return recipe_of(name).answer(method(options.particles, each * len(task.prompted.prompts), generator=generator))
+    method = method_of(task, name, options.size, options.seed, draws)
+    generator = Generator(task.model.device).manual_seed(options.seed)
+    return recipe_of(name).answer(method(options.size, each * len(task.prompted.prompts), generator=generator))
 
 
 def _drawn(task: Task, name: str, options: Options) -> Tensor:
@@ -231,12 +255,6 @@ def _write(options: Options, name: str, columns: list[Tensor]) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     write_sheet(file, torch.stack(columns, 1).flatten(0, 1), len(columns), 1)
     say(f"{file}: {len(columns)} columns")
-
-
-def _seconds(run: Callable[[], Any], device: torch.device) -> float:
-    began = now(device)
-    run()
-    return now(device) - began
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from importlib import import_module
 from itertools import product
@@ -14,8 +15,10 @@ import small_emoji
 import torch
 
 import tokensteer as ts
+from tokensteer.tasks import nets
 from tokensteer.tasks.common.sheets import read_sheet
 from tokensteer.tasks.emoji import data
+from tokensteer.tasks.nets.grid_transformer import adapted
 
 ROOT = Path(__file__).parents[1]
 if not (ROOT / "benchmarks").is_dir():
@@ -43,7 +46,7 @@ def test_pictures_have_a_row_for_each_prompt(bench, tmp_path: Path, monkeypatch)
         small_emoji.save(tmp_path),
         tmp_path / "out",
         methods=METHODS,
-        particles=2,
+        particles=(2,),
         steps=2,
         rows=2,
         prompts=tmp_path / "prompts.txt",
@@ -56,15 +59,105 @@ def test_pictures_have_a_row_for_each_prompt(bench, tmp_path: Path, monkeypatch)
     bench.main(again)
     images, columns = read_sheet(tmp_path / "out" / "strips.png", small_emoji.SIDE, 1)
     assert (len(images), columns) == (2 * len(bench.KLS), len(bench.KLS))
-    bench.main(replace(options, what="cost"))
-    found = json.loads((tmp_path / "out" / "cost.jsonl").read_text())
-    assert all(found[name] > 0 for name in METHODS)
+
+
+def save_proposal(folder: Path) -> None:
+    """A learned proposal with random adapters, beside the networks of a folder, and its card."""
+    torch.manual_seed(3)
+    net = adapted(small_emoji.networks().denoiser, 2)
+    for name, weight in net.named_parameters():
+        if name.startswith("adapters."):
+            torch.nn.init.normal_(weight, std=0.1)
+    file = folder / "emoji-proposal.safetensors"
+    nets.save(net, file)
+    file.with_suffix(".json").write_text(json.dumps({"scale": 0.5}))
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "cost.jsonl").read_text().splitlines()]
+
+
+def test_seconds_of_all_sizes_and_methods_are_one_call(bench, options):
+    """A line for each cell, the model alone with one particle, and a figure."""
+    pytest.importorskip("matplotlib")
+    save_proposal(options.weights)
+    methods = ("pretrained", "best-of-n", "svdd", "fk-difference", "smc-base", "smc-grad", "smc-amot")
+    bench.main(replace(options, what="cost", particles=(1, 3), images=(2,), methods=methods))
+    found = lines_of(options.out)
+    assert [(line["particles"], line["method"]) for line in found] == [
+        (1, "pretrained"),
+        *product((1, 3), methods[1:]),
+    ]
+    for line in found:
+        assert (line["steps"], line["device"], line["captured"]) == (2, "CPU", False)
+        assert len(line["runs"]) == 3
+        assert line["seconds"] == min(line["runs"]) / 2 > 0
+    assert (options.out / "seconds.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_images_at_once_are_of_as_many_prompts(bench, options, monkeypatch: pytest.MonkeyPatch):
+    seconds = import_module("benchmarks.seconds")
+    seen: list[tuple[int, int, int]] = []
+
+    def measure(cells: Any, make: Any, device: Any, file: Path) -> None:
+        for cell in cells:
+            templates = make(cell).steering.resources.templates
+            seen.append((cell.particles, cell.images, templates))
+        file.parent.mkdir(parents=True)
+        seconds.add(file, {"method": "svdd", "particles": 1, "steps": 1, "images": 1, "captured": False} | TIMED)
+
+    monkeypatch.setattr(bench, "measure", measure)
+    bench.main(replace(options, what="cost", particles=(), images=(2, 1), methods=("svdd",)))
+    assert seen == [(n, images, images) for images in (2, 1) for n in (1, 2, 4, 8, 16)]
+    with pytest.raises(ValueError, match=r"has 2 prompts, too few for --images 3"):
+        bench.main(replace(options, what="cost", images=(3,)))
+    for images in ((), (0,)):
+        with pytest.raises(ValueError, match="--images must be at least 1, got 0"):
+            bench.main(replace(options, what="cost", images=images))
+
+
+TIMED = {"device": "CPU", "seconds": 1.0, "runs": [1.0]}
+
+
+def test_seconds_are_kept_without_matplotlib(bench, options, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    bench.main(replace(options, what="cost", methods=("best-of-n",)))
+    assert [line["method"] for line in lines_of(options.out)] == ["best-of-n"]
+    assert not (options.out / "seconds.png").exists()
+    said = capsys.readouterr().err
+    assert "tokensteer[plot]" in said
+    assert f"python -m benchmarks.figures seconds {options.out / 'cost.jsonl'}" in said
+
+
+def test_a_graph_is_captured_once_and_replayed(bench, options, monkeypatch: pytest.MonkeyPatch, capsys):
+    seconds = import_module("benchmarks.seconds")
+    calls: list[Any] = []
+
+    def captured(method: Any, particles: int, images: int) -> Any:
+        calls.append((method, particles, images))
+        return lambda: calls.append("replay")
+
+    monkeypatch.setattr(ts, "captured", captured)
+    method = object()
+    cell = seconds.Cell("smc-base", 4, 2, 3, captured=True)
+    seconds.measure([cell], lambda cell: method, torch.device("cpu"), options.out / "cost.jsonl")
+    assert calls == [(method, 4, 3), "replay", "replay", "replay"]
+    assert "smc-base, captured, N = 4, T = 2, 3 images at once: " in capsys.readouterr().err
+
+
+def test_pictures_have_one_number_of_particles(bench, options):
+    for what in ("gallery", "strips"):
+        with pytest.raises(ValueError, match=r"has one number of particles, got --particles 1 2: give one"):
+            bench.main(replace(options, what=what, particles=(1, 2)))
+    assert replace(options, particles=()).size == 8
+    with pytest.raises(ValueError, match="--particles must be at least 1, got 0"):
+        bench.main(replace(options, what="cost", particles=(4, 0)))
 
 
 @pytest.fixture
 def options(bench, tmp_path: Path) -> Any:
     (tmp_path / "prompts.txt").write_text("a red square\na blue bar\n")
-    sizes = {"particles": 2, "steps": 2, "rows": 2, "prompts": tmp_path / "prompts.txt"}
+    sizes = {"particles": (2,), "steps": 2, "rows": 2, "prompts": tmp_path / "prompts.txt"}
     return bench.Options("gallery", small_emoji.save(tmp_path), tmp_path / "out", methods=METHODS, **sizes)
 
 
@@ -101,7 +194,7 @@ def test_settings_are_chosen_by_the_judge(bench, options, capsys, monkeypatch):
     assert said[-1].startswith(f"best: guidance {best['guidance']:g}, kl {best['kl']:g}, {best['draws']} draws: ")
     assert sum("correlation within a prompt" in line for line in said) == 2  # the model of each guidance
     task = bench._task(options, bench._networks(options), ["a red square", "a blue bar"], 0.05, 3.0)
-    method = bench.method_of(task, "smc-grad", options, 2)
+    method = bench.method_of(task, "smc-grad", 2, options.seed, 2)
     drawn = method(2, 4, generator=torch.Generator().manual_seed(0))
     cell = next(cell for cell in cells if (cell["guidance"], cell["kl"], cell["draws"]) == (3.0, 0.05, 2))
     assert cell["methods"]["smc-grad"]["mean"] == pytest.approx(task.metrics(drawn)["judge"].mean)
@@ -113,13 +206,17 @@ def test_methods_that_are_more_than_smc_are_refused(bench, options, name: str):
     for what in ("gallery", "cost"):
         with pytest.raises(ValueError, match=f"{name} is more than a run of SMC.*leave it out of --methods"):
             bench.main(replace(options, what=what, methods=(name,)))
+    asked = replace(options, what="cost", methods=("best-of-n", name))
+    with pytest.raises(ValueError, match=name):
+        bench.main(asked)
+    assert not (options.out / "cost.jsonl").exists()  # before anything was timed
 
 
 def test_methods_have_the_noise_of_the_command_line(bench, options):
     """Shared, with the seed of the run, but for methods that add estimates up."""
     task = bench._task(options, bench._networks(options), ["a red square"])
     for name, seed in (("smc-base", 7), ("fk-sum", None), ("fk-max", None)):
-        method = bench.method_of(task, name, replace(options, seed=7))
+        method = bench.method_of(task, name, 2, 7)
         assert method.steering.twist.estimator == ts.Sampled(seed)
 
 
