@@ -2,6 +2,7 @@
 
     python -m benchmarks.emoji prompts
     python -m benchmarks.emoji choose --weights FOLDER --device cuda
+    python -m benchmarks.emoji drawings --weights FOLDER
     python -m benchmarks.emoji gallery --weights FOLDER --device cuda
     python -m benchmarks.emoji strips --weights FOLDER --device cuda
     python -m benchmarks.emoji cost --weights FOLDER --device cuda --particles 1 2 4 8 16
@@ -29,15 +30,18 @@ from tokensteer.app.runs.choices import tilted
 from tokensteer.app.runs.recipes import recipe_of
 from tokensteer.core.particles.result import Result
 from tokensteer.core.steering.methods import Method
+from tokensteer.tasks.common.metrics import measured
 from tokensteer.tasks.common.prompts import numbered, read
 from tokensteer.tasks.common.settings import MOST, Settings, check_count
 from tokensteer.tasks.common.sheets import write_sheet
 from tokensteer.tasks.common.task import SHIPPED, Setup, Task
+from tokensteer.tasks.common.tokenised_images import reconstructed
 from tokensteer.tasks.common.training import say
 from tokensteer.tasks.emoji import data
 from tokensteer.tasks.emoji.captions import hashed
 from tokensteer.tasks.emoji.data import PAIR, Drawings
 from tokensteer.tasks.emoji.model import Networks, load_networks
+from tokensteer.tasks.emoji.rewards import agreement
 from tokensteer.tasks.emoji.sources import STYLES
 from tokensteer.tasks.emoji.task import of_prompts, scores
 from tokensteer.tasks.nets.text_encoder import sentence_vectors
@@ -55,15 +59,16 @@ COUNTS = (1, 2, 4, 8, 16)
 DESCRIPTION = """\
 prompts: write the prompts of tables and of choosing, captions of drawings that no network has seen in this style.
 choose: the judge's agreement for each guidance, kl and number of draws, on the prompts kept for choosing, best last,
-and how reward and judge agree among samples of the model of one prompt. gallery: a row for each prompt, the drawing
-itself if the data are there, then a draw of each method. strips: a row for each prompt, a draw of the same seed for
-each kl, from no reward to a strong one. cost: seconds of an image for each method and N, a line for each in cost.jsonl
-and a figure of them all."""
+and how reward and judge agree among samples of the model of one prompt. drawings: what reward and judge give the
+drawings that prompts are the captions of, which shows how far a score can be trusted. gallery: a row for each prompt,
+the drawing itself if the data are there, then a draw of each method. strips: a row for each prompt, a draw of the same
+seed for each kl, from no reward to a strong one. cost: seconds of an image for each method and N, a line for each in
+cost.jsonl and a figure of them all."""
 
 
 @dataclass(frozen=True)
 class Options:
-    what: tyro.conf.Positional[Literal["prompts", "choose", "gallery", "strips", "cost"]]
+    what: tyro.conf.Positional[Literal["prompts", "choose", "drawings", "gallery", "strips", "cost"]]
     weights: Path = SHIPPED
     out: Path = Path("out/emoji")
     device: str = "cpu"
@@ -96,9 +101,14 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     check_count("rows", options.rows, MOST, 12)
     check_count("particles", min(options.particles, default=1), MOST, 8)
     check_count("images", min(options.images, default=0), MOST, 1)
-    {"prompts": write_prompts, "choose": choose_settings, "gallery": gallery, "strips": strips, "cost": cost}[
-        options.what
-    ](options)
+    {
+        "prompts": write_prompts,
+        "choose": choose_settings,
+        "drawings": score_drawings,
+        "gallery": gallery,
+        "strips": strips,
+        "cost": cost,
+    }[options.what](options)
 
 
 def write_prompts(options: Options) -> None:
@@ -150,6 +160,20 @@ def _of_model(task: Task, networks: Networks, texts: Sequence[str], options: Opt
     found = scores(networks, ids, vectors).view(len(texts), -1, 2)
     within = (found - found.mean(1, keepdim=True)).flatten(0, 1)
     return f"judge {task.metrics(result)['judge']}, correlation within a prompt {torch.corrcoef(within.T)[0, 1]:.3f}"
+
+
+def score_drawings(options: Options) -> None:
+    """The agreement of the drawings of all prompts with their captions, and that of their reconstructions."""
+    texts, networks = [prompt.text for prompt in read(options.prompts)], _networks(options)
+    pixels = [part.to(networks.device) for part in _drawings(texts)]
+    vectors = sentence_vectors(networks.states(texts))
+    for part in pixels:
+        for name, images in (("drawings", part), ("reconstructions", reconstructed(networks.tokeniser, part))):
+            found = {
+                tower: measured(agreement(net, images.float() / 255, vectors).double())
+                for tower, net in (("judge", networks.judge), ("alignment", networks.reward))
+            }
+            say(f"{len(texts)} {name}: " + ", ".join(f"{tower} {value}" for tower, value in found.items()))
 
 
 def name_of(drawings: Drawings, place: int) -> tuple[str, str]:

@@ -22,7 +22,7 @@ from benchmarks.run_folders import by_size, over_seeds, read_all
 from benchmarks.seconds import ALONE, Panel, panels
 from tokensteer import files
 from tokensteer.app.report import sweeps
-from tokensteer.app.report.figures import DPI, WIDTH, _grid, _legend, _metrics, _plain, _style
+from tokensteer.app.report.figures import DPI, WIDTH, against_size, grid, legend, line_style, plain
 from tokensteer.app.report.folder import Row
 from tokensteer.app.report.learning import CURVES
 from tokensteer.app.report.words import COLOURS, colours_of
@@ -47,7 +47,7 @@ def sizes(
     if (axis := sweeps.axis(_level(shown))) is None:
         raise ValueError("all rows have the same N: run `tokensteer compare` with --particles 2 4 8")
     height = 0.4 + 2.0 * math.ceil(len(metrics) / 2)
-    _write(out, height, lambda figure: _metrics(figure, shown, axis, colours_of(shown)))
+    _write(out, height, lambda figure: against_size(figure, shown, axis, colours_of(shown)))
 
 
 def _level(rows: Sequence[Row]) -> list[Row]:
@@ -75,13 +75,13 @@ def training(
     below = "round" if rows is None else f"round, {short(rows)} rows of the denoiser in all"
 
     def draw(figure: Any) -> None:
-        every = [axes for line in _grid(figure, math.ceil(len(curves) / 2), min(2, len(curves))) for axes in line]
+        every = [axes for line in grid(figure, math.ceil(len(curves) / 2), min(2, len(curves))) for axes in line]
         for axes, name in zip(every, curves, strict=False):
             title, span = CURVES[name]
-            axes.plot(steps, [loaded(entry.get(name)) for entry in history], linewidth=1.2, **_style(1))
+            axes.plot(steps, [loaded(entry.get(name)) for entry in history], linewidth=1.2, **line_style(1))
             if span is not None:
                 axes.set_ylim(*span)
-            _plain(axes, title, below)
+            plain(axes, title, below)
         for axes in every[len(curves) :]:
             axes.set_axis_off()
 
@@ -99,9 +99,9 @@ def seconds(
 def _seconds(figure: Any, found: Sequence[Panel]) -> None:
     names = [name for name in dict.fromkeys(name for _, some in found for name in some) if name != ALONE]
     colours = {ALONE: 0, **{name: 1 + k % COLOURS for k, name in enumerate(names)}}
-    for (words, some), (axes,) in zip(found, _grid(figure, len(found), 1), strict=True):
+    for (words, some), (axes,) in zip(found, grid(figure, len(found), 1), strict=True):
         for name, by_n in some.items():
-            style = {"linewidth": 1.2, **_style(colours[name])}
+            style = {"linewidth": 1.2, **line_style(colours[name])}
             if name == ALONE:
                 axes.axhline(by_n[1], label=name, **style)
             else:
@@ -111,7 +111,7 @@ def _seconds(figure: Any, found: Sequence[Panel]) -> None:
         axes.set_xticks(every, [f"{n}" for n in every])
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
-        _plain(axes, f"seconds of an image, {words}", "N")
+        plain(axes, f"seconds of an image, {words}", "N")
 
 
 def _write(file: Path, height: float, draw: Callable[[Any], None]) -> None:
@@ -121,7 +121,7 @@ def _write(file: Path, height: float, draw: Callable[[Any], None]) -> None:
         raise ImportError("figures need matplotlib: pip install 'tokensteer[plot]'") from error
     figure: Any = Figure(figsize=(WIDTH, height), layout="constrained")
     draw(figure)
-    _legend(figure)
+    legend(figure)
     files.write_whole(file, lambda place: figure.savefig(place, dpi=DPI, format="png"))
     say(f"Figure: {file}")
 

@@ -43,7 +43,7 @@ def figures(folder: Path) -> list[Path]:
         for name, height, draw in _all(rows, joined, run.finished):
             figure: Any = Figure(figsize=(WIDTH, height), layout="constrained")
             draw(figure)
-            _legend(figure)
+            legend(figure)
             made.append(folder / runs.FIGURES / f"{task}-{name}.png")
             files.write_whole(made[-1], lambda file, drawn=figure: drawn.savefig(file, dpi=DPI, format="png"))
     return made
@@ -56,7 +56,7 @@ def _all(rows: Sequence[Row], joined: Sequence[Row], finished: bool) -> Iterator
     yield "weights", 0.4 + 2.2 * len(panels), lambda figure: _weights(figure, panels, colours)
     if axis := sweeps.axis(joined):
         height = 0.4 + 2.0 * math.ceil(len(metrics_of(rows)) / 2)
-        yield "metrics", height, lambda figure: _metrics(figure, joined, axis, colours)
+        yield "metrics", height, lambda figure: against_size(figure, joined, axis, colours)
     if finished and (trade := trades.trade(joined)):
         yield "front", 3.6, lambda figure: _front(figure, trade, colours)
     costs = learning.costs_of(rows)
@@ -64,24 +64,24 @@ def _all(rows: Sequence[Row], joined: Sequence[Row], finished: bool) -> Iterator
         yield "break-even", 3.0, lambda figure: _break_even(figure, costs)
 
 
-def _grid(figure: Figure, rows: int, columns: int) -> list[list[Axes]]:
+def grid(figure: Figure, rows: int, columns: int) -> list[list[Axes]]:
     return cast("Any", figure).subplots(rows, columns, squeeze=False).tolist()
 
 
 def _break_even(figure: Figure, costs: Sequence[learning.Cost]) -> None:
     """Rows spent against populations drawn, training included."""
-    ((axes,),) = _grid(figure, 1, 1)
+    ((axes,),) = grid(figure, 1, 1)
     meetings = [learning.break_even(a, b) for a in costs for b in costs if a.once > b.once]
     last = 2 * max((draws for draws in meetings if draws is not None), default=100.0)
     for k, cost in enumerate(costs):
         rows = [cost.once, cost.once + last * cost.each]
-        axes.plot([0, last], rows, label=cost.name, linewidth=1.2, **_style(1 + k % COLOURS))
-    _plain(axes, "denoiser and proposal rows, training included", "populations")
+        axes.plot([0, last], rows, label=cost.name, linewidth=1.2, **line_style(1 + k % COLOURS))
+    plain(axes, "denoiser and proposal rows, training included", "populations")
 
 
 def _front(figure: Figure, trade: trades.Trade, colours: Mapping[str, int]) -> None:
     """One metric against another with a line along the Pareto front; of a crowd the middle half too."""
-    ((whole, *closer),) = _grid(figure, 1, 2 if len(trade.rows) > CROWD else 1)
+    ((whole, *closer),) = grid(figure, 1, 2 if len(trade.rows) > CROWD else 1)
     for axes in (whole, *closer):
         _spots(axes, trade, colours)
     for axes in closer:
@@ -90,7 +90,7 @@ def _front(figure: Figure, trade: trades.Trade, colours: Mapping[str, int]) -> N
             outer = len(means) // 4
             room = (means[-1 - outer] - means[outer]) or 1.0
             limit(means[outer] - 0.5 * room, means[-1 - outer] + 0.5 * room)
-        _plain(axes, f"{title(trade.y)}, closer", title(trade.x))
+        plain(axes, f"{title(trade.y)}, closer", title(trade.x))
 
 
 def _spots(axes: Axes, trade: trades.Trade, colours: Mapping[str, int]) -> None:
@@ -99,9 +99,9 @@ def _spots(axes: Axes, trade: trades.Trade, colours: Mapping[str, int]) -> None:
     for k, row in enumerate(trade.rows):
         x, y = row.metrics[trade.x], row.metrics[trade.y]
         marker = MARKERS[k // 6 % len(MARKERS)]  # there are six colours
-        style = {"linewidth": 0.6, "marker": marker, "markersize": 3.5, **_style(colours[row.method])}
+        style = {"linewidth": 0.6, "marker": marker, "markersize": 3.5, **line_style(colours[row.method])}
         axes.errorbar([x.mean], [y.mean], [_bar(y)], [_bar(x)], label=name(row), **style)
-    _plain(axes, title(trade.y), title(trade.x))
+    plain(axes, title(trade.y), title(trade.x))
 
 
 def _bar(measured: Measured) -> float:
@@ -109,7 +109,7 @@ def _bar(measured: Measured) -> float:
     return 2 * measured.error if math.isfinite(measured.error) else 0.0
 
 
-def _style(index: int) -> dict[str, str]:
+def line_style(index: int) -> dict[str, str]:
     """The colours of the page in four patterns."""
     return {
         "color": TONES[(index - 1) % 6 + 1] if index else TONES[0],
@@ -118,7 +118,7 @@ def _style(index: int) -> dict[str, str]:
 
 
 def _traces(figure: Figure, panels: Panels, colours: Mapping[str, int]) -> None:
-    for (words, rows), (left, right) in zip(panels, _grid(figure, len(panels), 2), strict=True):
+    for (words, rows), (left, right) in zip(panels, grid(figure, len(panels), 2), strict=True):
         _lines(left, f"ESS/N{words}", rows, colours, traces.ess_share)
         left.set_ylim(0, 1.03)
         _lines(right, f"mean reward{words}", rows, colours, lambda result: result.mean_reward)
@@ -129,43 +129,43 @@ def _lines(axes: Axes, name: str, rows: Sequence[Row], colours: Mapping[str, int
     for line in found:
         steps = [k for k, v in enumerate(line.mean) if math.isfinite(v)]
         mean = [line.mean[k] for k in steps]
-        style = _style(line.colour)
+        style = line_style(line.colour)
         axes.plot(steps, mean, label=line.name, linewidth=1.2, marker="o" if len(steps) == 1 else "", **style)
         if len(found) <= BANDS:
             low, high = ([line.mean[k] + s * line.band[k] for k in steps] for s in (-1, 1))
             axes.fill_between(steps, low, high, color=style["color"], alpha=0.12, linewidth=0)
-    _plain(axes, name, "step")
+    plain(axes, name, "step")
 
 
 def _weights(figure: Figure, panels: Panels, colours: Mapping[str, int]) -> None:
     """Steps instead of bars, so that methods can share a panel."""
-    for (words, rows), (axes,) in zip(panels, _grid(figure, len(panels), 1), strict=True):
+    for (words, rows), (axes,) in zip(panels, grid(figure, len(panels), 1), strict=True):
         labels, shares = traces.weight_shares(rows)
         places = range(len(labels))
         for method, name in zip(shares, traces.shorter(list(shares)), strict=True):
-            axes.step(places, shares[method], where="mid", label=name, linewidth=1.2, **_style(colours[method]))
+            axes.step(places, shares[method], where="mid", label=name, linewidth=1.2, **line_style(colours[method]))
         axes.set_xticks(places, labels, fontsize=6)
-        _plain(axes, f"share of particles{words}", "N · weight")
+        plain(axes, f"share of particles{words}", "N · weight")
 
 
-def _metrics(figure: Figure, rows: Sequence[Row], axis: sweeps.Axis, colours: Mapping[str, int]) -> None:
+def against_size(figure: Figure, rows: Sequence[Row], axis: sweeps.Axis, colours: Mapping[str, int]) -> None:
     names = metrics_of(rows)
     at = {value: float(k) for k, value in enumerate(axis.values)}  # equal distances, as on the page
-    panels = [axes for line in _grid(figure, math.ceil(len(names) / 2), 2) for axes in line]
+    panels = [axes for line in grid(figure, math.ceil(len(names) / 2), 2) for axes in line]
     for axes, metric in zip(panels, names, strict=False):
         for k, (name, some) in enumerate(axis.series.items()):
             aside = 0.08 * (k - (len(axis.series) - 1) / 2)  # side by side, so that no bar hides another
             known = [(at[x] + aside, row.metrics[metric]) for x, row in some.items() if metric in row.metrics]
             values = [x for x, _ in known], [m.mean for _, m in known], [_bar(m) for _, m in known]
-            style = {"linewidth": 1.2, "marker": "o", "markersize": 3, **_style(colours.get(name, 1 + k % COLOURS))}
+            style = {"linewidth": 1.2, "marker": "o", "markersize": 3, **line_style(colours.get(name, 1 + k % COLOURS))}
             axes.errorbar(*values, label=name, **style)
         axes.set_xticks(list(at.values()), [f"{v:g}" for v in axis.values])
-        _plain(axes, title(metric), axis.name)
+        plain(axes, title(metric), axis.name)
     for axes in panels[len(names) :]:
         axes.set_axis_off()
 
 
-def _legend(figure: Any) -> None:
+def legend(figure: Any) -> None:
     """One legend for all panels, below them, where it hides no line."""
     named: dict[str, Any] = {}
     for axes in figure.axes:
@@ -177,7 +177,7 @@ def _legend(figure: Any) -> None:
     figure.legend(list(named.values()), list(named), **place)
 
 
-def _plain(axes: Axes, name: str, below: str) -> None:
+def plain(axes: Axes, name: str, below: str) -> None:
     axes.set_title(name, fontsize=9, loc="left")
     axes.set_xlabel(below, fontsize=8)
     axes.tick_params(labelsize=7)
