@@ -123,11 +123,17 @@ SCHEMES = [
 ]
 
 
+def test_draws_are_varied_with_remasking_too():
+    """The paper's figure has both."""
+    varied = jobs.draws(jobs.Job("mnist", "smc-grad", 16, 30, settings=Settings(remask=0.1)))
+    assert [(job.settings.draws, job.settings.remask) for job in varied] == [(m, 0.1) for m in (1, 2, 4, 8, 10, 25)]
+
+
 @pytest.mark.parametrize(
     ("recipe", "labels"),
     [
         ("ramps", [f"smc-base, {kernel}, k = {k}" for kernel in ("MDM", "ReMDM") for k in range(1, 11)]),
-        ("draws", [f"smc-base, M = {m}" for m in (1, 2, 4, 10, 25)]),
+        ("draws", [f"smc-base, M = {m}" for m in (1, 2, 4, 8, 10, 25)]),
         ("steps", [f"smc-base, T = {steps}" for steps in (10, 25, 50, 100, 200)]),
         ("kl", [f"smc-base, kl = {kl}" for kl in ("0.25", "0.5", "1", "2", "4")]),
         ("resampling", [*(f"smc-base, {when}, {how}" for when, how in SCHEMES), "smc-base, never"]),
