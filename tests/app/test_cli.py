@@ -585,7 +585,10 @@ RUN = ["run", "digits", *TINY, "--out", "OUT"]
         ([*RUN, "--clip", "0"], "--clip must be positive and finite, got 0"),
         ([*RUN, "--smoothing", "1"], "--smoothing must lie in [0, 1), got 1"),
         ([*RUN, "--method", "pretrained", "--smoothing", "0.5"], "--smoothing is that of the reward"),
-        ([*RUN, "--method", "smc-base", "--clip", "2"], "--clip bounds the gradient of smc-grad and prop-grad"),
+        (
+            [*RUN, "--method", "smc-base", "--clip", "2"],
+            "the gradient of smc-grad, prop-grad and auto, not of smc-base",
+        ),
         ([*RUN, "--learned-scale", "0"], "--learned-scale must be positive and finite, got 0"),
         ([*RUN, "--method", "smc-base", "--learned-scale", "1"], "--learned-scale is that of smc-amot and prop-amot"),
         ([*RUN, "--method", "smc-amot", "--learned-scale", "2"], "Amortised.scale must lie in (0, 1], got 2"),
