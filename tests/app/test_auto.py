@@ -53,6 +53,64 @@ def test_same_seed_same_choice_by_rows(planned: Path, tmp_path: Path):
     assert one.result(0).samples.equal(other.result(0).samples)
 
 
+@pytest.fixture
+def seen(monkeypatch) -> list[tuple[float | None, ...]]:
+    """The clips that auto asks for; it has the gradient of the first alone."""
+    asked: list[tuple[float | None, ...]] = []
+
+    def one(steering: ts.Steering, clips: tuple[float | None, ...]) -> dict[str, ts.Proposal]:
+        asked.append(clips)
+        return {"gradient": ts.Gradient(clip=clips[0], tokens_only=True)}
+
+    monkeypatch.setattr("tokensteer.app.runs.auto.usual_proposals", one)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("given", "share", "clips"),
+    [([], 0.5, (1.0, 3.0)), (["--smoothing", "0.3"], 0.3, (1.0, 3.0)), (["--clip", "2"], 0.5, (2.0,))],
+)
+def test_what_pilots_choose_is_in_the_config(given: list[str], share: float, clips: tuple, seen: list, tmp_path: Path):
+    """And the run is run again from it. Goal 3 has no learned proposal."""
+    words = ["--goal", "3", "--steps", "50", "--populations", "1", "--budget", "600", "--draws", "1", *given]
+    assert tokensteer("run", "digits", *words, "--out", tmp_path / "first") == 0
+    assert tokensteer("run", "--config", tmp_path / "first" / "config.json", "--out", tmp_path / "second") == 0
+    first, second = (ts.open_run(tmp_path / name) for name in ("first", "second"))
+    (job,) = first.config["jobs"]
+    row = first.rows[0]
+    assert row["resolved"].items() <= job.items()
+    assert (job["smoothing"], job["clip"], job["trigger"]) == (share, clips[0], "ess:0.5:10")
+    assert row["plan"]["smoothing"].startswith(f"{share:g}, an average over recent steps")
+    assert seen == [clips, clips]
+    assert first.config["options"] == second.config["options"]
+    assert second.config["jobs"] == [job]
+    assert first.result(0).log_w.equal(second.result(0).log_w)
+    resumed = ["run", "digits", *words, "--out", tmp_path / "first", "--resume"]
+    assert tokensteer(*resumed) == 0  # what was added to the config makes it no other run
+
+
+@pytest.mark.parametrize(
+    ("words", "clip"),
+    [
+        (["--method", "smc-grad", "--reward", "toxicity"], 30.0),
+        (["--method", "prop-grad", "--reward", "toxicity"], 30.0),
+        (["--budget", "300", "--reward", "toxicity"], 30.0),
+        (["--method", "smc-grad", "--reward", "toxicity", "--clip", "2"], 2.0),
+        (["--budget", "300", "--reward", "toxicity", "--clip", "2"], 2.0),
+        (["--method", "smc-grad"], 1.0),
+        (["--method", "prop-grad"], 3.0),
+        (["--budget", "300"], 1.0),
+    ],
+)
+def test_the_gradient_of_toxicity_has_a_larger_clip(words: list[str], clip: float, seen: list, tmp_path: Path):
+    """A rude word has a log-probability that a smaller one does not make up for (docs/text.md)."""
+    small = ["--weights", small_texts.write_task(tmp_path / "weights"), "--steps", "4", "--populations", "1"]
+    small += ["--prompt", "the film", "--out", tmp_path / "run"]
+    assert tokensteer("run", "text", *words, *small) == 0
+    assert ts.open_run(tmp_path / "run").config["jobs"][0]["clip"] == clip
+    assert seen == ([] if "--budget" not in words else [(2.0,) if clip == 2.0 else (clip, 3.0)])
+
+
 def test_the_choice_is_told_and_reported(planned: Path, tmp_path: Path, capsys):
     words = ["run", "digits", "--budget", "3000", *SMALL, "--draws", "1", "--ramp", "constant", "--trigger", "every:2"]
     assert tokensteer(*words, "--out", tmp_path / "run") == 0

@@ -123,11 +123,17 @@ SCHEMES = [
 ]
 
 
+def test_draws_are_varied_with_remasking_too():
+    """The paper's figure has both."""
+    varied = jobs.draws(jobs.Job("mnist", "smc-grad", 16, 30, settings=Settings(remask=0.1)))
+    assert [(job.settings.draws, job.settings.remask) for job in varied] == [(m, 0.1) for m in (1, 2, 4, 8, 10, 25)]
+
+
 @pytest.mark.parametrize(
     ("recipe", "labels"),
     [
         ("ramps", [f"smc-base, {kernel}, k = {k}" for kernel in ("MDM", "ReMDM") for k in range(1, 11)]),
-        ("draws", [f"smc-base, M = {m}" for m in (1, 2, 4, 10, 25)]),
+        ("draws", [f"smc-base, M = {m}" for m in (1, 2, 4, 8, 10, 25)]),
         ("steps", [f"smc-base, T = {steps}" for steps in (10, 25, 50, 100, 200)]),
         ("kl", [f"smc-base, kl = {kl}" for kl in ("0.25", "0.5", "1", "2", "4")]),
         ("resampling", [*(f"smc-base, {when}, {how}" for when, how in SCHEMES), "smc-base, never"]),
@@ -579,7 +585,10 @@ RUN = ["run", "digits", *TINY, "--out", "OUT"]
         ([*RUN, "--clip", "0"], "--clip must be positive and finite, got 0"),
         ([*RUN, "--smoothing", "1"], "--smoothing must lie in [0, 1), got 1"),
         ([*RUN, "--method", "pretrained", "--smoothing", "0.5"], "--smoothing is that of the reward"),
-        ([*RUN, "--method", "smc-base", "--clip", "2"], "--clip bounds the gradient of smc-grad and prop-grad"),
+        (
+            [*RUN, "--method", "smc-base", "--clip", "2"],
+            "the gradient of smc-grad, prop-grad and auto, not of smc-base",
+        ),
         ([*RUN, "--learned-scale", "0"], "--learned-scale must be positive and finite, got 0"),
         ([*RUN, "--method", "smc-base", "--learned-scale", "1"], "--learned-scale is that of smc-amot and prop-amot"),
         ([*RUN, "--method", "smc-amot", "--learned-scale", "2"], "Amortised.scale must lie in (0, 1], got 2"),

@@ -14,9 +14,9 @@ from narrow import some, untyped
 from toys import Toy
 
 import tokensteer as ts
-from tokensteer.core.proposals.proposal import FromModel
+from tokensteer.core.proposals.proposal import FromModel, of_kind
 from tokensteer.core.steering.pilots import Budget, Pilot, Setting
-from tokensteer.core.steering.planner import _sized
+from tokensteer.core.steering.planner import _sized, usual_proposals
 from tokensteer.core.steering.sizing import APART, FILLED, SHOWN, most_within, predicted_seconds
 
 torch.set_num_threads(1)
@@ -124,6 +124,83 @@ def test_products_have_no_draws_or_ramps():
     plan = ts.plan(path, 100_000, particles=(8,), generator=torch.Generator().manual_seed(0))
     assert set(plan.winner.setting.names) == {"trigger", "proposal", "particles"}
     assert plan.run(generator=torch.Generator().manual_seed(1)).samples.shape[1] == 8
+
+
+def bits(**options) -> ts.Steering:
+    """Forty sites towards ones, in forty steps."""
+    denoiser = ts.from_logits(lambda x: torch.zeros(*x.shape[:2], 3), mask_id=2, ignores_time=True)
+    model = ts.Diffusion(denoiser, ts.Ancestral(2), ts.uniform_steps(40), ts.template(40, 2))
+
+    def ones(x):
+        return 0.2 * (x[..., 1] if x.is_floating_point() else x == 1).double().sum(-1)
+
+    return ts.Steering(model, ts.Tilt(ones, draws=2, differentiable=True, **options))
+
+
+ALONE = {"draws": (2,), "ramps": {"linear": ts.ramps.linear}, "triggers": {"ess": ts.triggers.ess_below(0.5)}}
+
+
+def smoothing(method: ts.Method) -> float | None:
+    return some(method.steering.twist).smoothing
+
+
+@pytest.mark.parametrize(("given", "used"), [(None, 0.375), (0.2, 0.2)])
+def test_gradients_are_piloted_as_smc_grad_runs_them(given, used):
+    """With its averages over recent steps, unless the tilt has its own. Others make no estimate in every step."""
+    path = bits(smoothing=given)
+    method = ts.smc_grad(path.model, some(path.twist))
+    assert smoothing(method) == used
+    plan = ts.plan(path, 60_000, particles=(2,), generator=torch.Generator().manual_seed(0), **ALONE)
+    found = {pilot.setting.names["proposal"]: pilot.setting.method for pilot in plan.compared["proposal"]}
+    assert found["gradient"].steering.proposal == method.steering.proposal
+    shares = {name: smoothing(one) for name, one in found.items()}
+    assert dict.fromkeys(("gradient", "gradient, clip 3", "half gradient"), used).items() <= shares.items()
+    assert shares["the model"] == shares["gradient, every 4"] == given
+    assert smoothing(plan.method) == shares[plan.winner.setting.names["proposal"]]
+
+
+@pytest.mark.parametrize(("given", "used"), [(None, 0.375), (0.0, 0.0)])
+def test_the_plan_runs_the_smoothing_that_was_piloted_and_says_so(given, used):
+    """The run is that of smc_grad to the last digit."""
+    path = bits(smoothing=given)
+    mine = {"mine": ts.Gradient(clip=1.0, tokens_only=True)}
+    plan = ts.plan(path, 10_000, particles=(4,), proposals=mine, generator=torch.Generator().manual_seed(0), **ALONE)
+    ran = plan.run(generator=torch.Generator().manual_seed(1))
+    method = ts.smc_grad(path.model, some(path.twist))
+    same = method(plan.num_particles, plan.populations, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(ran.log_w, same.log_w)
+    assert plan.smoothing == used
+    line = f"  smoothing {used:g}, an average over recent steps"
+    assert (line in str(plan)) == ("smoothing" in plan.reasons) == bool(used)
+    assert plan.winner.setting.names["proposal"] == "mine"
+    assert list(plan.reasons)[: 4 if used else 3] == ["trigger", "ramp", "proposal", *["smoothing"] * bool(used)]
+
+
+def test_a_task_may_have_clips_of_its_own():
+    """The first is that of the gradient that is tried first, the steepest that of the mixture."""
+    path = bits()
+    found = usual_proposals(path, (30.0, 3.0))
+    names = ["the model", "gradient, clip 30", "gradient, clip 30, every 4", "gradient, clip 3", "half gradient"]
+    assert list(found) == names
+    assert [gradient.clip for gradient in map(gradient_of, list(found.values())[1:])] == [30.0, 30.0, 3.0, 30.0]
+    assert [gradient_of(one).clip for one in list(usual_proposals(path).values())[1:]] == [1.0, 1.0, 3.0, 3.0]
+    assert gradient_of(usual_proposals(path, (None, 3.0))["half gradient"]).clip is None
+    own = replace(path, proposal=ts.Gradient(clip=1.0, tokens_only=True))
+    assert list(usual_proposals(own)) == ["gradient", "the model", *list(usual_proposals(path))[2:]]
+
+
+def gradient_of(proposal: ts.Proposal) -> ts.Gradient:
+    return of_kind(proposal, ts.Gradient)[0]
+
+
+def test_a_tilt_with_another_part_shares_what_is_known_of_memory():
+    """Pilots that run out of memory would otherwise do so again in each setting."""
+    tilt = some(bits().twist)
+    for other in (tilt.with_ramp(ts.ramps.constant), tilt.with_smoothing(0.3), tilt.with_draws(7)):
+        assert other.chunks is tilt.chunks
+        assert other.meter is tilt.meter
+    assert tilt.with_ramp(ts.ramps.constant).ramp is ts.ramps.constant
+    assert tilt.with_smoothing(0.3).smoothing == 0.3
 
 
 def test_proposals_are_chosen():

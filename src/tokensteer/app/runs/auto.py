@@ -8,8 +8,9 @@ from torch import Generator
 
 from tokensteer.app.runs.choices import RAMPS, ramp_name
 from tokensteer.app.runs.prepare import Environment, PreparedJob
+from tokensteer.app.runs.recipes import usual_clip
 from tokensteer.core.proposals.proposal import Proposal
-from tokensteer.core.steering.planner import plan, usual_proposals
+from tokensteer.core.steering.planner import CLIPS, plan, usual_proposals
 from tokensteer.tasks.common.task import Task
 
 PILOTED = 8
@@ -26,13 +27,14 @@ def planned(ready: PreparedJob, place: Environment) -> PreparedJob:
     tilt = steering.twist
     assert tilt is not None, "every task has a reward"
     alternatives = {name: RAMPS[name] for name in ("linear", "constant")} if settings.ramp is None else {}
+    clips = dict.fromkeys((usual_clip(ready.task, tilt), max(CLIPS))) if settings.clip is None else (settings.clip,)
     with steering.resources.limited(place.memory):
         chosen = plan(
             steering,
             job.budget or "",
             populations=job.populations * steering.resources.templates,
             particles=(PILOTED,),
-            proposals=_learned(ready.task) | usual_proposals(steering),
+            proposals=_learned(ready.task) | usual_proposals(steering, tuple(clips)),
             draws=None if settings.draws is None else (settings.draws,),
             ramps={ramp_name(tilt.ramp): tilt.ramp, **alternatives},
             triggers=None if settings.trigger is None else {settings.trigger: method.when},

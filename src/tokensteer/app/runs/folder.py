@@ -245,9 +245,19 @@ class Writer:
         if PICTURE in samples:
             made["picture"] = f"{stem}{PICTURE}"
         written = [f"{stem}{suffix}" for suffix in samples if suffix != PICTURE]
+        self._settle(place, row.get("resolved", {}))
         self.rows.append({**row, "place": place, **made} | ({"written": written} if written else {}))
         self.rows.sort(key=lambda row: row.get("place", 0))
         files.write_json(self.folder / RESULTS, self.rows)
+
+    def _settle(self, place: int, resolved: Mapping[str, Any]) -> None:
+        """Add to the config what job number `place` left open and its run has resolved, as what pilots choose. Before
+        its row is written: a row that is there has its settings in the config."""
+        jobs = list(self.config.get("jobs", ()))
+        if place < len(jobs) and resolved.keys() - jobs[place].keys():
+            jobs[place] = {**resolved, **jobs[place]}
+            self.config = {**self.config, "jobs": jobs}
+            files.write_json(self.folder / CONFIG, self.config)
 
     def _begin(self) -> None:
         """Write the config and remove the earlier run, once. If this is interrupted, the folder is a run without rows.

@@ -86,7 +86,7 @@ def ramps(job: Job) -> Sequence[Job]:
 
 def draws(job: Job) -> Sequence[Job]:
     """Estimates of the reward from 1 to 25 clean samples."""
-    return [job.varied(f"M = {m}", draws=m) for m in (1, 2, 4, 10, 25)]
+    return [job.varied(f"M = {m}", draws=m) for m in (1, 2, 4, 8, 10, 25)]
 
 
 def steps(job: Job) -> Sequence[Job]:

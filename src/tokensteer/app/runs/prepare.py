@@ -122,7 +122,7 @@ def _check_used(ready: Sequence[PreparedJob]) -> None:
         raise ValueError(f"--guidance is the scale of cfg and smc-cfg, and {names} has none: leave it out")
     _check_reward_used(ready, names)
     if any(one.job.settings.clip for one in ready) and not any(one.recipe.clips for one in ready):
-        raise ValueError(f"--clip bounds the gradient of smc-grad and prop-grad, and {names} has none: leave it out")
+        raise ValueError(f"--clip bounds the gradient of smc-grad, prop-grad and auto, not of {names}: leave it out")
     scaled = any(learned_parts(one.method.steering.proposal) for one in ready)
     if any(one.job.settings.learned_scale for one in ready) and not scaled:
         raise ValueError(

@@ -37,8 +37,9 @@ class Recipe:
     With `sweeps`, that many sweeps of particle Gibbs follow the first run; with `split`, split Gibbs is run instead.
     `trained` finds the networks that were trained for it. Unless it `estimates` the normaliser, its log Z is not
     reported. If `planned`, pilots choose what it is made of; if it `guides`, it has a scale of guidance, and if it
-    `clips`, a gradient with a bound. Unless it `shares`, its draws have fresh noise even where the task shares noise:
-    methods that accumulate estimates along the path need their noise to average out.
+    `clips`, a gradient with a bound, or several for pilots to choose from. Unless it `shares`, its draws have fresh
+    noise even where the task shares noise: methods that accumulate estimates along the path need their noise to average
+    out.
     """
 
     make: Callable[[Task, Tilt, int], Method]
@@ -81,9 +82,11 @@ def named(reward: str | None) -> str:
     return "the task's own reward" if reward is None else f"the reward {reward}"
 
 
-def _clip(tilt: Tilt, most: float) -> float | None:
-    """Gradients of estimates from a few draws are steep and clipped; those in closed form are not."""
-    return most if tilt.drawn else None
+def usual_clip(task: Task, tilt: Tilt, most: float = methods.CLIP) -> float | None:
+    """Gradients of estimates from a few draws are steep and clipped, at the task's clip or else at `most`; those in
+    closed form are not."""
+    own = most if task.clip is None else task.clip
+    return own if tilt.drawn else None
 
 
 class NeverTrainedError(ValueError):
@@ -149,7 +152,7 @@ def _fk(potential: Potential) -> Callable[[Task, Tilt, int], Method]:
 
 METHODS: dict[str, Recipe] = {
     # What pilots choose within --budget.
-    "auto": Recipe(lambda task, tilt, n: methods.smc_base(task.model, tilt), planned=True),
+    "auto": Recipe(lambda task, tilt, n: methods.smc_base(task.model, tilt), planned=True, clips=True),
     # The model alone, unsteered.
     "pretrained": Recipe(lambda task, tilt, n: methods.pretrained(task.model), unweighted),
     # Independent samples, weighted at the end.
@@ -164,7 +167,7 @@ METHODS: dict[str, Recipe] = {
     "fk-sum": Recipe(_fk(total), shares=False),
     # The gradient proposal without its weights: classifier guidance.
     "prop-grad": Recipe(
-        lambda task, tilt, n: methods.prop_grad(task.model, tilt, _clip(tilt, 3.0)), unweighted, clips=True
+        lambda task, tilt, n: methods.prop_grad(task.model, tilt, usual_clip(task, tilt, 3.0)), unweighted, clips=True
     ),
     # Classifier-free guidance without its weights, and with the weights that make it exact.
     "cfg": Recipe(lambda task, tilt, n: _without_weights(_guided(task, tilt)), unweighted, guides=True),
@@ -177,7 +180,7 @@ METHODS: dict[str, Recipe] = {
     "sgdd-long": _split_gibbs(SplitGibbs(50, steps=32, flips=200)),
     # SMC with the model as proposal, the gradient proposal, and the locally optimal one by enumeration (few states).
     "smc-base": Recipe(lambda task, tilt, n: methods.smc_base(task.model, tilt)),
-    "smc-grad": Recipe(lambda task, tilt, n: methods.smc_grad(task.model, tilt, _clip(tilt, methods.CLIP)), clips=True),
+    "smc-grad": Recipe(lambda task, tilt, n: methods.smc_grad(task.model, tilt, usual_clip(task, tilt)), clips=True),
     "smc-enumerated": Recipe(lambda task, tilt, n: Method(Steering(task.model, tilt, Enumerated()))),
     # The learned proposal without its weights, with them, and with the learned twist too.
     "prop-amot": Recipe(

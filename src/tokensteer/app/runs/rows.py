@@ -92,7 +92,7 @@ PILOTED = ("draws", "ramp", "noise", "smoothing", "trigger", "resample")
 
 def settled(ready: PreparedJob) -> dict[str, Any]:
     """A job for config.json: its settings, and where it has none those of the task and the method. What pilots choose
-    while it runs is in results.json only."""
+    is added when its row is written."""
     known = resolved(ready)
     found = {name: known[name] for name in known if not ready.recipe.planned or name not in PILOTED}
     return found | ready.job.stored()

@@ -18,7 +18,7 @@ from tokensteer.core.particles.result import Result
 from tokensteer.core.particles.triggers import Trigger, always, ess_below, every, never
 from tokensteer.core.proposals.amortised import Amortised, OtherHead
 from tokensteer.core.proposals.gradient import Gradient
-from tokensteer.core.proposals.proposal import Guided
+from tokensteer.core.proposals.proposal import Guided, Proposal, of_kind
 from tokensteer.core.steering.steering import Steering
 from tokensteer.core.twists.potentials import Potential, difference
 from tokensteer.core.twists.ramps import Adaptive
@@ -122,9 +122,17 @@ def smc_grad(model: Model, tilt: Tilt, clip: float | None = CLIP) -> Method:
     Estimates come with gradients, so weights are looked at in every step. For long sequences those with fresh noise are
     averaged over recent steps, unless the tilt has a `smoothing` of its own.
     """
-    if tilt.smoothing is None and tilt.drawn and tilt.estimator.random and _long(model):
-        tilt = replace(tilt, smoothing=max(0.0, 1 - RECENT / len(model.steps)))
-    return Method(Steering(model, tilt, Gradient(clip=clip, tokens_only=True)))
+    gradient = Gradient(clip=clip, tokens_only=True)
+    return Method(Steering(model, tilt.with_smoothing(usual_smoothing(model, tilt, gradient)), gradient))
+
+
+def usual_smoothing(model: Model, tilt: Tilt, proposal: Proposal) -> float | None:
+    """The smoothing that a proposal needs: the tilt's own or, where gradients make an estimate with fresh noise in
+    every step of a long sequence, an average over about `RECENT` steps."""
+    each_step = any(gradient.every == 1 and gradient.draws is None for gradient in of_kind(proposal, Gradient))
+    if tilt.smoothing is not None or not (each_step and tilt.drawn and tilt.estimator.random and _long(model)):
+        return tilt.smoothing
+    return max(0.0, 1 - RECENT / len(model.steps))
 
 
 def prop_grad(model: Model, tilt: Tilt, clip: float | None = 3.0) -> Method:

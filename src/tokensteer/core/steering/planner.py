@@ -1,7 +1,8 @@
 """Plan a budget of network rows or seconds: pilot a few settings with a share of it, and spend the rest on the best.
 
-A setting is a trigger, a number of draws, a proposal, a ramp and a number of particles. They are varied one after the
-other, each from the best so far. Pilots only choose: what is chosen is fixed before the run, which is therefore exact.
+A setting is a trigger, a number of draws, a proposal with the smoothing that its estimates need, a ramp and a number of
+particles. They are varied one after the other, each from the best so far. Pilots only choose: what is chosen is fixed
+before the run, which is therefore exact.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tokensteer.core.particles.triggers import Trigger, ess_below, every, never
 from tokensteer.core.proposals.gradient import Gradient
 from tokensteer.core.proposals.mixture import Mixture
 from tokensteer.core.proposals.proposal import FromModel, Guided, Proposal
-from tokensteer.core.steering.methods import CLIP, LOOKS, Method
+from tokensteer.core.steering.methods import CLIP, LOOKS, Method, usual_smoothing
 from tokensteer.core.steering.pilots import Budget, Change, Pilot, Search, Setting
 from tokensteer.core.steering.sizing import most_within, predicted_seconds
 from tokensteer.core.steering.steering import Steering
@@ -33,6 +34,7 @@ from tokensteer.core.twists.ramps import linear as linear_ramp
 
 FIRST = 0.04  # of what is left, for the first of the runs that tell how much fits into a time
 STAGES = 5  # resampling steps of the default trigger `every`
+CLIPS = (CLIP, 3 * CLIP)  # of the gradients that are tried
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,12 @@ class Plan:
         return self.method(self.num_particles, self.populations, generator=generator, progress=progress)
 
     @property
+    def smoothing(self) -> float:
+        """The smoothing of the tilt that is taken."""
+        tilt = self.method.steering.twist
+        return 0.0 if tilt is None or tilt.smoothing is None else tilt.smoothing
+
+    @property
     def reasons(self) -> dict[str, str]:
         """What was chosen in each dimension, and how many times the cost the others need for the same error."""
         found: dict[str, str] = {}
@@ -98,6 +106,8 @@ class Plan:
                 if best is not None and name != chosen
             ]
             found[dimension] = f"{chosen} ({'; '.join(others)})" if others else chosen
+            if dimension == "proposal" and self.smoothing:
+                found["smoothing"] = f"{self.smoothing:g}, an average over recent steps against the noise of draws"
         return found
 
     def __str__(self) -> str:
@@ -155,6 +165,7 @@ def plan(
     populations: int | None = None,
     particles: Sequence[int] = (16, 64),
     proposals: Mapping[str, Proposal] | None = None,
+    clips: Sequence[float | None] = CLIPS,
     draws: Sequence[int] | None = None,
     ramps: Mapping[str, Ramp | Adaptive] | None = None,
     triggers: Mapping[str, Trigger] | None = None,
@@ -168,10 +179,11 @@ def plan(
     with several templates has equally many populations of each. Rows are those of all networks, as in `Result.rows`,
     and proportional to particles; how many fit into a time is measured by the first steps of runs that grow. A budget
     that is too small for pilots is spent on the first setting. The first entry of each list is where the search begins.
-    By default `proposals` are the steering's, the model and, for a differentiable reward, gradients (every fourth step,
-    every step, steeper, and mixed with the model); `draws` are the tilt's, four times as many and a quarter; `ramps`
-    the tilt's, linear and constant; `triggers` ESS below a half at ten times, never, five times in a run, and ESS below
-    a half at every step.
+    By default `proposals` are the steering's, the model and, for a differentiable reward, gradients: with each of the
+    `clips`, with the first of them every fourth step, and the steepest mixed with the model. `draws` are the tilt's,
+    four times as many and a quarter; `ramps` the tilt's, linear and constant; `triggers` ESS below a half at ten times,
+    never, five times in a run, and ESS below a half at every step. Proposals have the smoothing that `smc_grad` chooses
+    for them, unless the tilt has one of its own.
     """
     amount = Budget.of(budget)
     check_number("plan: share", share, "(0, 1)", "try 0.2")
@@ -180,6 +192,7 @@ def plan(
     for name, counts in (("particles", particles), ("draws", draws or ())):
         for count in counts:
             check_whole(f"plan: {name}", count)
+    proposals = usual_proposals(steering, clips) if proposals is None else proposals
     options = _options(steering, particles, proposals, draws, ramps, triggers)
     search = Search(amount, amount.amount * share * 2 / 3, generator)
     search.run(Setting(1, Method(steering, resample)), options)
@@ -220,7 +233,7 @@ def _sized(
 def _options(
     steering: Steering,
     particles: Sequence[int],
-    proposals: Mapping[str, Proposal] | None,
+    proposals: Mapping[str, Proposal],
     draws: Sequence[int] | None,
     ramps: Mapping[str, Ramp | Adaptive] | None,
     triggers: Mapping[str, Trigger] | None,
@@ -232,14 +245,13 @@ def _options(
         always = {"ess:0.5": ess_below(0.5)}
         few = {f"ess:0.5:{LOOKS}": ess_below(0.5, LOOKS)} if len(steering.steps) > LOOKS else always
         triggers = few | {"never": never, f"every:{rarely}": every(rarely)} | always
-    proposals = usual_proposals(steering) if proposals is None else proposals
     options: dict[str, dict[str, Change]] = {"trigger": {name: _trigger(when) for name, when in triggers.items()}}
     if tilt is not None:
         named = {"linear": linear_ramp, "constant": constant_ramp}
         if ramps is None:
             ramps = {"the tilt's": tilt.ramp} | {name: ramp for name, ramp in named.items() if ramp is not tilt.ramp}
         options["ramp"] = {name: _ramp(ramp) for name, ramp in ramps.items()}
-    options["proposal"] = {name: _proposal(proposal) for name, proposal in proposals.items()}
+    options["proposal"] = {name: _proposal(proposal, steering) for name, proposal in proposals.items()}
     if tilt is not None and tilt.drawn:
         numbers = dict.fromkeys(draws or (tilt.draws, 4 * tilt.draws, max(1, tilt.draws // 4)))
         options["draws"] = {str(m): _draws(m) for m in numbers}
@@ -250,18 +262,27 @@ def _options(
     return options
 
 
-def usual_proposals(steering: Steering) -> dict[str, Proposal]:
-    """The steering's own, the model and, for a differentiable reward, gradients. The first is the steering's."""
+def usual_proposals(steering: Steering, clips: Sequence[float | None] = CLIPS) -> dict[str, Proposal]:
+    """The steering's own, the model and, for a differentiable reward, gradients with each of the clips (None for none).
+    The first is the steering's."""
     found: dict[str, Proposal] = {"the model": FromModel()}
     if isinstance(steering.model, Product):
         found["guided"] = Guided()
-    if steering.twist is not None and steering.twist.differentiable:
-        gentle = Gradient(clip=CLIP, tokens_only=True)
-        steep = replace(gentle, clip=3 * CLIP)
-        found |= {"gradient, every 4": replace(gentle, every=4), "gradient": gentle, "gradient, clip 3": steep}
-        found["half gradient"] = Mixture((FromModel(), steep))
+    if steering.twist is not None and steering.twist.differentiable and clips:
+        gradients = [Gradient(clip=clip, tokens_only=True) for clip in clips]
+        first, *others = gradients
+        found |= {_named(first): first, f"{_named(first)}, every 4": replace(first, every=4)}
+        found |= {_named(gradient): gradient for gradient in others}
+        steepest = max(gradients, key=lambda gradient: math.inf if gradient.clip is None else gradient.clip)
+        found["half gradient"] = Mixture((FromModel(), steepest))
     own = next((name for name, proposal in found.items() if proposal == steering.proposal), "the steering's")
     return {own: steering.proposal} | found
+
+
+def _named(gradient: Gradient) -> str:
+    if gradient.clip is None:
+        return "gradient, no clip"
+    return "gradient" if gradient.clip == CLIP else f"gradient, clip {gradient.clip:g}"
 
 
 def _particles(count: int) -> Change:
@@ -272,8 +293,12 @@ def _trigger(when: Trigger) -> Change:
     return lambda setting: replace(setting, method=replace(setting.method, when=when))
 
 
-def _proposal(proposal: Proposal) -> Change:
-    return lambda setting: setting.steered(proposal=proposal)
+def _proposal(proposal: Proposal, steering: Steering) -> Change:
+    """A change to the proposal and, if the steering has a tilt, to the smoothing that it needs."""
+    if steering.twist is None:
+        return lambda setting: setting.steered(proposal=proposal)
+    smoothing = usual_smoothing(steering.model, steering.twist, proposal)
+    return lambda setting: setting.steered(twist=setting.tilt.with_smoothing(smoothing), proposal=proposal)
 
 
 def _draws(count: int) -> Change:
@@ -281,7 +306,7 @@ def _draws(count: int) -> Change:
 
 
 def _ramp(ramp: Ramp | Adaptive) -> Change:
-    return lambda setting: setting.steered(twist=replace(setting.tilt, ramp=ramp))
+    return lambda setting: setting.steered(twist=setting.tilt.with_ramp(ramp))
 
 
 def adapted_ramp(

@@ -114,7 +114,17 @@ class Tilt:
         """The same tilt with another number of draws. It shares this tilt's meter and memory budget."""
         estimator = self.estimator
         estimator = estimator.with_draws(draws) if isinstance(estimator, Drawing) else estimator
-        other = replace(self, draws=draws, estimator=estimator)
+        return self._shared(replace(self, draws=draws, estimator=estimator))
+
+    def with_ramp(self, ramp: Ramp | Adaptive) -> Tilt:
+        """The same tilt with another ramp. It shares this tilt's meter and memory budget."""
+        return self._shared(replace(self, ramp=ramp))
+
+    def with_smoothing(self, smoothing: float | None) -> Tilt:
+        """The same tilt with another smoothing. It shares this tilt's meter and memory budget."""
+        return self._shared(replace(self, smoothing=smoothing))
+
+    def _shared(self, other: Tilt) -> Tilt:
         object.__setattr__(other, "meter", self.meter)
         object.__setattr__(other, "chunks", self.chunks)
         return other

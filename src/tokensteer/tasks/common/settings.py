@@ -64,8 +64,9 @@ class Settings:
     resample: Annotated[str | None, left("the method's", "STR")] = None
     """How to resample: systematic, stratified, residual, multinomial or ssp, all exact. Systematic varies least; with
     multinomial every child draws its parent on its own."""
-    clip: Annotated[float | None, left("1, 3 for prop-grad", "FLOAT")] = None
-    """For smc-grad and prop-grad: the most that the gradient may add to a log-probability."""
+    clip: Annotated[float | None, left("1, 3 for prop-grad, 30 with --reward toxicity", "FLOAT")] = None
+    """For smc-grad, prop-grad and the gradients that auto tries: the most that a gradient may add to a
+    log-probability."""
     learned_scale: Annotated[float | None, left("what its training chose", "FLOAT")] = None
     """For smc-amot and prop-amot: how much of what was learned counts, 1 for all of it. More than 1, for text alone,
     may suit a kl that is smaller than that of the training."""

@@ -178,7 +178,8 @@ class Task:
     `reward` names the reward of the tilt if it is not the task's default. If samples are texts, decode(ids) returns
     those of ids (P, L), and `piece` is the text of a token, with the space before it if it has one. `goal`, `guidance`
     and `order` are those of the setup, or the task's own where the setup has none; None if the task has no choice.
-    `rule` is a hard constraint on samples, if there is one.
+    `rule` is a hard constraint on samples, if there is one. `clip` bounds the gradient of its reward where the usual
+    bound of a method does not suit it.
     """
 
     name: str
@@ -204,3 +205,4 @@ class Task:
     guidance: float | None = None
     order: str | None = None
     rule: Automaton | None = None
+    clip: float | None = None

@@ -41,19 +41,21 @@ TEMPERATURE = 0.95
 
 @dataclass(frozen=True)
 class Reading:
-    """A reward of the task: the names of the weights of its network and of the judge's, what both tell apart, the kl
-    and the ramp."""
+    """A reward of the task: the names of the weights of its network and of the judge's, what both tell apart, the kl,
+    the ramp, and the clip of its gradient if it needs another than the methods'."""
 
     reward: str
     judge: str
     classes: tuple[str, str]
     kl: float = KL
     ramp: Ramp = linear_ramp
+    clip: float | None = None
 
 
 READINGS = {
     "sentiment": Reading("reward", "judge", CLASSES),
-    "toxicity": Reading("toxicity", "toxicity-judge", ("polite", "toxic"), 0.05, clipped(3)),
+    # A rude word has a log-probability of about -10, which a smaller clip does not make up for.
+    "toxicity": Reading("toxicity", "toxicity-judge", ("polite", "toxic"), 0.05, clipped(3), clip=30.0),
 }
 """The rewards by name, the default one first."""
 

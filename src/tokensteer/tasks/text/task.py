@@ -119,6 +119,7 @@ def task(setup: Setup) -> Task:
             piece=vocabulary.written,
             goal=goal,
             rule=rule,
+            clip=reading.clip,
         )
 
     return with_prompts(canvases, failed)
