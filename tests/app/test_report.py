@@ -326,6 +326,8 @@ def test_methods_have_the_settings_of_each_task(tmp_path: Path) -> None:
         ("ramp", "adaptive:0.9", "adaptive:0.9: chosen in the run, so that a step keeps 90% of the ESS"),
         ("ramp", "the method's own", "the method's own"),
         ("draws", 0, "none, the estimate has a closed form"),
+        ("smoothing", 0.0, "none, each estimate counts as it is"),
+        ("smoothing", 1 - 25 / 30, "0.167: this share of a particle's last estimate stays in its next"),
         ("draws", 1, "1 clean sequence for each estimate of the reward"),
         ("resample", "systematic", "systematic"),
     ],

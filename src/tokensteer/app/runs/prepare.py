@@ -126,7 +126,7 @@ def _check_used(ready: Sequence[PreparedJob]) -> None:
     scaled = any(learned_parts(one.method.steering.proposal) for one in ready)
     if any(one.job.settings.learned_scale for one in ready) and not scaled:
         raise ValueError(
-            f"--learned-scale is that of smc-amot and prop-amot, and {names} learned nothing: leave it out"
+            f"--learned-scale is that of smc-amot, prop-amot and smc-learned, and {names} learned nothing: leave it out"
         )
     if any(one.job.keep_states for one in ready) and all(one.recipe.split is not None for one in ready):
         raise ValueError(f"--keep-states stores the steps of particles, and {names} has chains instead: leave it out")
@@ -208,6 +208,8 @@ def put_together(job: Job, task: Task) -> PreparedJob:
         method = replace(method, steering=replace(method.steering, proposal=gradient))
     scale = job.settings.learned_scale
     if scale is not None and isinstance(method.steering.proposal, Amortised | OtherHead):
+        if scale > 1 and isinstance(method.steering.proposal, Amortised):
+            raise ValueError(f"--learned-scale must lie in (0, 1] on {task.name}, got {scale:g}: text alone takes more")
         learned = replace(method.steering.proposal, scale=scale)
         method = replace(method, steering=replace(method.steering, proposal=learned))
     if task.rule is not None:

@@ -95,7 +95,7 @@ JOB = {
 RESOLVED = (
     {"steps": SIZE}
     | _of(COUNT, "seed", "draws", "goal")
-    | _of(POSITIVE, "kl", "guidance", "clip")
+    | _of(POSITIVE, "kl", "guidance", "clip", "learned_scale")
     | {"smoothing": SHARE}
     | _of(TEXT, "ramp", "trigger", "noise", "resample", "reward", "order")
 )

@@ -35,8 +35,10 @@ def meaning(name: str, value: object) -> str:
             said = ORDERS.get(words, "")
         case "noise":
             said = NOISES.get(words, "")
+        case "smoothing" if value == 0:
+            return "none, each estimate counts as it is"
         case "smoothing":
-            said = "this share of a particle's last estimate stays in its next"
+            return f"{float(words):.3g}: this share of a particle's last estimate stays in its next"
         case "draws" if value == 0:
             return "none, the estimate has a closed form"
         case "draws":

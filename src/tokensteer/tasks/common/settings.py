@@ -68,8 +68,8 @@ class Settings:
     """For smc-grad, prop-grad and the gradients that auto tries: the most that a gradient may add to a
     log-probability."""
     learned_scale: Annotated[float | None, left("what its training chose", "FLOAT")] = None
-    """For smc-amot and prop-amot: how much of what was learned counts, 1 for all of it. More than 1, for text alone,
-    may suit a kl that is smaller than that of the training."""
+    """For smc-amot, prop-amot and smc-learned: how much of what was learned counts, 1 for all of it. More than 1, for
+    text alone, may suit a kl that is smaller than that of the training."""
     guidance: Annotated[float | None, left("1.5, 3 for emoji", "FLOAT")] = None
     """For cfg and smc-cfg on dna, cifar and emoji: the scale s of p(x | goal)^s · p(x)^(1 - s). 1 is the model given
     the goal, more steers harder. For emoji also that of the guided sampler, which the other methods steer."""
