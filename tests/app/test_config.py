@@ -134,7 +134,7 @@ def test_a_config_holds_what_was_resolved_and_no_null(toml: Path):
 
 @pytest.mark.parametrize(("given", "used"), [([], 0.5), (["--smoothing", "0.6"], 0.6), (["--smoothing", "0"], 0.0)])
 def test_the_smoothing_of_a_run_is_in_its_config(given: list[str], used: float, tmp_path: Path, monkeypatch):
-    """That of smc-grad is 1 - 25/T unless given; no other method smooths."""
+    """That of smc-grad is 0.5 unless given; no other method smooths."""
     monkeypatch.chdir(tmp_path)
     words = ["--particles", "2", "--populations", "1", "--steps", "50", *given]
     assert tokensteer("compare", "digits", "--methods", "smc-base", "smc-grad", *words, "--out", "run") == 0

@@ -109,9 +109,9 @@ def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize(("steps", "share"), [(50, 0.5), (100, 0.75), (10, 0.0)])
-def test_what_smc_grad_chooses(steps, share):
-    """Noisy estimates of long sequences are averaged over recent steps, more of them where there are more."""
+@pytest.mark.parametrize("steps", [10, 1000])
+def test_what_smc_grad_chooses(steps):
+    """Noisy estimates of long sequences are averaged over recent steps."""
     denoiser = ts.from_logits(lambda x: torch.zeros(*x.shape[:2], 3), mask_id=2, ignores_time=True)
     model = ts.Diffusion(denoiser, ts.Ancestral(2), ts.uniform_steps(steps), ts.template(40, 2))
 
@@ -124,7 +124,7 @@ def test_what_smc_grad_chooses(steps, share):
     def chosen(**options):
         return smoothing_of(ts.smc_grad(model, tilt(**options)))
 
-    assert chosen(**NOISY) == pytest.approx(share)
+    assert chosen(**NOISY) == 0.5
     assert chosen(**NOISY, smoothing=0.2) == 0.2
     assert chosen(**NOISY, smoothing=0.0) == 0.0
     assert chosen(estimator=ts.Sampled(seed=1)) is None  # one function of the state

@@ -27,7 +27,7 @@ from tokensteer.core.twists.tilt import Tilt
 
 CLIP = 1.0  # of the gradient proposal, chosen on digits and mnist (docs/results/proposals.md)
 LOOKS = 10  # in a run, where each takes draws
-RECENT = 25  # of T steps: estimates of smc_grad keep 1 - 25/T of the last (docs/results/proposals.md)
+SMOOTHING = 0.5  # of the estimates of smc_grad, chosen on digits (docs/results/proposals.md)
 LONG = 32  # sites, so that one step changes little; with two, ten looks gave nine times the scatter of log Z
 
 
@@ -128,11 +128,10 @@ def smc_grad(model: Model, tilt: Tilt, clip: float | None = CLIP) -> Method:
 
 def usual_smoothing(model: Model, tilt: Tilt, proposal: Proposal) -> float | None:
     """The smoothing that a proposal needs: the tilt's own or, where gradients make an estimate with fresh noise in
-    every step of a long sequence, an average over about `RECENT` steps."""
+    every step of a long sequence, `SMOOTHING`."""
     each_step = any(gradient.every == 1 and gradient.draws is None for gradient in of_kind(proposal, Gradient))
-    if tilt.smoothing is not None or not (each_step and tilt.drawn and tilt.estimator.random and _long(model)):
-        return tilt.smoothing
-    return max(0.0, 1 - RECENT / len(model.steps))
+    noisy = each_step and tilt.drawn and tilt.estimator.random and _long(model)
+    return SMOOTHING if tilt.smoothing is None and noisy else tilt.smoothing
 
 
 def prop_grad(model: Model, tilt: Tilt, clip: float | None = 3.0) -> Method:

@@ -44,10 +44,10 @@ class Settings:
     """Of the draws: fresh, or shared by all particles at all times, often better where the reward is sharp."""
     ramp: Annotated[str | None, left("the task's", "STR")] = None
     """How much of the reward counts on the way: linear, constant, end, exponential, clipped:3, adaptive:0.9."""
-    smoothing: Annotated[float | None, left("0, more for smc-grad on digits and mnist", "FLOAT")] = None
+    smoothing: Annotated[float | None, left("0, and 0.5 for smc-grad with fresh noise", "FLOAT")] = None
     """The share of a particle's last estimate of the reward that stays in its next one: averages over recent steps have
-    less noise. It counts where each step makes an estimate, as with gradients. On digits and mnist smc-grad has
-    1 - 25/T in T steps, 0.5 in fifty."""
+    less noise. It counts where each step makes an estimate, as with gradients. smc-grad has 0.5 on digits, mnist and
+    others of long sequences and fresh noise, but for text."""
     trigger: Annotated[str | None, left("the method's", "STR")] = None
     """When to resample: ess:0.5, ess:0.5:10 (looking ten times in a run), every:20, always, never, observe (never, but
     look at the weights)."""
