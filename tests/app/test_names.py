@@ -47,6 +47,7 @@ def test_names_agree_with_what_there_is():
     assert set(names.SCHEMES) == set(choices.SCHEMES)
     assert names.NOISES == choices.NOISES
     assert set(names.OBJECTIVES) == set(objectives.OBJECTIVES)
+    assert set(names.TWISTS) == set(objectives.TWISTS)
     assert set(names.BASELINES) == set(objectives.BASELINES)
     for example in names.RAMPS_WITH_NUMBER.values():
         choices.ramp(example)
@@ -79,6 +80,7 @@ def test_names_agree_with_what_there_is():
         ("compare digits --recipe ramp", "no recipe called 'ramp'. Did you mean ramps?"),
         ("train digts", "no task called 'digts'. Did you mean digits?"),
         ("train digits --proposal --objective balnce", "no objective called 'balnce'. Did you mean balance?"),
+        ("train digits --twist --objective contrast", "Did you mean contrastive?"),
         ("train digits --proposal --baseline sate", "no baseline called 'sate'. Did you mean state?"),
         ("train text --proposal --reward toxcity", "no reward called 'toxcity'. Did you mean toxicity?"),
         ("completion bsh", "no completion called 'bsh'. Did you mean bash?"),

@@ -144,7 +144,9 @@ def test_a_task_keeps_its_own_balance() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--objective", "balance"], "--objective is how a proposal is trained: give --proposal too"),
+        (["--objective", "balance"], "--objective is how a proposal or a twist is trained: give --proposal or --twist"),
+        (["--twist", "--objective", "balance"], "balance is that of a proposal: give --proposal instead of --twist"),
+        (["--proposal", "--objective", "contrastive"], "contrastive is that of a twist: give --twist instead of"),
         (["--twist", "--baseline", "time"], "--baseline is how a proposal is trained: give --proposal too, and no"),
         (["--proposal", "--objective", "variance"], "no objective called 'variance'"),
         (["--proposal", "--baseline", "states"], "no baseline called 'states'. Did you mean state?"),

@@ -228,7 +228,8 @@ class Train:
     objective: Annotated[str | None, left("the task's", "STR")] = None
     """With --proposal, what is minimised: step-variance (of the log-weight of single moves), balance (over stretches of
     paths, with a twist; detailed-balance for single moves, trajectory-balance for whole paths), path-variance (of the
-    log-weight of whole paths) or likelihood (of samples of the target)."""
+    log-weight of whole paths) or likelihood (of samples of the target). With --twist: returns (the squared error of the
+    log-weight still to come) or contrastive (states of the target are told from states of the model)."""
     baseline: Annotated[str | None, left("the task's", "STR")] = None
     """With --proposal, the F that step-variance subtracts: state (F(x_t, t), which lets the loss reach zero), time
     (F(t), a small network as in the paper) or per-step (F(t), a number for each step)."""

@@ -33,7 +33,7 @@ def validate(command: Command) -> None:
             _reward(command.task, command.settings.reward)
         case Train():
             check_known(command.task, names.TASKS, "task")
-            check_known(command.objective, names.OBJECTIVES, "objective")
+            check_known(command.objective, names.OBJECTIVES + names.TWISTS, "objective")
             check_known(command.baseline, names.BASELINES, "baseline")
             if command.task in names.NAMED_REWARDS:
                 check_known(command.reward, names.NAMED_REWARDS[command.task], "reward")

@@ -27,7 +27,7 @@ VALUES: dict[str, Iterable[str]] = {
     "trigger": [*names.TRIGGERS, *names.TRIGGERS_WITH_NUMBER.values()],
     "resample": names.SCHEMES,
     "noise": names.NOISES,
-    "objective": names.OBJECTIVES,
+    "objective": names.OBJECTIVES + names.TWISTS,
     "baseline": names.BASELINES,
     "device": ("cpu", "cuda"),
 }

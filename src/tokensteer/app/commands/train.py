@@ -12,7 +12,8 @@ from tokensteer.app.terminal.tables import say
 from tokensteer.app.words.lookup import choose
 from tokensteer.tasks.catalogue import TASKS, Entry
 from tokensteer.tasks.common.learned import named
-from tokensteer.tasks.common.objectives import BASELINES, OBJECTIVES
+from tokensteer.tasks.common.objectives import BASELINES, OBJECTIVES, TWISTS
+from tokensteer.tasks.common.proposals import ProposalConfig
 from tokensteer.tasks.common.task import SHIPPED
 from tokensteer.tasks.common.training import Training, finished
 
@@ -50,7 +51,7 @@ def main(command: Train, words: str) -> Outcome:
             raise ValueError(f"{out} holds finished weights of {command.task}: give --out another folder, or --force")
         if task.proposal is not None and (command.proposal or command.twist):
             taught = task.proposal(command.goal, command.weights or SHIPPED)
-            taught = replace(taught, config=taught.config.chosen(command.objective, command.baseline))
+            taught = replace(taught, config=_chosen(command, taught.config))
             if command.reward is not None:
                 taught = taught.rewarded(command.reward, task.rewards[command.reward], command.reward == first)
             if command.kl is not None:
@@ -63,15 +64,23 @@ def main(command: Train, words: str) -> Outcome:
 
 
 def _check_objective(command: Train, task: Entry) -> None:
-    given = [f"--{name}" for name in ("objective", "baseline") if getattr(command, name) is not None]
-    if given and not command.proposal:
-        raise ValueError(f"{given[0]} is how a proposal is trained: give --proposal too, and no --twist")
+    if command.objective is not None and not (command.proposal or command.twist):
+        raise ValueError("--objective is how a proposal or a twist is trained: give --proposal or --twist too")
+    if command.baseline is not None and not command.proposal:
+        raise ValueError("--baseline is how a proposal is trained: give --proposal too, and no --twist")
     if command.objective is not None:
-        choose(command.objective, OBJECTIVES, "objective")
+        choose(command.objective, {**OBJECTIVES, **TWISTS}, "objective")
     if command.baseline is not None:
         choose(command.baseline, BASELINES, "baseline")
+    given = command.objective is not None or command.baseline is not None
     if given and task.proposal is not None:  # raises before a folder is made
-        task.proposal(command.goal, command.weights or SHIPPED).config.chosen(command.objective, command.baseline)
+        _chosen(command, task.proposal(command.goal, command.weights or SHIPPED).config)
+
+
+def _chosen(command: Train, config: ProposalConfig) -> ProposalConfig:
+    if command.twist:
+        return config.chosen_twist(command.objective)
+    return config.chosen(command.objective, command.baseline)
 
 
 def _cards(command: Train, out: Path, own: str | None) -> list[Path]:

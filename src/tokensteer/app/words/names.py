@@ -66,6 +66,8 @@ TRIGGERS_WITH_NUMBER = {"ess": "ess:0.5", "every": "every:20"}
 SCHEMES = ("systematic", "stratified", "residual", "multinomial", "ssp")
 NOISES = ("fresh", "shared")
 OBJECTIVES = ("step-variance", "balance", "detailed-balance", "trajectory-balance", "path-variance", "likelihood")
+TWISTS = ("returns", "contrastive")
+"""Objectives of a twist; those above are of a proposal."""
 SHELLS = ("bash", "zsh", "fish")
 BASELINES = ("state", "time", "per-step")
 MOST_WORKERS = 10_000

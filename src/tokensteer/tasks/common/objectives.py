@@ -1,4 +1,4 @@
-"""Objectives and baselines of a proposal's training by their names on the command line."""
+"""Objectives of proposals and twists, and baselines, by their names on the command line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from torch import nn
 
 from tokensteer.core.particles.path import Step
 from tokensteer.tasks.nets import ValueConfig, ValueNet
-from tokensteer.train import Balance, Likelihood, Objective, OfTime, PathVariance, PerStep, StepVariance
+from tokensteer.train import (
+    Balance,
+    Contrastive,
+    Likelihood,
+    Objective,
+    OfTime,
+    PathVariance,
+    PerStep,
+    Returns,
+    StepVariance,
+)
 from tokensteer.train.accepted import Accepted
 
 Aim = Objective | Likelihood | Accepted
@@ -22,6 +32,9 @@ OBJECTIVES: Mapping[str, Objective | Likelihood] = {
     "path-variance": PathVariance(),
     "likelihood": Likelihood(),
 }
+RETURNS = "returns"
+TWISTS: Mapping[str, type[Returns] | type[Contrastive]] = {RETURNS: Returns, "contrastive": Contrastive}
+"""Objectives of a twist for a finished proposal. Each is made with `twists`: is it added to the tilt's estimates?"""
 NO_BASELINE = (PathVariance, Likelihood, Accepted)
 STATE, NONE = "state", "none"
 BASELINES: Mapping[str, Callable[[ValueConfig, Sequence[Step]], nn.Module]] = {
@@ -32,6 +45,17 @@ BASELINES: Mapping[str, Callable[[ValueConfig, Sequence[Step]], nn.Module]] = {
     # F(t), a number for each step
     "per-step": lambda value, steps: PerStep(steps),
 }
+
+
+def check_kind(objective: str | None, twist: bool) -> None:
+    """Raise if an objective by name trains a proposal where a `twist` is trained, or the other way round."""
+    own, others = (TWISTS, OBJECTIVES) if twist else (OBJECTIVES, TWISTS)
+    if objective in others:
+        here, there = ("twist", "proposal") if twist else ("proposal", "twist")
+        raise ValueError(
+            f"the objective {objective} is that of a {there}: give --{there} instead of --{here}, or one of "
+            f"{', '.join(own)} as --objective"
+        )
 
 
 def check_pair(objective: Aim, baseline: str | None) -> None:

@@ -18,7 +18,18 @@ from tokensteer.core.steering.methods import Method, prop_amot, smc_amot, smc_ba
 from tokensteer.core.steering.steering import Steering
 from tokensteer.files import write_json
 from tokensteer.tasks.common.learned import bring, complete, find, fingerprint, goal_option, named, with_twist
-from tokensteer.tasks.common.objectives import NO_BASELINE, NONE, OBJECTIVES, STATE, Aim, check_pair, make_baseline
+from tokensteer.tasks.common.objectives import (
+    NO_BASELINE,
+    NONE,
+    OBJECTIVES,
+    RETURNS,
+    STATE,
+    TWISTS,
+    Aim,
+    check_kind,
+    check_pair,
+    make_baseline,
+)
 from tokensteer.tasks.common.task import Setup, Task, Trained, weights_file
 from tokensteer.tasks.common.training import Training, measure_methods, say
 from tokensteer.tasks.nets import ValueConfig, load, save
@@ -29,7 +40,6 @@ from tokensteer.train import (
     Likelihood,
     ProposalPlan,
     Report,
-    Returns,
     choose_scale,
     fit_proposal,
     shown,
@@ -71,10 +81,10 @@ TWIST = replace(
 class ProposalConfig:
     """How the proposal of a task is trained: at `kl`, in `num_steps`, which may be fewer than it is used with because
     no network reads the time. `value` is the network of the baseline, which `Balance` makes a learned twist. With other
-    objectives the plan `twist` trains one afterwards, on paths of the finished proposal: in place of the tilt's own
-    estimates, or added to them if `value.beside`. Parameters whose names begin with one of `frozen` keep the denoiser's
-    values and are stored with the denoiser only. `baseline` names another one than `value`, and `options` are the words
-    that chose it. `only` names the objective if no other one will do."""
+    objectives the plan `twist` trains one afterwards, by the objective `twist_by`, on paths of the finished proposal:
+    in place of the tilt's own estimates, or added to them if `value.beside`. Parameters whose names begin with one of
+    `frozen` keep the denoiser's values and are stored with the denoiser only. `baseline` names another one than
+    `value`, and `options` are the words that chose it. `only` names the objective if no other one will do."""
 
     plan: ProposalPlan
     objective: Aim
@@ -82,6 +92,7 @@ class ProposalConfig:
     kl: float = 1.0
     num_steps: int = 50
     twist: ProposalPlan | None = None
+    twist_by: str = RETURNS
     frozen: tuple[str, ...] = ()
     baseline: str = STATE
     options: str = ""
@@ -97,6 +108,7 @@ class ProposalConfig:
         """The same with an objective and a baseline by name, the task's own for None."""
         if self.only is not None and (objective not in (None, self.only) or baseline is not None):
             raise ValueError(f"this task's proposal is learned by {self.only}: leave out --objective and --baseline")
+        check_kind(objective, twist=False)
         own = isinstance(self.objective, Balance) and objective == "balance"
         aim = self.objective if objective is None or own else OBJECTIVES[objective]
         check_pair(aim, baseline)
@@ -109,6 +121,11 @@ class ProposalConfig:
             value=replace(self.value, beside=False) if isinstance(aim, Balance) else self.value,
             options="".join(f" --{name} {value}" for name, value in named if value is not None),
         )
+
+    def chosen_twist(self, objective: str | None) -> ProposalConfig:
+        """The same with an objective of the twist by name, the task's own for None."""
+        check_kind(objective, twist=True)
+        return self if objective is None else replace(self, twist_by=objective, options=f" --objective {objective}")
 
 
 def _fitting(plan: ProposalPlan, aim: Aim) -> ProposalPlan:
@@ -161,7 +178,7 @@ class ProposalTraining:
             if config.twist is None:
                 raise ValueError(f"the twist of {task.name} is learned with its proposal: give --proposal instead")
             plan, net = training.rounds(config.twist), self._finished(task.name, training)
-            config = replace(config, objective=Returns(twists=config.value.beside), baseline=STATE)
+            config = replace(config, objective=TWISTS[config.twist_by](config.value.beside), baseline=STATE)
         else:
             plan, net = training.rounds(config.plan), self.copy_to_train(task.name, training.device)
             complete(training, self.weights, task.name)
