@@ -485,18 +485,21 @@ def test_a_proposal_begins_as_the_guided_sampler(networks: model.Networks, guida
         assert torch.allclose(result.log_w, (result.reward / rewards.KLS["alignment"]).to(result.log_w), atol=1e-3)
 
 
-def test_a_proposal_is_taught_stored_and_used(weights: Path, tmp_path: Path, monkeypatch, capsys):
+@pytest.mark.parametrize("objective", ["path-variance", "likelihood"])
+def test_a_proposal_is_taught_stored_and_used(objective: str, weights: Path, tmp_path: Path, monkeypatch, capsys):
     drawings = small_emoji.write_drawings(tmp_path / data.FILE)
     monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
     monkeypatch.setattr(emoji, "DEFAULT", ("a blue heart", "a red bar, 3d style"))  # the encoder reads six pieces
     plan = replace(proposals.PLAN, rounds=2, paths=8, report_every=1)
-    small = replace(proposals.CONFIG, plan=plan, num_steps=2)
+    sampled = replace(proposals.SAMPLED, rounds=2, paths=32, updates=2, report_every=1)
+    small = replace(proposals.CONFIG, plan=plan, sampled=sampled, num_steps=2).chosen(objective, None)
     out = tmp_path / "taught"
-    taught = replace(proposals.proposal(None, weights, small, {2: 6}, captions=4), steps=2)
+    taught = replace(proposals.proposal(None, weights, small, {2: 6}), steps=2)
     card = taught.at(0.5).train(Training(out))
     assert card["prompts"] == 4
     assert card["kl"] == 0.5
-    assert "train emoji --proposal --kl 0.5 --out" in card["command"]
+    assert f"train emoji --proposal --objective {objective} --kl 0.5 --out" in card["command"]
+    assert card["objective"].startswith({"path-variance": "PathVariance", "likelihood": "Likelihood"}[objective])
     assert set(card["quality"]) == {"smc-base N=2", "smc-grad N=2", "prop-amot N=2", "smc-amot N=2"}
     used = proposals.captions_of(drawings, 4, small_emoji.encoder())
     trained = {texts[k] for texts in drawings.part(data.TRAIN).captions() for k in range(len(texts))}
@@ -517,7 +520,7 @@ def test_a_proposal_is_taught_stored_and_used(weights: Path, tmp_path: Path, mon
     assert main(["run", "emoji", "--method", "smc-amot", *words[2:], "--weights", str(weights)]) == 2
     assert "tokensteer train emoji --proposal" in capsys.readouterr().err
     for options, says in (
-        (["--proposal", "--objective", "balance"], "is learned by path-variance"),
+        (["--proposal", "--objective", "balance"], "is learned by path-variance or likelihood"),
         (["--twist"], "no twist to learn"),
     ):
         assert main(["train", "emoji", *options, *asked]) == 2

@@ -84,7 +84,8 @@ class ProposalConfig:
     objectives the plan `twist` trains one afterwards, by the objective `twist_by`, on paths of the finished proposal:
     in place of the tilt's own estimates, or added to them if `value.beside`. Parameters whose names begin with one of
     `frozen` keep the denoiser's values and are stored with the denoiser only. `baseline` names another one than
-    `value`, and `options` are the words that chose it. `only` names the objective if no other one will do."""
+    `value`, and `options` are the words that chose it. `among` names the
+    objectives that will do, if not all, and `sampled` is the plan of `Likelihood`, if not made of `plan`."""
 
     plan: ProposalPlan
     objective: Aim
@@ -96,7 +97,8 @@ class ProposalConfig:
     frozen: tuple[str, ...] = ()
     baseline: str = STATE
     options: str = ""
-    only: str | None = None
+    among: tuple[str, ...] = ()
+    sampled: ProposalPlan | None = None
 
     def __post_init__(self) -> None:
         check_numbers("ProposalConfig", "(0, inf)", kl=self.kl)
@@ -106,8 +108,11 @@ class ProposalConfig:
 
     def chosen(self, objective: str | None, baseline: str | None) -> ProposalConfig:
         """The same with an objective and a baseline by name, the task's own for None."""
-        if self.only is not None and (objective not in (None, self.only) or baseline is not None):
-            raise ValueError(f"this task's proposal is learned by {self.only}: leave out --objective and --baseline")
+        if self.among and (objective not in (None, *self.among) or baseline is not None):
+            raise ValueError(
+                f"this task's proposal is learned by {' or '.join(self.among)}: give --objective one of these or "
+                "leave it out, and leave out --baseline"
+            )
         check_kind(objective, twist=False)
         own = isinstance(self.objective, Balance) and objective == "balance"
         aim = self.objective if objective is None or own else OBJECTIVES[objective]
@@ -117,7 +122,7 @@ class ProposalConfig:
             self,
             objective=aim,
             baseline=NONE if isinstance(aim, NO_BASELINE) else baseline or self.baseline,
-            plan=_fitting(self.plan, aim),
+            plan=self.sampled if self.sampled and isinstance(aim, Likelihood) else _fitting(self.plan, aim),
             value=replace(self.value, beside=False) if isinstance(aim, Balance) else self.value,
             options="".join(f" --{name} {value}" for name, value in named if value is not None),
         )
@@ -155,7 +160,7 @@ class ProposalTraining:
     as_used: Callable[[nn.Module], Denoiser | OtherHead] | None = None
     reward: str | None = None
     steps: int = 100
-    prompts: Callable[[], tuple[str, ...]] | None = None
+    prompts: Callable[[ProposalConfig], tuple[str, ...]] | None = None
 
     def rewarded(self, reward: str, kl: float, own: bool = False) -> ProposalTraining:
         """The same for a reward of the task by name, at its kl; `own` is the one that it has anyway."""
@@ -172,7 +177,7 @@ class ProposalTraining:
         if twist and self.config.twist is None and not isinstance(self.config.objective, Balance):
             raise ValueError("this task has no twist to learn: use its proposal, by smc-amot")
         training.seed_torch()  # what is learned may begin at random
-        prompts = None if self.prompts is None else self.prompts()
+        prompts = None if self.prompts is None else self.prompts(self.config)
         task, config = self._task(training, self.config.num_steps, prompts), self.config
         if twist:
             if config.twist is None:

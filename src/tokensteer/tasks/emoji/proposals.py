@@ -3,14 +3,15 @@
     tokensteer train emoji --proposal --weights FOLDER --device cuda --out FOLDER
 
 As in the paper, the variance of the log-weights of whole paths is made small, here among the paths of each caption:
-captions have normalisers of their own. The captions are those of drawings that the denoiser was trained on, read from
-the file of drawings. The reward is let in by and by.
+captions have normalisers of their own. With --objective likelihood the weighted samples of each caption are learned
+from instead, in many more updates. The captions are those of drawings that the denoiser was trained on, read from the
+file of drawings. The reward is let in by and by.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from torch import nn
@@ -28,7 +29,7 @@ from tokensteer.tasks.emoji.task import task
 from tokensteer.tasks.emoji.towers import one_of_each
 from tokensteer.tasks.nets import TransformerConfig, ValueConfig, load
 from tokensteer.tasks.nets.grid_transformer import adapted
-from tokensteer.train import PathVariance, ProposalPlan
+from tokensteer.train import Likelihood, PathVariance, ProposalPlan
 
 RANK = 8
 CAPTIONS = 64
@@ -36,6 +37,10 @@ PLAN = ProposalPlan(
     480, paths=2 * CAPTIONS, rate=1e-3, average=0.98, anneal=0.5, rows=512, report_every=20, save_every=80
 )
 """Two paths of each caption, the fewest that have a variance, so that there are many updates."""
+SAMPLED = replace(
+    PLAN, rounds=40, paths=32 * CAPTIONS, updates=50, replay=6, average=0.998, report_every=2, save_every=8
+)
+"""For likelihood: eight paths of four times as many captions, and fifty updates from each round and the last few."""
 CONFIG = ProposalConfig(
     PLAN,
     PathVariance(),
@@ -44,7 +49,8 @@ CONFIG = ProposalConfig(
     num_steps=STEPS // 2,
     frozen=("tokens.", "places", "blocks.", "skips.", "norm.", "modulation.", "head.", "context.", "coarse."),
     baseline=NONE,
-    only="path-variance",
+    among=("path-variance", "likelihood"),
+    sampled=SAMPLED,
 )
 MEASURED = {1: 24, 8: 24}  # populations for each number of particles, multiples of the number of prompts
 
@@ -54,16 +60,19 @@ def proposal(
     weights: Path = SHIPPED,
     config: ProposalConfig = CONFIG,
     populations: Mapping[int, int] = MEASURED,
-    captions: int = CAPTIONS,
 ) -> ProposalTraining:
-    """Training of a proposal for all captions, from paths of so many of them."""
+    """Training of a proposal for all captions, from paths of some of them."""
     if goal is not None:
         raise ValueError(f"{NAME} draws what prompts say and has no goals: leave out --goal")
 
     def trainee(file: Path, device: str) -> nn.Module:
         return adapted(as_grid(load(file, device)), RANK)
 
-    own = weights / data.FILE
+    def captions(config: ProposalConfig) -> tuple[str, ...]:
+        own, each = weights / data.FILE, 8 if isinstance(config.objective, Likelihood) else 2
+        drawings = data.read(own if own.is_file() else None)
+        return captions_of(drawings, config.plan.paths // each, load_encoder(weights))
+
     return ProposalTraining(
         task,
         None,
@@ -73,7 +82,7 @@ def proposal(
         populations,
         trainee,
         steps=STEPS,
-        prompts=lambda: captions_of(data.read(own if own.is_file() else None), captions, load_encoder(weights)),
+        prompts=captions,
     )
 
 
