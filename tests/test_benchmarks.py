@@ -272,3 +272,19 @@ def test_a_twist_is_trained_for_the_model_or_a_proposal(
     kind = "SMC_amot" if after else "SMC_base"
     names = [re.split(r", N = |:", line.removeprefix("digits, "))[0] for line in lines[-5:]]
     assert names == [f"{kind}, no resampling", kind, kind, f"{kind} with the twist", f"{kind} with the twist"]
+
+
+# ---- products
+
+
+def test_products_are_measured_beside_the_floor(run: Any, capsys: Any):
+    products = import_module("benchmarks.products")
+    products.near_floor(particles=16, populations=8, sets=2, seeds=(0, 1), toys=("2x8",))
+    lines = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in capsys.readouterr().out.splitlines()]
+    assert [line[:3] for line in lines] == [
+        ["2 × 8", kernel, ", ".join(f"{power:g}" for power in powers)]
+        for powers in products.POWERS
+        for kernel in products.KERNELS
+    ]
+    for _, _, _, far, floor, ratio, *_ in lines:
+        assert float(far) / float(floor) == pytest.approx(float(ratio.split(" ")[0]), abs=0.1)
