@@ -254,3 +254,37 @@ def test_an_unknown_proposal_is_refused_by_its_name(proposals: Any):
     with pytest.raises(ValueError, match=r"no proposal called 'gradient, clip 2'\. Did you mean gradient, clip "):
         proposals.main(proposals.Options(proposals=("gradient, clip 2",)))
     assert proposals.PROPOSALS["gradient, clip 1, tokens only, scale 0.7"].scale == 0.7
+
+
+# ---- learned
+
+
+@pytest.mark.parametrize("after", [None, "step-variance"])
+def test_a_twist_is_trained_for_the_model_or_a_proposal(
+    after: str | None, run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    learned = import_module("benchmarks.learned")
+    monkeypatch.setattr(learned, "PLAN", replace(learned.PLAN, paths=4, updates=1, replay=0, held_out=16))
+    learned.twist("digits", "contrastive", after=after, rounds=1, rounds_before=1, steps=2, populations=2)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.startswith("step-variance, baseline state: 1 rounds") for line in lines[:-6]] == [True] * bool(after)
+    assert lines[-6].startswith("contrastive: 1 rounds")
+    kind = "SMC_amot" if after else "SMC_base"
+    names = [re.split(r", N = |:", line.removeprefix("digits, "))[0] for line in lines[-5:]]
+    assert names == [f"{kind}, no resampling", kind, kind, f"{kind} with the twist", f"{kind} with the twist"]
+
+
+# ---- products
+
+
+def test_products_are_measured_beside_the_floor(run: Any, capsys: Any):
+    products = import_module("benchmarks.products")
+    products.near_floor(particles=16, populations=8, sets=2, seeds=(0, 1), toys=("2x8",))
+    lines = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in capsys.readouterr().out.splitlines()]
+    assert [line[:3] for line in lines] == [
+        ["2 × 8", kernel, ", ".join(f"{power:g}" for power in powers)]
+        for powers in products.POWERS
+        for kernel in products.KERNELS
+    ]
+    for _, _, _, far, floor, ratio, *_ in lines:
+        assert float(far) / float(floor) == pytest.approx(float(ratio.split(" ")[0]), abs=0.1)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from narrow import some
+from product_toys import first_opening
 
 import tokensteer as ts
 from tokensteer.app.cli import main
@@ -98,6 +99,18 @@ def test_weights_mend_guidance():
         found[name] = sum(tv(pmf, wanted) for pmf in pmfs) / len(pmfs)
     assert found["smc-cfg"] < 1.3 * floor < found["cfg"], (found, floor)
     assert max(found["smc-base"], found["smc-grad"]) < 1.35 * floor, (found, floor)
+
+
+def test_weights_are_uneven_since_the_first_site_does_not_know_the_other():
+    """ESS/N without resampling is that of its first opening, in as many steps as one likes: with T of them a share of
+    1/T opens both sites at once."""
+    expected, found = first_opening(product.ring(), product.cross()), {}
+    for num_steps in (10, 100):
+        path = ts.Steering(some(product.task(Setup(num_steps)).guided)(), None, ts.Guided())
+        result = ts.smc(path, 4000, 4, when=ts.triggers.never, generator=seeded())
+        found[num_steps] = float(result.ess[-1].mean()) / 4000
+    assert found[100] == pytest.approx(expected, abs=0.02)
+    assert expected < found[100] < found[10] < 0.62
 
 
 def test_metrics_have_floors_beside_them(tmp_path: Path):
