@@ -226,8 +226,8 @@ def test_texts_are_compared_too(paired, tmp_path: Path, capsys):
 def drawn(figures: Any, monkeypatch: pytest.MonkeyPatch, draw: Any) -> Any:
     """The axes of a figure, which is written too."""
     kept: list[Any] = []
-    legend = figures._legend
-    monkeypatch.setattr(figures, "_legend", lambda figure: (kept.append(figure), legend(figure)))
+    legend = figures.legend
+    monkeypatch.setattr(figures, "legend", lambda figure: (kept.append(figure), legend(figure)))
     draw()
     return kept[-1].axes
 

@@ -290,7 +290,7 @@ def test_settings_are_stored_as_resolved() -> None:
         "smoothing": 0.0,
     }
     assert base == {**same, "trigger": "ess:0.5:10", "resample": "systematic"}
-    assert grad == {**same, "trigger": "ess:0.5", "resample": "systematic", "clip": 1.0}
+    assert grad == {**same, "trigger": "ess:0.5", "resample": "systematic", "clip": 1.0, "smoothing": 0.5}
     assert clipped == {**grad, "clip": 2.5}
     assert not_clipped == base
     assert amot == {**base, "learned_scale": 0.85}  # what its training chose

@@ -144,7 +144,7 @@ def smoothing(method: ts.Method) -> float | None:
     return some(method.steering.twist).smoothing
 
 
-@pytest.mark.parametrize(("given", "used"), [(None, 0.375), (0.2, 0.2)])
+@pytest.mark.parametrize(("given", "used"), [(None, 0.5), (0.2, 0.2)])
 def test_gradients_are_piloted_as_smc_grad_runs_them(given, used):
     """With its averages over recent steps, unless the tilt has its own. Others make no estimate in every step."""
     path = bits(smoothing=given)
@@ -159,7 +159,7 @@ def test_gradients_are_piloted_as_smc_grad_runs_them(given, used):
     assert smoothing(plan.method) == shares[plan.winner.setting.names["proposal"]]
 
 
-@pytest.mark.parametrize(("given", "used"), [(None, 0.375), (0.0, 0.0)])
+@pytest.mark.parametrize(("given", "used"), [(None, 0.5), (0.0, 0.0)])
 def test_the_plan_runs_the_smoothing_that_was_piloted_and_says_so(given, used):
     """The run is that of smc_grad to the last digit."""
     path = bits(smoothing=given)
