@@ -34,7 +34,8 @@ OBJECTIVES: Mapping[str, Objective | Likelihood] = {
 }
 RETURNS = "returns"
 TWISTS: Mapping[str, type[Returns] | type[Contrastive]] = {RETURNS: Returns, "contrastive": Contrastive}
-"""Objectives of a twist for a finished proposal. Each is made with `twists`: is it added to the tilt's estimates?"""
+"""Objectives of a twist for a finished proposal. Each is made with `twists`: whether the twist is added to the tilt's
+estimates."""
 NO_BASELINE = (PathVariance, Likelihood, Accepted)
 STATE, NONE = "state", "none"
 BASELINES: Mapping[str, Callable[[ValueConfig, Sequence[Step]], nn.Module]] = {

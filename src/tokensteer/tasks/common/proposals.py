@@ -84,8 +84,8 @@ class ProposalConfig:
     objectives the plan `twist` trains one afterwards, by the objective `twist_by`, on paths of the finished proposal:
     in place of the tilt's own estimates, or added to them if `value.beside`. Parameters whose names begin with one of
     `frozen` keep the denoiser's values and are stored with the denoiser only. `baseline` names another one than
-    `value`, and `options` are the words that chose it. `among` names the
-    objectives that will do, if not all, and `sampled` is the plan of `Likelihood`, if not made of `plan`."""
+    `value`, and `options` are the words that chose it. `among` names the objectives that will do, if not all, and
+    `sampled` is the plan of `Likelihood`, if not made of `plan`."""
 
     plan: ProposalPlan
     objective: Aim

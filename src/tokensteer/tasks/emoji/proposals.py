@@ -5,7 +5,7 @@
 As in the paper, the variance of the log-weights of whole paths is made small, here among the paths of each caption:
 captions have normalisers of their own. With --objective likelihood the weighted samples of each caption are learned
 from instead, in many more updates. The captions are those of drawings that the denoiser was trained on, read from the
-file of drawings. The reward is let in by and by.
+file of drawings. The reward grows to its full size over the first half of the rounds.
 """
 
 from __future__ import annotations
