@@ -30,7 +30,7 @@ from tokensteer.app.runs.choices import tilted
 from tokensteer.app.runs.recipes import recipe_of
 from tokensteer.core.particles.result import Result
 from tokensteer.core.steering.methods import Method
-from tokensteer.tasks.common.metrics import measured
+from tokensteer.tasks.common.metrics import Measured, measured
 from tokensteer.tasks.common.prompts import numbered, read
 from tokensteer.tasks.common.settings import MOST, Settings, check_count
 from tokensteer.tasks.common.sheets import write_sheet
@@ -43,7 +43,8 @@ from tokensteer.tasks.emoji.data import PAIR, Drawings
 from tokensteer.tasks.emoji.model import Networks, load_networks
 from tokensteer.tasks.emoji.rewards import agreement
 from tokensteer.tasks.emoji.sources import STYLES
-from tokensteer.tasks.emoji.task import of_prompts, scores
+from tokensteer.tasks.emoji.task import SECOND_JUDGE, of_prompts, scores
+from tokensteer.tasks.emoji.teachers import find_judge
 from tokensteer.tasks.nets.text_encoder import sentence_vectors
 
 HERE = Path(__file__).parent
@@ -87,6 +88,9 @@ class Options:
     guidances: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0)
     kls: tuple[float, ...] = (0.05, 0.02, 0.01, 0.005)
     draws: tuple[int, ...] = (1,)
+    by: str = "judge"
+    """The metric that settings are chosen by: judge, or Inception judge where Inception's file lies in the data
+    folder."""
 
     @property
     def size(self) -> int:
@@ -124,7 +128,7 @@ def write_prompts(options: Options) -> None:
 
 
 def choose_settings(options: Options) -> None:
-    """The judge's agreement of SMC_base and SMC_grad decides. Lines are written as they are found."""
+    """The mean of SMC_base and SMC_grad decides. Lines are written as they are found."""
     texts, networks = [prompt.text for prompt in read(CHOSEN)], _networks(options)
     cells: list[dict[str, Any]] = []
     for guidance in options.guidances:
@@ -133,18 +137,25 @@ def choose_settings(options: Options) -> None:
             if not cells or cells[-1]["guidance"] != guidance:
                 say(f"guidance {guidance:g}: {_of_model(task, networks, texts, options)}")
             judged = {
-                name: task.metrics(_answered(task, name, options, options.populations, draws))["judge"]
+                name: _metric(task, _answered(task, name, options, options.populations, draws), options.by)
                 for name in ("best-of-n", "smc-base", "smc-grad")
             }
             cell: dict[str, Any] = {"guidance": guidance, "kl": kl, "draws": draws}
             cell["methods"] = {name: judge.numbers() for name, judge in judged.items()}
-            cell["judge"] = (judged["smc-base"].mean + judged["smc-grad"].mean) / 2
+            cell[options.by] = (judged["smc-base"].mean + judged["smc-grad"].mean) / 2
             cells.append(cell)
             options.out.mkdir(parents=True, exist_ok=True)
             with (options.out / "choose.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(cell) + "\n")
             say(_line(cell))
-    say(f"best: {_line(max(cells, key=lambda cell: cell['judge']))}")
+    say(f"best: {_line(max(cells, key=lambda cell: cell[options.by]))}")
+
+
+def _metric(task: Task, result: Result, name: str) -> Measured:
+    found = task.metrics(result)
+    if name not in found:
+        raise ValueError(f"there is no metric {name} here: give --by {' or '.join(found)}")
+    return found[name]
 
 
 def _line(cell: dict[str, Any]) -> str:
@@ -159,20 +170,23 @@ def _of_model(task: Task, networks: Networks, texts: Sequence[str], options: Opt
     vectors = sentence_vectors(networks.states(texts)).repeat_interleave(len(ids) // len(texts), 0)
     found = scores(networks, ids, vectors).view(len(texts), -1, 2)
     within = (found - found.mean(1, keepdim=True)).flatten(0, 1)
-    return f"judge {task.metrics(result)['judge']}, correlation within a prompt {torch.corrcoef(within.T)[0, 1]:.3f}"
+    alike = torch.corrcoef(within.T)[0, 1]
+    return f"{options.by} {_metric(task, result, options.by)}, correlation of judge and reward {alike:.3f}"
 
 
 def score_drawings(options: Options) -> None:
     """The agreement of the drawings of all prompts with their captions, and that of their reconstructions."""
     texts, networks = [prompt.text for prompt in read(options.prompts)], _networks(options)
     pixels = [part.to(networks.device) for part in _drawings(texts)]
-    vectors = sentence_vectors(networks.states(texts))
+    vectors, second = sentence_vectors(networks.states(texts)), find_judge(options.weights, networks.device)
     for part in pixels:
         for name, images in (("drawings", part), ("reconstructions", reconstructed(networks.tokeniser, part))):
             found = {
                 tower: measured(agreement(net, images.float() / 255, vectors).double())
                 for tower, net in (("judge", networks.judge), ("alignment", networks.reward))
             }
+            if second is not None:
+                found[SECOND_JUDGE] = measured(second(images, vectors).double())
             say(f"{len(texts)} {name}: " + ", ".join(f"{tower} {value}" for tower, value in found.items()))
 
 

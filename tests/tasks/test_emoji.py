@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from tokensteer.tasks.common import arrays
 from tokensteer.tasks.common.part_training import Pieces
 from tokensteer.tasks.common.sheets import read_sheet
 from tokensteer.tasks.common.task import SHIPPED, Setup, read_card
+from tokensteer.tasks.common.tokenised_images import reconstructed
 from tokensteer.tasks.common.training import Training, finished
 from tokensteer.tasks.common.wordpiece import WordPiece
 from tokensteer.tasks.emoji import (
@@ -32,15 +34,19 @@ from tokensteer.tasks.emoji import (
     rewards,
     sources,
     states,
+    teachers,
     towers,
 )
 from tokensteer.tasks.emoji import task as emoji
 from tokensteer.tasks.emoji import train as training_of
 from tokensteer.tasks.emoji.__main__ import main as part_main
 from tokensteer.tasks.emoji.sources import STYLES, Concept
+from tokensteer.tasks.nets import ImageTextConfig, LinearConfig
 from tokensteer.tasks.nets.grid_transformer import GridTransformer, adapted
+from tokensteer.tasks.nets.image_text import as_image_text
+from tokensteer.tasks.nets.store import build
 from tokensteer.tasks.nets.text_encoder import PADDING, sentence_vectors
-from tokensteer.tasks.quality.features import Inception
+from tokensteer.tasks.quality.features import INCEPTION, Inception
 from tokensteer.train.frozen import fingerprint
 
 HEART = Concept("blue heart", ("blue", "heart", "love"), 0)
@@ -257,7 +263,11 @@ def test_all_parts_are_trained_stored_and_measured(tmp_path: Path, monkeypatch, 
     assert list(near) == list(found["quality"]["unseen pairs"])[1:]
     assert finished(out.glob("emoji-[derjt]*.json"))
     card = json.loads((out / "emoji-reward.json").read_text())
-    assert card["styles"] == list(towers.STYLES_OF["reward"])
+    assert card["styles"] == list(teachers.STYLES_OF["reward"])
+    assert "cosine with the teacher, unseen pairs" in card["quality"]
+    taught = read_card(teachers.file_of(out, "judge").with_suffix(".json"))
+    assert taught["features"] == teachers.FEATURES_OF["judge"]
+    assert "R@1, unseen pairs" in taught["quality"]
     assert all(name in card["data"] for name in ("Twemoji", "EmojiOne", "Noto", "Fluent", "emojibase"))
     task = emoji.task(Setup(2, weights=out, prompt=("a red square, flat style",)))
     assert task.model.populations == 1
@@ -328,29 +338,104 @@ def test_the_denoiser_learns_what_captions_say(tmp_path: Path):
     assert 0 < int(dropped.sum()) < 16
 
 
-def test_towers_learn_from_their_own_styles(tmp_path: Path):
+def lessons_of(drawings: data.Drawings) -> tuple[teachers.Lessons, torch.Tensor]:
+    told = states.make_states(small_emoji.encoder(), drawings)
+    features = small_emoji.features("reward", "cpu")
+    return teachers.prepare(small_emoji.networks(), drawings, told, features, seeded(), 5, copies=2), told.concepts
+
+
+def test_lessons_are_drawings_reconstructions_and_samples(tmp_path: Path):
+    """All of training alone: nothing that is held out, and as many samples as asked for at each guidance."""
     drawings = small_emoji.write_drawings(tmp_path / data.FILE)
-    vectors = states.make_states(small_emoji.encoder(), drawings).concepts
-    net = small_emoji.networks().reward.requires_grad_(True)
-    trainee = towers.TowerTraining(net, drawings, vectors, "reward", small_emoji.PLAN)
+    lessons, _ = lessons_of(drawings)
     seen = drawings.part(data.TRAIN)
-    own = torch.isin(seen.style, torch.tensor([list(STYLES).index(name) for name in towers.STYLES_OF["reward"]]))
-    assert torch.equal(trainee.images, seen.pixels[own])
+    count = len(seen.pixels)
+    assert len(lessons.images) == len(lessons.features) == 3 * count + 5 * len(teachers.GUIDANCES)
+    assert torch.equal(lessons.images[:count], seen.pixels)
+    tokeniser = small_emoji.networks().tokeniser
+    assert torch.equal(lessons.images[2 * count : 3 * count], reconstructed(tokeniser, seen.pixels))
+    assert torch.equal(lessons.style, seen.style.repeat(3))
+    assert torch.equal(lessons.concept, seen.concept.repeat(3))
+    assert torch.equal(lessons.features, small_emoji.features("reward", "cpu")(lessons.images))
+
+
+def test_a_teacher_learns_captions_from_the_drawings_of_its_styles(tmp_path: Path):
+    """Its drawings find their captions more often, and drawings of other styles and samples change nothing."""
+    lessons, vectors = lessons_of(small_emoji.write_drawings(tmp_path / data.FILE))
+    styles, plan = teachers.STYLES_OF["reward"], replace(small_emoji.PLAN, steps=300, batch_size=64)
+    torch.manual_seed(0)
+    found = teachers.learn(lessons, vectors, styles, 8, plan, seeded())
+    own = torch.isin(lessons.style, torch.tensor([list(STYLES).index(name) for name in styles])).nonzero().squeeze(-1)
+    seen = found.of_images(lessons.features[own])
+    told = vectors[lessons.concept[own], lessons.style[own], 0].float()
+    best = (seen @ found.of_texts(told).mT).argmax(-1)
+    assert (lessons.concept[own][best] == lessons.concept[own]).double().mean() > 0.6  # by chance one in seven
+    features = lessons.features.clone()
+    others = torch.ones(len(features), dtype=torch.bool)
+    others[own] = False
+    features[others] = 7.0
+    torch.manual_seed(0)
+    again = teachers.learn(replace(lessons, features=features), vectors, styles, 8, plan, seeded())
+    assert fingerprint(found.parameters()) == fingerprint(again.parameters())
+    assert set().union(*teachers.STYLES_OF.values()) == set(STYLES)
+
+
+def test_a_training_asks_for_published_networks_before_it_begins(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"efficientnet-lite0.*TOKENSTEER_DATA"):
+        training_of.train(Training(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_second_judge_is_the_teacher_where_its_features_are(weights: Path, tmp_path: Path, monkeypatch):
+    """With its map and Inception's file alone; it reads pixels, and is a metric beside the judge."""
+    monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
+    folder = shutil.copytree(weights, tmp_path / "weights")
+    prompts = ("a red square", "a blue bar")
+    setup = Setup(2, weights=folder, prompt=prompts)
+
+    def metrics():
+        task = emoji.task(setup)
+        return task.metrics(ts.pretrained(task.model)(3, 4, generator=seeded())), task
+
+    assert emoji.SECOND_JUDGE not in metrics()[0]
+    config = ImageTextConfig("linear", asdict(LinearConfig(48, 8)), small_emoji.WIDTH)
+    torch.manual_seed(0)
+    net = teachers.store(as_image_text(build(config).eval()), folder, "judge", "cpu")
+    assert emoji.SECOND_JUDGE not in metrics()[0]
+    (tmp_path / INCEPTION[0]).touch()
+    monkeypatch.setattr(teachers, "published", small_emoji.features)
+    found, task = metrics()
+    result = ts.pretrained(task.model)(3, 4, generator=seeded())
+    networks = model.load_networks(setup)
+    pixels = networks.pixels(result.samples.flatten(0, 1))
+    told = sentence_vectors(networks.states(prompts)).repeat_interleave(6, 0)
+    expected = net(small_emoji.features("judge", "cpu")(pixels), told).mean()
+    assert found[emoji.SECOND_JUDGE].mean == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_towers_learn_the_vectors_of_their_teachers(tmp_path: Path):
+    drawings = small_emoji.write_drawings(tmp_path / data.FILE)
+    lessons, vectors = lessons_of(drawings)
+    teacher = teachers.learn(lessons, vectors, teachers.STYLES_OF["reward"], 8, small_emoji.PLAN, seeded())
+    net = small_emoji.networks().reward.requires_grad_(True)
+    trainee = towers.TowerTraining(net, teacher, lessons, drawings, vectors, "reward", small_emoji.PLAN)
     generator = seeded()
     first = float(trainee.step(1e-2, 0.0, generator)["loss"].detach())
-    for _ in range(20):
+    for _ in range(40):
         last = trainee.step(1e-2, 0.5, generator)["loss"]
     assert float(last.detach()) < first - 0.3
-    assert set().union(*towers.STYLES_OF.values()) == set(STYLES)
+    assert torch.equal(net.text.weight, teacher.text.weight)
+    assert torch.equal(net.scale, teacher.scale)
 
 
 def test_contrast_does_not_count_others_of_the_same_concept():
     images = torch.eye(3)
-    alike = towers.contrast(images, images, torch.tensor(10.0), torch.tensor([0, 1, 2]))
+    alike = teachers.contrast(images, images, torch.tensor(10.0), torch.tensor([0, 1, 2]))
     twins = torch.stack([images[0], images[0], images[2]])
-    same = towers.contrast(twins, twins, torch.tensor(10.0), torch.tensor([0, 0, 2]))
+    same = teachers.contrast(twins, twins, torch.tensor(10.0), torch.tensor([0, 0, 2]))
     assert float(same) < float(alike) < 1e-3
-    assert float(towers.contrast(twins, twins, torch.tensor(10.0), torch.tensor([0, 1, 2]))) > 0.4
+    assert float(teachers.contrast(twins, twins, torch.tensor(10.0), torch.tensor([0, 1, 2]))) > 0.4
 
 
 def test_retrieval_counts_images_that_find_their_text(networks: model.Networks):
@@ -625,7 +710,7 @@ def test_networks_that_do_not_belong_together_are_refused(networks: model.Networ
     with pytest.raises(ValueError, match="train the denoiser with this encoder"):
         replace(networks, denoiser=small_emoji.nets.GridTransformer(wide))
     with pytest.raises(ValueError, match="compares no images"):
-        towers.as_image_text(networks.tokeniser)
+        as_image_text(networks.tokeniser)
     with pytest.raises(ValueError, match="classes or texts"):
         replace(small_emoji.GRID, num_classes=3)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokensteer.tasks.quality.imagenet import FILE
+from tokensteer.tasks.quality.imagenet import EFFICIENTNET
 from tokensteer.tasks.quality.published import find_file
 
 TOOLS = Path(__file__).parents[2] / "tools"
@@ -73,20 +73,20 @@ def test_images_are_packed_without_loss_and_the_scores_if_they_are_there(tmp_pat
     for name, array in arrays.items():
         np.save(tmp_path / "cifar" / f"{name}.npy", array)
     said = tool("pack_cifar.py", "pack", tmp_path, tmp_path / "pieces").stdout
-    assert f"has no {FILE}" in said
+    assert f"has no {EFFICIENTNET[0]}" in said
     assert tool("pack_cifar.py", "unpack", tmp_path / "pieces", tmp_path / "there").returncode == 0
     for name, array in arrays.items():
         np.testing.assert_array_equal(np.load(tmp_path / "there" / "cifar" / f"{name}.npy"), array)
-    assert not (tmp_path / "there" / FILE).exists()
+    assert not (tmp_path / "there" / EFFICIENTNET[0]).exists()
 
     package, content = tmp_path / "package" / "weights", bytes(range(256)) * 9
     package.mkdir(parents=True)
-    (package / FILE).write_bytes(content)
+    (package / EFFICIENTNET[0]).write_bytes(content)
     for arguments in (("pack", tmp_path, tmp_path / "more"), ("unpack", tmp_path / "more", tmp_path / "there")):
         ran = tool("pack_cifar.py", *arguments)
         assert (ran.returncode, ran.stdout) == (0, "")
     monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path / "there"))
-    assert find_file(FILE, "any").read_bytes() == content  # where the benchmark looks
+    assert find_file(EFFICIENTNET[0], "any").read_bytes() == content  # where the benchmark looks
 
 
 @pytest.mark.parametrize(

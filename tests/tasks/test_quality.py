@@ -287,7 +287,7 @@ def test_inception_is_loaded_only_if_it_is_the_known_file(tmp_path, monkeypatch)
     with pytest.raises(FileNotFoundError, match="set TOKENSTEER_DATA"):
         load_inception()
     (tmp_path / "package").mkdir()
-    (tmp_path / "package" / features.INCEPTION_FILE).write_bytes(b"anything")
+    (tmp_path / "package" / features.INCEPTION[0]).write_bytes(b"anything")
     with pytest.raises(ValueError, match="can run code"):
         load_inception()
     with pytest.raises(ValueError, match="float16 on cuda"):

@@ -21,8 +21,8 @@ from tokensteer.tasks.common.task import Setup
 from tokensteer.tasks.common.tokenised_images import TokenisedImages, as_tokenised, load_roles
 from tokensteer.tasks.emoji import states
 from tokensteer.tasks.emoji.states import CaptionEncoder
-from tokensteer.tasks.emoji.towers import as_image_text
 from tokensteer.tasks.nets import GridTransformer, ImageText
+from tokensteer.tasks.nets.image_text import as_image_text
 from tokensteer.train.optim import half_precision
 
 NAME = states.NAME

@@ -10,6 +10,7 @@ smc-cfg is the product p(x | caption)^a · p(x)^(1 - a), times exp(r/kl) if a re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -20,9 +21,11 @@ from tokensteer.tasks.common import learned, prompts
 from tokensteer.tasks.common.metrics import Measured, diversity, ess_share, in_parts, weighted
 from tokensteer.tasks.common.settings import RANDOM
 from tokensteer.tasks.common.task import Failure, Prompt, Prompted, Setup, Task
+from tokensteer.tasks.emoji import teachers
 from tokensteer.tasks.emoji.model import GUIDANCE, NAME, STEPS, Networks, as_guided, load_networks, product, reference
 from tokensteer.tasks.emoji.rewards import ALIGNMENT, KLS, MOSTLY, agreement, tilt
 from tokensteer.tasks.emoji.states import CaptionEncoder
+from tokensteer.tasks.emoji.teachers import Teacher
 from tokensteer.tasks.nets.text_encoder import sentence_vectors
 
 DEFAULT = (
@@ -35,6 +38,8 @@ DEFAULT = (
 )
 """Prompts unless others are given; some of them are of no drawing."""
 PICTURED = 200
+SECOND_JUDGE = "Inception judge"
+"""The metric of the judge's teacher, measured where Inception's file lies in the data folder."""
 
 
 def task(setup: Setup) -> Task:
@@ -53,6 +58,7 @@ def of_prompts(setup: Setup, networks: Networks, asked: Sequence[Prompt], failed
     caption_states = networks.states([prompt.text for prompt in asked])
     guidance = GUIDANCE if setup.guidance is None else setup.guidance
     order = setup.order or RANDOM
+    second_judge = cache(lambda: teachers.find_judge(setup.weights, networks.device))
     conditional = networks.model(caption_states, setup.num_steps(STEPS), setup.remask, order)
     reward = setup.chosen_reward(NAME, KLS)
 
@@ -60,7 +66,7 @@ def of_prompts(setup: Setup, networks: Networks, asked: Sequence[Prompt], failed
         return of_prompts(setup, networks, [asked[k] for k in places], [*failed, *more])
 
     def metrics(result: Result) -> Mapping[str, Measured]:
-        return assess(result, networks, sentence_vectors(caption_states), reward)
+        return assess(result, networks, sentence_vectors(caption_states), reward, second_judge())
 
     def marks(ids: Tensor) -> Tensor:
         """The judge's agreement with the caption, with the best of them if there are several, from 0 to 1."""
@@ -104,17 +110,26 @@ def best_agreement(networks: Networks, ids: Tensor, vectors: Tensor) -> Tensor:
     return (seen @ described.mT).amax(-1).clamp(0, 1).double()
 
 
-def assess(result: Result, networks: Networks, vectors: Tensor, reward: str) -> dict[str, Measured]:
+def assess(
+    result: Result, networks: Networks, vectors: Tensor, reward: str, second_judge: Teacher | None = None
+) -> dict[str, Measured]:
     """Means over populations: the judge's and the reward network's agreement of weighted samples with the caption of
-    their population, the share of pixels of the colour if one is wanted, and how draws of a prompt differ."""
+    their population, that of the second judge if there is one, the share of pixels of the colour if one is wanted, and
+    how draws of a prompt differ."""
     populations, count = result.samples.shape[:2]
     ids = result.samples.flatten(0, 1)
     own = vectors.repeat_interleave(populations // len(vectors) * count, 0)
     colours = [reward.removeprefix(MOSTLY)] if reward.startswith(MOSTLY) else []
 
+    def seconded(rows: Tensor) -> Tensor:
+        assert second_judge is not None
+        return second_judge(networks.pixels(ids[rows]), own[rows]).double()
+
     table = scores(networks, ids, own, colours)
     names = ["judge", "alignment", *(f"share of {colour}" for colour in colours)]
     found = {name: weighted(result, values) for name, values in zip(names, table.T, strict=True)}
+    if second_judge is not None:
+        found[SECOND_JUDGE] = weighted(result, in_parts(seconded, torch.arange(len(ids), device=ids.device), 500))
     found |= diversity(networks.pixels(result.sample()[:, 0]), len(vectors))
     if result.reward is not None:
         found["reward"] = weighted(result, result.reward)

@@ -1,61 +1,62 @@
-"""Training of the two scorers of `emoji`, by contrast: an image belongs to its caption and not to those of others.
+"""Training of the two scorers of `emoji`: small networks that give images the vectors of their teachers.
 
-The reward, a residual network, learns from three styles; the judge, a mixer of patches, from the other three. They
-share neither drawings nor architecture. Captions name a style at random, so that a scorer learns to compare concepts in
-any style. Half of the images are reconstructions of the tokeniser, since samples are decoded by it.
+The reward is a residual network, the judge a mixer of patches. Their teachers share neither features nor styles
+(`teachers`). A scorer has its teacher's map of captions.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict
 
 import torch
-from torch import Generator, Tensor, nn
-from torch.nn import functional as F
+from torch import Generator, Tensor
 
-from tokensteer.tasks.common.augment import distorted
 from tokensteer.tasks.common.learner import Learner
 from tokensteer.tasks.common.metrics import in_parts
 from tokensteer.tasks.common.timed_loop import Compiled, Trainee
 from tokensteer.tasks.common.tokenised_images import reconstructed
-from tokensteer.tasks.emoji.data import CONCEPT, PAIR, TRAIN, Drawings
+from tokensteer.tasks.emoji.data import CONCEPT, PAIR, Drawings
 from tokensteer.tasks.emoji.render import SIDE
+from tokensteer.tasks.emoji.teachers import Lessons, Teacher
 from tokensteer.tasks.nets import FSQ, ImageText, ImageTextConfig, MixerConfig, ResNetConfig
 from tokensteer.tasks.nets.parts import channels_last
 from tokensteer.train import Plan
 from tokensteer.train.optim import half_precision
 
-STYLES_OF = {"reward": ("noto", "flat", "twemoji"), "judge": ("blob", "3d", "emojione")}
 VECTOR = 128
-REWARD = ImageTextConfig("resnet", asdict(ResNetConfig(SIDE, VECTOR, channels=(32, 64, 96, 128), blocks=1)))
+REWARD = ImageTextConfig("resnet", asdict(ResNetConfig(SIDE, VECTOR, channels=(32, 80, 144, 208), blocks=1)))
 JUDGE = ImageTextConfig("mixer", asdict(MixerConfig(SIDE, VECTOR, hidden=192, depth=8, kernel=7, patch=4)))
-PLAN = Plan(8_000, batch_size=512, rate=2e-3, warmup=0.1, weight_decay=0.1, average=0.998)
+PLAN = Plan(8_000, batch_size=512, rate=2e-3, warmup=0.1, weight_decay=0.05, average=0.998)
 CANDIDATES = 200
 """Captions among which an image must find its own."""
 ROWS = 500
 
 
 class TowerTraining(Trainee):
-    """Steps on the drawings of three styles. `vectors` (C, styles, variants, W) are those of all captions."""
+    """Steps towards the vectors of a teacher. `vectors` (C, styles, variants, W) are those of all captions."""
 
     def __init__(
         self,
         net: ImageText,
+        teacher: ImageText,
+        lessons: Lessons,
         drawings: Drawings,
         vectors: Tensor,
         part: str,
         plan: Plan = PLAN,
-        tokeniser: FSQ | None = None,
         compiled: bool = False,
     ) -> None:
         self.device, self.batch_size = next(net.parameters()).device, plan.batch_size
-        own = drawings.part(TRAIN).styles(*STYLES_OF[part])
-        self.images = own.pixels if tokeniser is None else torch.cat([own.pixels, reconstructed(tokeniser, own.pixels)])
-        times = len(self.images) // len(own.pixels)
-        self.concept, self.mirrors = own.concept.repeat(times), own.mirrors.repeat(times)
+        self.images = lessons.images.to(self.device)
+        self.wanted = in_parts(lambda features: teacher.of_images(features.float()), lessons.features)
         self.drawings, self.vectors = drawings, vectors.to(self.device)
         net = channels_last(net)
+        net.text.load_state_dict(teacher.text.state_dict())
+        net.text.requires_grad_(False)
+        net.log_scale.data.copy_(teacher.log_scale)
+        net.log_scale.requires_grad_(False)
         self.learner = Learner(net, plan)
         self.learners = {part: self.learner}
         self.net, self.of_images = net, Compiled(net.of_images, compiled)
@@ -63,16 +64,11 @@ class TowerTraining(Trainee):
         self.given = {"config": asdict(net.config), "batch size": plan.batch_size, "images": len(self.images)}
 
     def step(self, rate: float, done: float, generator: Generator) -> dict[str, Tensor]:
-        def draw(count: int) -> Tensor:
-            return torch.randint(count, (self.batch_size,), generator=generator, device=self.device)
-
-        index = draw(len(self.images))
-        images = distorted(self.images[index].float() / 255, generator, self.mirrors[index])
-        concept = self.concept[index]
-        vectors = self.vectors[concept, draw(self.vectors.shape[1]), draw(self.vectors.shape[2])].float()
+        index = torch.randint(len(self.images), (self.batch_size,), generator=generator, device=self.device)
+        images = self.images[index].float() / 255
         with half_precision(self.device):
             seen = self.of_images(images.contiguous(memory_format=torch.channels_last))
-        loss = contrast(seen.float(), self.net.of_texts(vectors), self.net.scale, concept)
+        loss = 1 - (seen.float() * self.wanted[index]).sum(-1).mean()
         torch.autograd.backward(loss)
         self.learner.learn(rate)
         return {"loss": loss}
@@ -83,25 +79,43 @@ class TowerTraining(Trainee):
         return measure(net, self.drawings, self.vectors)
 
 
-def contrast(images: Tensor, texts: Tensor, scale: Tensor, concept: Tensor) -> Tensor:
-    """The mean of -log p(own text | image) and -log p(own image | text) in the batch. Others of the same concept are no
-    mistake and do not count."""
-    logits = scale * images @ texts.mT
-    same = (concept[:, None] == concept) & ~torch.eye(len(concept), dtype=torch.bool, device=concept.device)
-    logits = logits.masked_fill(same, -torch.inf)
-    own = torch.arange(len(logits), device=logits.device)
-    return 0.5 * (F.cross_entropy(logits, own) + F.cross_entropy(logits.mT, own))
+SPLITS = {"unseen pairs": PAIR, "unseen concepts": CONCEPT}
 
 
 def measure(net: ImageText, drawings: Drawings, vectors: Tensor, tokeniser: FSQ | None = None) -> dict[str, float]:
     """R@1 among `CANDIDATES` captions for unseen pairs and unseen concepts, of drawings or of their reconstructions."""
-    names, found = {"unseen pairs": PAIR, "unseen concepts": CONCEPT}, dict[str, float]()
-    for name, split in names.items():
-        some = one_of_each(drawings.part(split))
+    found: dict[str, float] = {}
+    for name, some in _held_out(drawings):
         pixels = some.pixels if tokeniser is None else reconstructed(tokeniser, some.pixels)
-        if len(pixels) > 1:
-            found[f"R@1, {name}"] = retrieval(net, pixels, whole_captions(some, vectors))
+        found[f"R@1, {name}"] = retrieval(net, pixels, whole_captions(some, vectors))
     return found
+
+
+def measure_teacher(teacher: Teacher, drawings: Drawings, vectors: Tensor) -> dict[str, float]:
+    """R@1 of a teacher, as that of `measure`."""
+    found: dict[str, float] = {}
+    for name, some in _held_out(drawings):
+        seen = in_parts(teacher.net.of_images, teacher.features(some.pixels))
+        found[f"R@1, {name}"] = share_found(seen, teacher.net, whole_captions(some, vectors))
+    return found
+
+
+def likeness(teacher: Teacher, net: ImageText, drawings: Drawings) -> dict[str, float]:
+    """The mean cosine of a network's vectors of drawings with those of its teacher."""
+    found: dict[str, float] = {}
+    for name, some in _held_out(drawings):
+        wanted = in_parts(teacher.net.of_images, teacher.features(some.pixels))
+        own = in_parts(lambda part: net.of_images(part.float() / 255), some.pixels, ROWS)
+        found[f"cosine with the teacher, {name}"] = float((wanted * own).sum(-1).mean())
+    return found
+
+
+def _held_out(drawings: Drawings) -> Iterator[tuple[str, Drawings]]:
+    """Those of `CANDIDATES` concepts of each split that has more than one."""
+    for name, split in SPLITS.items():
+        some = one_of_each(drawings.part(split))
+        if len(some.pixels) > 1:
+            yield name, some
 
 
 def one_of_each(drawings: Drawings, most: int = CANDIDATES) -> Drawings:
@@ -119,19 +133,17 @@ def whole_captions(drawings: Drawings, vectors: Tensor) -> Tensor:
     return vectors[drawings.concept.to(vectors.device), drawings.style.to(vectors.device), 0].float()
 
 
-@torch.no_grad()
 def retrieval(net: ImageText, pixels: Tensor, vectors: Tensor) -> float:
     """The share of images (P, 3, H, W) of bytes whose best text (P, W) is their own."""
 
     def of_images(part: Tensor) -> Tensor:
         return net.of_images(part.float() / 255)
 
-    seen = in_parts(of_images, pixels, ROWS)
+    return share_found(in_parts(of_images, pixels, ROWS), net, vectors)
+
+
+@torch.no_grad()
+def share_found(seen: Tensor, net: ImageText, vectors: Tensor) -> float:
+    """The share of vectors (P, D) of images whose best text (P, W) is their own."""
     best = (seen @ net.of_texts(vectors.to(seen.device)).mT).argmax(-1)
     return float((best == torch.arange(len(best), device=best.device)).double().mean())
-
-
-def as_image_text(net: nn.Module) -> ImageText:
-    if not isinstance(net, ImageText):
-        raise ValueError(f"{type(net).__name__} compares no images with texts: train the reward and the judge again")
-    return net

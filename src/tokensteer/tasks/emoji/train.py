@@ -6,7 +6,8 @@
 | states | states of all captions | the two files of `data` |
 | tokeniser | the autoencoder | drawings, LPIPS |
 | denoiser | the masked transformer | drawings, states, tokeniser |
-| reward, judge | the two scorers | drawings, states, tokeniser if there is one |
+| reward | a scorer, and the map of its teacher | drawings, states, tokeniser, denoiser, EfficientNet |
+| judge | the other | the same, with Inception |
 | quality | retrieval and sheets of samples | all of these |
 | kid | KID of these samples | Inception |
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from tokensteer.files import write_json
@@ -26,13 +28,16 @@ from tokensteer.tasks.common import lpips
 from tokensteer.tasks.common.grid_denoiser import untrained
 from tokensteer.tasks.common.part_training import INT8, PartTraining, Pieces, train_parts
 from tokensteer.tasks.common.task import data_folder, weights_file
+from tokensteer.tasks.common.tokenised_images import TokenisedImages
 from tokensteer.tasks.common.training import Training, say
-from tokensteer.tasks.emoji import data, quality, sources, states, towers
+from tokensteer.tasks.emoji import data, quality, sources, states, teachers, towers
 from tokensteer.tasks.emoji import denoiser as denoising
 from tokensteer.tasks.emoji.data import PAIR, TRAIN, Drawings
-from tokensteer.tasks.emoji.model import STEPS
+from tokensteer.tasks.emoji.model import STEPS, as_grid
 from tokensteer.tasks.emoji.states import CaptionEncoder, States
+from tokensteer.tasks.emoji.teachers import Features, Lessons, Teacher
 from tokensteer.tasks.nets import FSQ, FSQConfig, GridTransformerConfig, ImageTextConfig
+from tokensteer.tasks.nets.image_text import as_image_text
 from tokensteer.tasks.nets.store import build
 from tokensteer.tasks.quality.features import load_inception
 from tokensteer.train import Plan
@@ -49,7 +54,9 @@ SOURCE = f"emoji of {'; '.join(sources.ATTRIBUTION.values())}; names and tags of
 @dataclass(frozen=True)
 class Recipe:
     """Networks and plans. `noise` is the largest share of a drawing's codes that are replaced before the tokeniser
-    decodes them. `quality` compares samples of so many unseen pairs at most, drawn in so many steps."""
+    decodes them. The teachers of the scorers have the `features` of the part on a device, and see
+    `samples_of_teachers` samples for each guidance. `quality` compares samples of so many unseen pairs at most, drawn
+    in so many steps."""
 
     tokeniser: FSQConfig = denoising.TOKENISER
     denoiser: GridTransformerConfig = denoising.CONFIG
@@ -57,7 +64,10 @@ class Recipe:
     judge: ImageTextConfig = towers.JUDGE
     tokeniser_plan: Plan = denoising.TOKENISER_PLAN
     denoiser_plan: Plan = denoising.PLAN
+    teacher_plan: Plan = teachers.PLAN
     tower_plan: Plan = towers.PLAN
+    features: Callable[[str, str], Features] = teachers.published
+    samples_of_teachers: int = teachers.SAMPLES
     copies: int = denoising.COPIES
     perceptual: bool = True
     noise: float = denoising.NOISE
@@ -71,6 +81,8 @@ ALONE = Pieces()
 
 def train(training: Training, recipe: Recipe = RECIPE) -> dict[str, Any]:
     """Do all parts but `data`. A killed training continues if it is called with the same options."""
+    if recipe.features is teachers.published:
+        teachers.check_published()  # they are read after the longest part
     copy_encoder(training.out, training.out)
     if not (training.out / states.STATES).is_file():
         train_part("states", training, ALONE, recipe)
@@ -170,19 +182,47 @@ def make_denoiser(work: PartTraining, recipe: Recipe, drawings: Drawings) -> dic
     return work.finish(progress, stored, config, plan, found, more)
 
 
+def make_teacher(work: PartTraining, recipe: Recipe, drawings: Drawings, width: int) -> tuple[Teacher, Lessons]:
+    """A teacher of vectors of so many numbers, stored with its card, and what a scorer learns from it."""
+    began, part, plan, encoded = perf_counter(), work.part, recipe.teacher_plan, _states(work, drawings)
+    vectors, styles = encoded.concepts.to(work.device), teachers.STYLES_OF[work.part]
+    networks = TokenisedImages(_tokeniser(work), as_grid(work.stored("denoiser")))
+    features, generator = recipe.features(part, work.device), work.training.generator(len(PARTS) + PARTS.index(part))
+    lessons = teachers.prepare(networks, drawings, encoded, features, generator, recipe.samples_of_teachers)
+    learned = teachers.learn(lessons, vectors, styles, width, plan, generator)
+    teacher = Teacher(teachers.store(learned, work.training.out, part, work.device), features)
+    found = towers.measure_teacher(teacher, drawings, vectors)
+    card = {
+        **work.training.card(f"teacher of the {part} of the task {NAME}", _command(part), SOURCE),
+        "steps": plan.steps,
+        "seconds": round(perf_counter() - began, 1),
+        "parameters": sum(p.numel() for p in teacher.net.parameters()),
+        "config": asdict(teacher.net.config),
+        "plan": asdict(plan),
+        "styles": list(styles),
+        "features": teachers.FEATURES_OF[part],
+        "images": len(lessons.images),
+        "stored": INT8,
+        "quality": found,
+    }
+    write_json(teachers.file_of(work.training.out, part).with_suffix(".json"), card)
+    say(f"teacher of the {part}, of {teachers.FEATURES_OF[part]}: {found}")
+    return teacher, lessons
+
+
 def make_tower(work: PartTraining, recipe: Recipe, drawings: Drawings) -> dict[str, float]:
-    config = recipe.reward if work.part == "reward" else recipe.judge
-    net, plan = towers.as_image_text(build(config).to(work.device)), recipe.tower_plan
-    first = _tokeniser(work) if work.file("tokeniser").is_file() else None
-    vectors = _states(work, drawings).concepts
-    trainee = towers.TowerTraining(net, drawings, vectors, work.part, plan, first, work.compiled)
+    """A scorer, and first its teacher."""
+    part, plan, config = work.part, recipe.tower_plan, recipe.reward if work.part == "reward" else recipe.judge
+    teacher, lessons = make_teacher(work, recipe, drawings, config.of_body.num_classes)
+    net, vectors = as_image_text(build(config).to(work.device)), _states(work, drawings).concepts.to(work.device)
+    trainee = towers.TowerTraining(net, teacher.net, lessons, drawings, vectors, part, plan, work.compiled)
     progress = work.run(trainee, plan)
-    stored = towers.as_image_text(work.store(trainee.learner.average))
-    found = towers.measure(stored, drawings, trainee.vectors)
-    if first is not None:
-        decoded = towers.measure(stored, drawings, trainee.vectors, first)
-        found |= {f"{name}, of reconstructions": value for name, value in decoded.items()}
-    more = {"styles": list(towers.STYLES_OF[work.part]), "stored": INT8}
+    stored = as_image_text(work.store(trainee.learner.average))
+    found = towers.measure(stored, drawings, vectors)
+    decoded = towers.measure(stored, drawings, vectors, _tokeniser(work))
+    found |= {f"{name}, of reconstructions": value for name, value in decoded.items()}
+    found |= towers.likeness(teacher, stored, drawings)
+    more = {"styles": list(teachers.STYLES_OF[part]), "features": teachers.FEATURES_OF[part], "stored": INT8}
     return work.finish(progress, stored, config, plan, found, more)
 
 
@@ -197,7 +237,7 @@ def write_encoder_card(work: PartTraining) -> None:
     """The card of the encoder, written last: a folder whose cards all have a quality is that of a finished training."""
     encoder = copy_encoder(work.pieces.weights or work.training.out, work.training.out)
     card = {
-        **work.training.card(f"encoder of the task {NAME}", f"python -m tokensteer.tasks.{NAME} --part data", MINILM),
+        **work.training.card(f"encoder of the task {NAME}", _command("data"), MINILM),
         "seconds": 0.0,
         "parameters": sum(p.numel() for p in encoder.net.parameters()),
         "config": asdict(encoder.net.config),
@@ -205,3 +245,7 @@ def write_encoder_card(work: PartTraining) -> None:
         "quality": {"word pieces": len(encoder.pieces)},
     }
     write_json(weights_file(work.training.out, NAME, states.ENCODER).with_suffix(".json"), card)
+
+
+def _command(part: str) -> str:
+    return f"python -m tokensteer.tasks.{NAME} --part {part}"

@@ -20,6 +20,7 @@ from tokensteer.tasks.nets.image_classifiers import ResNet as ResNet
 from tokensteer.tasks.nets.image_classifiers import ResNetConfig as ResNetConfig
 from tokensteer.tasks.nets.image_text import ImageText as ImageText
 from tokensteer.tasks.nets.image_text import ImageTextConfig as ImageTextConfig
+from tokensteer.tasks.nets.image_text import LinearConfig as LinearConfig
 from tokensteer.tasks.nets.readers import NgramConfig as NgramConfig
 from tokensteer.tasks.nets.readers import Reader as Reader
 from tokensteer.tasks.nets.store import load as load

