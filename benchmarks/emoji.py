@@ -25,6 +25,7 @@ import tyro
 from torch import Generator, Tensor
 
 from benchmarks import figures
+from benchmarks.run_folders import read_all
 from benchmarks.seconds import ALONE, Cell, measure
 from tokensteer.app.runs.choices import tilted
 from tokensteer.app.runs.recipes import recipe_of
@@ -82,6 +83,9 @@ class Options:
     rows: int = 12
     """Prompts of a picture."""
     prompts: Path = REPORTED
+    run: Path | None = None
+    """For gallery: the folder of `tokensteer compare emoji --populations 1 --prompts FILE`, whose samples are shown
+    instead of new ones."""
     seed: int = 0
     populations: int = 4
     """Of each prompt, when settings are chosen."""
@@ -171,7 +175,7 @@ def _of_model(task: Task, networks: Networks, texts: Sequence[str], options: Opt
     found = scores(networks, ids, vectors).view(len(texts), -1, 2)
     within = (found - found.mean(1, keepdim=True)).flatten(0, 1)
     alike = torch.corrcoef(within.T)[0, 1]
-    return f"{options.by} {_metric(task, result, options.by)}, correlation of judge and reward {alike:.3f}"
+    return f"{options.by} {_metric(task, result, options.by)}, correlation within a prompt {alike:.3f}"
 
 
 def score_drawings(options: Options) -> None:
@@ -199,9 +203,24 @@ def gallery(options: Options) -> None:
     prompts, networks = _prompts(options), _networks(options)
     task, columns = _task(options, networks, prompts), _drawings(prompts)
     for name in options.methods:
-        columns.append(networks.pixels(_drawn(task, name, options)).cpu())
+        ids = _drawn(task, name, options) if options.run is None else _stored(name, options)[: len(prompts)]
+        columns.append(networks.pixels(ids).cpu())
         say(name)
     _write(options, "gallery", columns)
+
+
+def _stored(name: str, options: Options) -> Tensor:
+    """A draw for each prompt of a run folder, (B, L)."""
+    assert options.run is not None
+    found = [one.row for one in read_all([options.run])]
+    here = [row for row in found if (row.family, row.particles, row.seed) == (name, options.size, options.seed)]
+    count = len(read(options.prompts))
+    if not here or len(here[0].answer.samples) != count:
+        raise ValueError(
+            f"{options.run} has no {name} with N = {options.size}, seed {options.seed} and a population for each of "
+            f"the {count} prompts of {options.prompts}: give --methods, --particles, --seed and --prompts of the run"
+        )
+    return here[0].answer.sample(generator=Generator().manual_seed(options.seed))[:, 0]
 
 
 def strips(options: Options) -> None:

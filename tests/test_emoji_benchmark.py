@@ -15,6 +15,7 @@ import small_emoji
 import torch
 
 import tokensteer as ts
+from tokensteer.app.cli import main
 from tokensteer.tasks import nets
 from tokensteer.tasks.common.sheets import read_sheet
 from tokensteer.tasks.emoji import data
@@ -59,6 +60,28 @@ def test_pictures_have_a_row_for_each_prompt(bench, tmp_path: Path, monkeypatch)
     bench.main(again)
     images, columns = read_sheet(tmp_path / "out" / "strips.png", small_emoji.SIDE, 1)
     assert (len(images), columns) == (2 * len(bench.KLS), len(bench.KLS))
+
+
+def test_a_gallery_shows_the_samples_of_a_run(bench, options):
+    out = options.out.parent / "run"
+    run = ["--prompts", str(options.prompts), "--weights", str(options.weights), "--steps", "2", "--populations", "1"]
+    assert (
+        main(["compare", "emoji", *run, "--methods", "pretrained", "smc-base", "--particles", "2", "--out", str(out)])
+        == 0
+    )
+    shown = replace(options, methods=("smc-base",), run=out)
+    bench.main(shown)
+    images, _ = read_sheet(options.out / "gallery.png", small_emoji.SIDE, 1)
+    row = next(one.row for one in bench.read_all([out]) if one.row.family == "smc-base")
+    made = (
+        small_emoji.networks()
+        .pixels(row.result.samples.flatten(0, 1))
+        .view(2, 2, 3, small_emoji.SIDE, small_emoji.SIDE)
+    )
+    for image, population in zip(images, made, strict=True):
+        assert (image == population).flatten(1).all(1).any()
+    with pytest.raises(ValueError, match="no smc-grad with N = 2, seed 0 and a population for each of the 2 prompts"):
+        bench.main(replace(shown, methods=("smc-grad",)))
 
 
 def save_proposal(folder: Path) -> None:
