@@ -3,6 +3,7 @@
     python -m benchmarks.emoji prompts
     python -m benchmarks.emoji choose --weights FOLDER --device cuda
     python -m benchmarks.emoji drawings --weights FOLDER
+    python -m benchmarks.emoji agreement --weights FOLDER --run FOLDER
     python -m benchmarks.emoji gallery --weights FOLDER --device cuda
     python -m benchmarks.emoji strips --weights FOLDER --device cuda
     python -m benchmarks.emoji cost --weights FOLDER --device cuda --particles 1 2 4 8 16
@@ -62,15 +63,16 @@ DESCRIPTION = """\
 prompts: write the prompts of tables and of choosing, captions of drawings that no network has seen in this style.
 choose: the judge's agreement for each guidance, kl and number of draws, on the prompts kept for choosing, best last,
 and how reward and judge agree among samples of the model of one prompt. drawings: what reward and judge give the
-drawings that prompts are the captions of, which shows how far a score can be trusted. gallery: a row for each prompt,
-the drawing itself if the data are there, then a draw of each method. strips: a row for each prompt, a draw of the same
-seed for each kl, from no reward to a strong one. cost: seconds of an image for each method and N, a line for each in
-cost.jsonl and a figure of them all."""
+drawings that prompts are the captions of, which shows how far a score can be trusted. agreement: how reward and judges
+agree among samples of the model of one prompt, and what the judges give the sample of the highest reward. gallery: a
+row for each prompt, the drawing itself if the data are there, then a draw of each method. strips: a row for each
+prompt, a draw of the same seed for each kl, from no reward to a strong one. cost: seconds of an image for each method
+and N, a line for each in cost.jsonl and a figure of them all."""
 
 
 @dataclass(frozen=True)
 class Options:
-    what: tyro.conf.Positional[Literal["prompts", "choose", "drawings", "gallery", "strips", "cost"]]
+    what: tyro.conf.Positional[Literal["prompts", "choose", "drawings", "agreement", "gallery", "strips", "cost"]]
     weights: Path = SHIPPED
     out: Path = Path("out/emoji")
     device: str = "cpu"
@@ -84,8 +86,8 @@ class Options:
     """Prompts of a picture."""
     prompts: Path = REPORTED
     run: Path | None = None
-    """For gallery: the folder of `tokensteer compare emoji --populations 1 --prompts FILE`, whose samples are shown
-    instead of new ones."""
+    """For agreement, and for gallery instead of new samples: the folder of `tokensteer compare emoji --populations 1
+    --prompts FILE`, whose samples are read."""
     seed: int = 0
     populations: int = 4
     """Of each prompt, when settings are chosen."""
@@ -113,6 +115,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         "prompts": write_prompts,
         "choose": choose_settings,
         "drawings": score_drawings,
+        "agreement": compare_scores,
         "gallery": gallery,
         "strips": strips,
         "cost": cost,
@@ -194,6 +197,30 @@ def score_drawings(options: Options) -> None:
             say(f"{len(texts)} {name}: " + ", ".join(f"{tower} {value}" for tower, value in found.items()))
 
 
+@torch.no_grad()
+def compare_scores(options: Options) -> None:
+    """Samples are those of the model in a run folder, all seeds. An error is that over prompts."""
+    if options.run is None:
+        raise ValueError("agreement reads samples: give --run FOLDER, of tokensteer compare emoji --methods pretrained")
+    texts, networks = [prompt.text for prompt in read(options.prompts)], _networks(options)
+    samples = [_rows(ALONE, replace(options, seed=seed)).samples for seed in _seeds(options)]
+    ids = torch.cat(samples, 1).to(networks.device)  # (B, all particles, L)
+    each = ids.shape[1]
+    vectors = sentence_vectors(networks.states(texts)).repeat_interleave(each, 0)
+    table = scores(networks, ids.flatten(0, 1), vectors).T
+    found = {"judge": table[0], "reward": table[1]}
+    if (second := find_judge(options.weights, networks.device)) is not None:
+        found[SECOND_JUDGE] = second(networks.pixels(ids.flatten(0, 1)), vectors).double()
+    within = {name: values.view(len(texts), each) for name, values in found.items()}
+    within = {name: values - values.mean(1, keepdim=True) for name, values in within.items()}
+    groups = within["reward"].view(-1, options.size)
+    best = groups.argmax(1, keepdim=True)
+    for name, values in within.items():
+        alike = torch.corrcoef(torch.stack([values.flatten(), within["reward"].flatten()]))[0, 1]
+        gain = measured(values.view(-1, options.size).gather(1, best).view(len(texts), -1).mean(1))
+        say(f"{name}: correlation with the reward {alike:.2f}, best of {options.size} by reward {gain}")
+
+
 def name_of(drawings: Drawings, place: int) -> tuple[str, str]:
     concept, style = int(drawings.concept[place]), int(drawings.style[place])
     return drawings.concepts[concept].name, list(STYLES)[style]
@@ -211,6 +238,16 @@ def gallery(options: Options) -> None:
 
 def _stored(name: str, options: Options) -> Tensor:
     """A draw for each prompt of a run folder, (B, L)."""
+    return _rows(name, options).sample(generator=Generator().manual_seed(options.seed))[:, 0]
+
+
+def _seeds(options: Options) -> list[int]:
+    assert options.run is not None
+    return sorted({one.row.seed for one in read_all([options.run])})
+
+
+def _rows(name: str, options: Options) -> Result:
+    """What a method made in a run folder, a population for each prompt."""
     assert options.run is not None
     found = [one.row for one in read_all([options.run])]
     here = [row for row in found if (row.family, row.particles, row.seed) == (name, options.size, options.seed)]
@@ -220,7 +257,7 @@ def _stored(name: str, options: Options) -> Tensor:
             f"{options.run} has no {name} with N = {options.size}, seed {options.seed} and a population for each of "
             f"the {count} prompts of {options.prompts}: give --methods, --particles, --seed and --prompts of the run"
         )
-    return here[0].answer.sample(generator=Generator().manual_seed(options.seed))[:, 0]
+    return here[0].answer
 
 
 def strips(options: Options) -> None:

@@ -20,6 +20,7 @@ from tokensteer.tasks import nets
 from tokensteer.tasks.common.sheets import read_sheet
 from tokensteer.tasks.emoji import data
 from tokensteer.tasks.nets.grid_transformer import adapted
+from tokensteer.tasks.nets.text_encoder import sentence_vectors
 
 ROOT = Path(__file__).parents[1]
 if not (ROOT / "benchmarks").is_dir():
@@ -82,6 +83,35 @@ def test_a_gallery_shows_the_samples_of_a_run(bench, options):
         assert (image == population).flatten(1).all(1).any()
     with pytest.raises(ValueError, match="no smc-grad with N = 2, seed 0 and a population for each of the 2 prompts"):
         bench.main(replace(shown, methods=("smc-grad",)))
+
+
+def test_agreement_is_that_of_samples_of_the_same_prompt(bench, options, capsys):
+    """The correlation of what is left of both scores without the mean of each prompt."""
+    out = options.out.parent / "run"
+    given = {"prompts": options.prompts, "weights": options.weights, "steps": 2, "populations": 1, "particles": 6}
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    assert main(["compare", "emoji", *words, "--methods", "pretrained", "--seeds", "0", "1", "--out", str(out)]) == 0
+    capsys.readouterr()
+    bench.main(replace(options, what="agreement", particles=(6,), run=out))
+    said = capsys.readouterr().err
+    networks = small_emoji.networks()
+    scores: dict[str, torch.Tensor] = {}
+    rows = [one.row.result.samples for one in bench.read_all([out])]
+    told = sentence_vectors(networks.states(["a red square", "a blue bar"])).repeat_interleave(6, 0)
+    for name in ("judge", "reward"):
+        marks = [
+            getattr(networks, name)(networks.images(row.flatten(0, 1)), told.repeat_interleave(6, 0)) for row in rows
+        ]
+        table = torch.cat([mark.view(2, 6) for mark in marks], 1)
+        scores[name] = table - table.mean(1, keepdim=True)
+    expected = torch.corrcoef(torch.stack([value.flatten() for value in scores.values()]))[0, 1]
+    best = [part.argmax(1) for part in scores["reward"].split(6, 1)]
+    gained = torch.stack([part[range(2), k] for part, k in zip(scores["judge"].split(6, 1), best, strict=True)]).mean()
+    line = next(line for line in said.splitlines() if line.startswith("judge: "))
+    assert f"correlation with the reward {expected:.2f}, best of 6 by reward " in line
+    assert float(line.split("by reward ")[1].split(" ±")[0]) == pytest.approx(float(gained), abs=1e-3)
+    with pytest.raises(ValueError, match="give --run FOLDER"):
+        bench.main(replace(options, what="agreement"))
 
 
 def save_proposal(folder: Path) -> None:
