@@ -32,7 +32,7 @@ from tokensteer.app.runs.choices import tilted
 from tokensteer.app.runs.recipes import recipe_of
 from tokensteer.core.particles.result import Result
 from tokensteer.core.steering.methods import Method
-from tokensteer.tasks.common.metrics import Measured, measured
+from tokensteer.tasks.common.metrics import measured
 from tokensteer.tasks.common.prompts import numbered, read
 from tokensteer.tasks.common.settings import MOST, Settings, check_count
 from tokensteer.tasks.common.sheets import write_sheet
@@ -48,6 +48,7 @@ from tokensteer.tasks.emoji.sources import STYLES
 from tokensteer.tasks.emoji.task import SECOND_JUDGE, of_prompts, scores
 from tokensteer.tasks.emoji.teachers import find_judge
 from tokensteer.tasks.nets.text_encoder import sentence_vectors
+from tokensteer.tasks.quality.features import INCEPTION
 
 HERE = Path(__file__).parent
 REPORTED, CHOSEN = HERE / "emoji_prompts.txt", HERE / "emoji_choosing.txt"
@@ -136,6 +137,7 @@ def write_prompts(options: Options) -> None:
 
 def choose_settings(options: Options) -> None:
     """The mean of SMC_base and SMC_grad decides. Lines are written as they are found."""
+    _check_metric(options)
     texts, networks = [prompt.text for prompt in read(CHOSEN)], _networks(options)
     cells: list[dict[str, Any]] = []
     for guidance in options.guidances:
@@ -144,7 +146,7 @@ def choose_settings(options: Options) -> None:
             if not cells or cells[-1]["guidance"] != guidance:
                 say(f"guidance {guidance:g}: {_of_model(task, networks, texts, options)}")
             judged = {
-                name: _metric(task, _answered(task, name, options, options.populations, draws), options.by)
+                name: task.metrics(_answered(task, name, options, options.populations, draws))[options.by]
                 for name in ("best-of-n", "smc-base", "smc-grad")
             }
             cell: dict[str, Any] = {"guidance": guidance, "kl": kl, "draws": draws}
@@ -158,11 +160,15 @@ def choose_settings(options: Options) -> None:
     say(f"best: {_line(max(cells, key=lambda cell: cell[options.by]))}")
 
 
-def _metric(task: Task, result: Result, name: str) -> Measured:
-    found = task.metrics(result)
-    if name not in found:
-        raise ValueError(f"there is no metric {name} here: give --by {' or '.join(found)}")
-    return found[name]
+def _check_metric(options: Options) -> None:
+    known = ("judge", "alignment", SECOND_JUDGE)
+    if options.by not in known:
+        raise ValueError(f"--by must be one of {', '.join(known)}, got {options.by}")
+    if options.by == SECOND_JUDGE and find_judge(options.weights, options.device) is None:
+        raise FileNotFoundError(
+            f"there is no {INCEPTION[0]} in the data folder, or no map of the judge's teacher in {options.weights}: "
+            f"set TOKENSTEER_DATA to the folder that holds the file of {INCEPTION[1]}, or give --by judge"
+        )
 
 
 def _line(cell: dict[str, Any]) -> str:
@@ -178,13 +184,15 @@ def _of_model(task: Task, networks: Networks, texts: Sequence[str], options: Opt
     found = scores(networks, ids, vectors).view(len(texts), -1, 2)
     within = (found - found.mean(1, keepdim=True)).flatten(0, 1)
     alike = torch.corrcoef(within.T)[0, 1]
-    return f"{options.by} {_metric(task, result, options.by)}, correlation within a prompt {alike:.3f}"
+    return f"{options.by} {task.metrics(result)[options.by]}, correlation within a prompt {alike:.3f}"
 
 
 def score_drawings(options: Options) -> None:
     """The agreement of the drawings of all prompts with their captions, and that of their reconstructions."""
     texts, networks = [prompt.text for prompt in read(options.prompts)], _networks(options)
-    pixels = [part.to(networks.device) for part in _drawings(texts)]
+    pixels = [part.to(networks.device) for part in _of_prompts(data.read(), texts)]
+    if not pixels:
+        raise ValueError(f"not all of {options.prompts} are captions of unseen pairs: give --prompts of drawings")
     vectors, second = sentence_vectors(networks.states(texts)), find_judge(options.weights, networks.device)
     for part in pixels:
         for name, images in (("drawings", part), ("reconstructions", reconstructed(networks.tokeniser, part))):
@@ -334,10 +342,15 @@ def _drawn(task: Task, name: str, options: Options) -> Tensor:
 def _drawings(prompts: list[str]) -> list[Tensor]:
     """The drawings that prompts are the captions of, as a column, if the data are there."""
     try:
-        unseen = data.read().part(PAIR)
+        return _of_prompts(data.read(), prompts)
     except FileNotFoundError as error:
         say(f"No drawings in the gallery: {error}")
         return []
+
+
+def _of_prompts(drawings: Drawings, prompts: list[str]) -> list[Tensor]:
+    """Those of unseen pairs that all prompts are the captions of, or none."""
+    unseen = drawings.part(PAIR)
     places = {texts[PHRASE]: k for k, texts in enumerate(unseen.captions())}
     if not set(prompts) <= set(places):
         return []

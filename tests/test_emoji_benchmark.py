@@ -99,9 +99,7 @@ def test_agreement_is_that_of_samples_of_the_same_prompt(bench, options, capsys)
     rows = [one.row.result.samples for one in bench.read_all([out])]
     told = sentence_vectors(networks.states(["a red square", "a blue bar"])).repeat_interleave(6, 0)
     for name in ("judge", "reward"):
-        marks = [
-            getattr(networks, name)(networks.images(row.flatten(0, 1)), told.repeat_interleave(6, 0)) for row in rows
-        ]
+        marks = [getattr(networks, name)(networks.images(row.flatten(0, 1)), told) for row in rows]
         table = torch.cat([mark.view(2, 6) for mark in marks], 1)
         scores[name] = table - table.mean(1, keepdim=True)
     expected = torch.corrcoef(torch.stack([value.flatten() for value in scores.values()]))[0, 1]
@@ -251,6 +249,37 @@ def test_settings_are_chosen_by_the_judge(bench, options, capsys, monkeypatch):
     drawn = method(2, 4, generator=torch.Generator().manual_seed(0))
     cell = next(cell for cell in cells if (cell["guidance"], cell["kl"], cell["draws"]) == (3.0, 0.05, 2))
     assert cell["methods"]["smc-grad"]["mean"] == pytest.approx(task.metrics(drawn)["judge"].mean)
+
+
+def test_settings_are_chosen_by_a_metric_that_is_there(bench, options, monkeypatch):
+    monkeypatch.setattr(bench, "CHOSEN", options.prompts)
+    asking = replace(options, what="choose", guidances=(1.0,), kls=(0.05,), by=bench.SECOND_JUDGE)
+    with pytest.raises(FileNotFoundError, match=r"default_1\.pt.*TOKENSTEER_DATA"):
+        bench.main(asking)
+    with pytest.raises(ValueError, match="--by must be one of judge, alignment"):
+        bench.main(replace(asking, by="reward"))
+    bench.main(replace(asking, by="alignment"))
+    (line,) = (options.out / "choose.jsonl").read_text().splitlines()
+    cell = json.loads(line)
+    judged = [cell["methods"][name]["mean"] for name in ("smc-base", "smc-grad")]
+    assert cell["alignment"] == pytest.approx(sum(judged) / 2)
+
+
+def test_drawings_are_those_of_prompts_or_refused(bench, options, monkeypatch, capsys):
+    monkeypatch.setenv("TOKENSTEER_DATA", str(options.out.parent))
+    with pytest.raises(FileNotFoundError, match=r"emoji\.npz"):
+        bench.main(replace(options, what="drawings"))
+    drawings = small_emoji.write_drawings(options.out.parent / data.FILE).part(data.PAIR)
+    with pytest.raises(ValueError, match="captions of unseen pairs"):
+        bench.main(replace(options, what="drawings"))
+    captions = [texts[bench.PHRASE] for texts in drawings.captions()]
+    options.prompts.write_text("\n".join(captions[:3]) + "\n")
+    bench.main(replace(options, what="drawings"))
+    networks = bench._networks(options)
+    told = sentence_vectors(networks.states(captions[:3]))
+    judged = networks.judge(drawings.pixels[:3].float() / 255, told).mean()
+    line = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("3 drawings: judge "))
+    assert float(line.split()[3]) == pytest.approx(float(judged), abs=1e-3)
 
 
 @pytest.mark.parametrize("name", ["auto", "particle-gibbs"])

@@ -46,6 +46,7 @@ RECIPE = Recipe(
     teacher_plan=PLAN,
     tower_plan=PLAN,
     features=features,
+    check=lambda: None,
     samples_of_teachers=8,
     copies=2,
     perceptual=False,

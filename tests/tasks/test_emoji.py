@@ -47,6 +47,7 @@ from tokensteer.tasks.nets.image_text import as_image_text
 from tokensteer.tasks.nets.store import build
 from tokensteer.tasks.nets.text_encoder import PADDING, sentence_vectors
 from tokensteer.tasks.quality.features import INCEPTION, Inception
+from tokensteer.tasks.quality.imagenet import EfficientNetLite
 from tokensteer.train.frozen import fingerprint
 
 HEART = Concept("blue heart", ("blue", "heart", "love"), 0)
@@ -387,6 +388,39 @@ def test_a_training_asks_for_published_networks_before_it_begins(tmp_path: Path,
     assert not (tmp_path / "out").exists()
 
 
+def test_a_scorer_goes_on_with_the_teacher_that_it_began_with(tmp_path: Path):
+    """A teacher that learns again on a GPU is another one."""
+    small_emoji.write_drawings(tmp_path / data.FILE)
+    states.store_encoder(small_emoji.encoder(), tmp_path)
+    training, recipe = Training(tmp_path), small_emoji.RECIPE
+    for part in ("states", "tokeniser", "denoiser", "reward"):
+        training_of.train_part(part, training, recipe=recipe)
+    before = teachers.file_of(tmp_path, "reward").read_bytes()
+    other = replace(
+        recipe, teacher_plan=replace(small_emoji.PLAN, steps=3), tower_plan=replace(small_emoji.PLAN, steps=9)
+    )
+    training_of.train_part("reward", training, Pieces(resume=tmp_path / "checkpoints"), other)
+    assert teachers.file_of(tmp_path, "reward").read_bytes() == before
+    assert read_card(tmp_path / "emoji-reward.json")["steps"] == 9
+    teachers.file_of(tmp_path, "reward").unlink()
+    with pytest.raises(ValueError, match="was made with"):
+        training_of.train_part("reward", training, Pieces(resume=tmp_path / "checkpoints"), other)
+
+
+def test_features_of_published_networks_are_loaded_when_they_are_used(monkeypatch):
+    teachers._network.cache_clear()
+    net, calls = EfficientNetLite().eval(), []
+    monkeypatch.setattr(teachers, "load_efficientnet", lambda device: calls.append(device) or net)
+    features = teachers.published("reward", "cpu")
+    assert calls == []
+    images = torch.randint(256, (2, 3, 16, 16), generator=seeded(), dtype=torch.uint8)
+    found = features(images)
+    assert calls == ["cpu"]
+    torch.testing.assert_close(found, net.features(images).detach())
+    torch.testing.assert_close(net(images), net.layers[-1](found).log_softmax(-1))
+    teachers._network.cache_clear()
+
+
 def test_the_second_judge_is_the_teacher_where_its_features_are(weights: Path, tmp_path: Path, monkeypatch):
     """With its map and Inception's file alone; it reads pixels, and is a metric beside the judge."""
     monkeypatch.setenv("TOKENSTEER_DATA", str(tmp_path))
@@ -404,6 +438,9 @@ def test_the_second_judge_is_the_teacher_where_its_features_are(weights: Path, t
     net = teachers.store(as_image_text(build(config).eval()), folder, "judge", "cpu")
     assert emoji.SECOND_JUDGE not in metrics()[0]
     (tmp_path / INCEPTION[0]).touch()
+    with pytest.raises(ValueError, match="SHA-256"):
+        metrics()
+    monkeypatch.setattr(teachers, "check_file", lambda file, sha256: None)
     monkeypatch.setattr(teachers, "published", small_emoji.features)
     found, task = metrics()
     result = ts.pretrained(task.model)(3, 4, generator=seeded())

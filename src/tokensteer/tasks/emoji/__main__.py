@@ -12,7 +12,8 @@
     python -m tokensteer.tasks.emoji --part kid --out FOLDER
 
 The first needs the packages of drawings, resvg and MiniLM; the others need what it wrote and LPIPS
-(`python -m tokensteer.tasks.cifar --part lpips` writes it as one file), and the last the file of Inception.
+(`python -m tokensteer.tasks.cifar --part lpips` writes it as one file). The reward also needs EfficientNet, the judge
+and the last part Inception: docs/emoji.md names the files and their packages.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ smc-cfg is the product p(x | caption)^a · p(x)^(1 - a), times exp(r/kl) if a re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -58,7 +57,7 @@ def of_prompts(setup: Setup, networks: Networks, asked: Sequence[Prompt], failed
     caption_states = networks.states([prompt.text for prompt in asked])
     guidance = GUIDANCE if setup.guidance is None else setup.guidance
     order = setup.order or RANDOM
-    second_judge = cache(lambda: teachers.find_judge(setup.weights, networks.device))
+    second_judge = teachers.find_judge(setup.weights, networks.device)
     conditional = networks.model(caption_states, setup.num_steps(STEPS), setup.remask, order)
     reward = setup.chosen_reward(NAME, KLS)
 
@@ -66,7 +65,7 @@ def of_prompts(setup: Setup, networks: Networks, asked: Sequence[Prompt], failed
         return of_prompts(setup, networks, [asked[k] for k in places], [*failed, *more])
 
     def metrics(result: Result) -> Mapping[str, Measured]:
-        return assess(result, networks, sentence_vectors(caption_states), reward, second_judge())
+        return assess(result, networks, sentence_vectors(caption_states), reward, second_judge)
 
     def marks(ids: Tensor) -> Tensor:
         """The judge's agreement with the caption, with the best of them if there are several, from 0 to 1."""

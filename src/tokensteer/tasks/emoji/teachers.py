@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -33,9 +34,9 @@ from tokensteer.tasks.emoji.states import States
 from tokensteer.tasks.nets import ImageText, ImageTextConfig, LinearConfig, load, save
 from tokensteer.tasks.nets.image_text import as_image_text
 from tokensteer.tasks.nets.store import build
-from tokensteer.tasks.quality.features import INCEPTION, load_inception
+from tokensteer.tasks.quality.features import INCEPTION, INCEPTION_SHA256, load_inception
 from tokensteer.tasks.quality.imagenet import EFFICIENTNET, load_efficientnet
-from tokensteer.tasks.quality.published import find_file, present
+from tokensteer.tasks.quality.published import check_file, find_file, present
 from tokensteer.train import Plan
 from tokensteer.train.optim import half_precision
 
@@ -63,20 +64,26 @@ def check_published() -> None:
 
 
 def published(part: str, device: torch.device | str) -> Features:
-    """The features of a scorer's teacher, by networks of the data folder."""
-    device = torch.device(device)
-    if part == "judge":
-        return load_inception(device=device, dtype=torch.float16 if device.type == "cuda" else torch.float32, rows=ROWS)
-    net = load_efficientnet(device=device)
+    """The features of a scorer's teacher, by a network of the data folder, which is loaded when it is first used."""
 
     def features(images: Tensor) -> Tensor:
-        def of_part(part: Tensor) -> Tensor:
-            with half_precision(device):
-                return net.features(part.to(device)).float()
-
-        return in_parts(of_part, images, ROWS)
+        return _network(part, str(device))(images)
 
     return features
+
+
+@cache
+def _network(part: str, device: str) -> Features:
+    on_gpu = torch.device(device).type == "cuda"
+    if part == "judge":
+        return load_inception(device=device, dtype=torch.float16 if on_gpu else torch.float32, rows=ROWS)
+    net = load_efficientnet(device=device)
+
+    def of_part(part: Tensor) -> Tensor:
+        with half_precision(torch.device(device)):
+            return net.features(part.to(device)).float()
+
+    return lambda images: in_parts(of_part, images, ROWS)
 
 
 @dataclass(frozen=True)
@@ -182,12 +189,17 @@ def file_of(folder: Path, part: str) -> Path:
 def store(net: ImageText, folder: Path, part: str, device: torch.device | str) -> ImageText:
     """Write the map of a teacher, and read it as it was written."""
     save(net, file_of(folder, part), torch.int8)
+    return load_teacher(folder, part, device)
+
+
+def load_teacher(folder: Path, part: str, device: torch.device | str) -> ImageText:
     return as_image_text(load(file_of(folder, part), device))
 
 
 def find_judge(folder: Path, device: torch.device | str) -> Teacher | None:
-    """The teacher of the judge, if its map and the file of Inception are there."""
-    file = file_of(folder, "judge")
-    if not file.is_file() or not present(INCEPTION[0]):
+    """The teacher of the judge, if its map and the file of Inception are there. Raises if one of them is damaged."""
+    file, inception = file_of(folder, "judge"), present(INCEPTION[0])
+    if not file.is_file() or inception is None:
         return None
-    return Teacher(as_image_text(load(file, device)), published("judge", device))
+    check_file(inception, INCEPTION_SHA256)
+    return Teacher(load_teacher(folder, "judge", device), published("judge", device))

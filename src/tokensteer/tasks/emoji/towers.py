@@ -23,6 +23,7 @@ from tokensteer.tasks.emoji.teachers import Lessons, Teacher
 from tokensteer.tasks.nets import FSQ, ImageText, ImageTextConfig, MixerConfig, ResNetConfig
 from tokensteer.tasks.nets.parts import channels_last
 from tokensteer.train import Plan
+from tokensteer.train.frozen import fingerprint
 from tokensteer.train.optim import half_precision
 
 VECTOR = 128
@@ -61,7 +62,13 @@ class TowerTraining(Trainee):
         self.learners = {part: self.learner}
         self.net, self.of_images = net, Compiled(net.of_images, compiled)
         self.compiled = (self.of_images,) if compiled else ()
-        self.given = {"config": asdict(net.config), "batch size": plan.batch_size, "images": len(self.images)}
+        taught = fingerprint(teacher.parameters())
+        self.given = {
+            "config": asdict(net.config),
+            "batch size": plan.batch_size,
+            "images": len(self.images),
+            "teacher": taught,
+        }
 
     def step(self, rate: float, done: float, generator: Generator) -> dict[str, Tensor]:
         index = torch.randint(len(self.images), (self.batch_size,), generator=generator, device=self.device)

@@ -55,8 +55,8 @@ SOURCE = f"emoji of {'; '.join(sources.ATTRIBUTION.values())}; names and tags of
 class Recipe:
     """Networks and plans. `noise` is the largest share of a drawing's codes that are replaced before the tokeniser
     decodes them. The teachers of the scorers have the `features` of the part on a device, and see
-    `samples_of_teachers` samples for each guidance. `quality` compares samples of so many unseen pairs at most, drawn
-    in so many steps."""
+    `samples_of_teachers` samples for each guidance; `check` raises, before the long parts, if features will be missing.
+    `quality` compares samples of so many unseen pairs at most, drawn in so many steps."""
 
     tokeniser: FSQConfig = denoising.TOKENISER
     denoiser: GridTransformerConfig = denoising.CONFIG
@@ -67,6 +67,7 @@ class Recipe:
     teacher_plan: Plan = teachers.PLAN
     tower_plan: Plan = towers.PLAN
     features: Callable[[str, str], Features] = teachers.published
+    check: Callable[[], None] = teachers.check_published
     samples_of_teachers: int = teachers.SAMPLES
     copies: int = denoising.COPIES
     perceptual: bool = True
@@ -81,8 +82,7 @@ ALONE = Pieces()
 
 def train(training: Training, recipe: Recipe = RECIPE) -> dict[str, Any]:
     """Do all parts but `data`. A killed training continues if it is called with the same options."""
-    if recipe.features is teachers.published:
-        teachers.check_published()  # they are read after the longest part
+    recipe.check()
     copy_encoder(training.out, training.out)
     if not (training.out / states.STATES).is_file():
         train_part("states", training, ALONE, recipe)
@@ -189,6 +189,9 @@ def make_teacher(work: PartTraining, recipe: Recipe, drawings: Drawings, width: 
     networks = TokenisedImages(_tokeniser(work), as_grid(work.stored("denoiser")))
     features, generator = recipe.features(part, work.device), work.training.generator(len(PARTS) + PARTS.index(part))
     lessons = teachers.prepare(networks, drawings, encoded, features, generator, recipe.samples_of_teachers)
+    if work.pieces.resume is not None and teachers.file_of(work.training.out, part).is_file():
+        net = teachers.load_teacher(work.training.out, part, work.device)  # that of the run before
+        return Teacher(net, features), lessons
     learned = teachers.learn(lessons, vectors, styles, width, plan, generator)
     teacher = Teacher(teachers.store(learned, work.training.out, part, work.device), features)
     found = towers.measure_teacher(teacher, drawings, vectors)
@@ -201,7 +204,6 @@ def make_teacher(work: PartTraining, recipe: Recipe, drawings: Drawings, width: 
         "plan": asdict(plan),
         "styles": list(styles),
         "features": teachers.FEATURES_OF[part],
-        "images": len(lessons.images),
         "stored": INT8,
         "quality": found,
     }

@@ -2,7 +2,7 @@
 
 An Inception-like score is made of them (`class_score`), and what it has before its last layer are features for networks
 to learn from. Inception features have no classes of their own, and the
-weights come without a licence: measure with them, ship nothing of them.
+weights come without a licence: measure and learn with them, and ship none of them.
 """
 
 from __future__ import annotations
