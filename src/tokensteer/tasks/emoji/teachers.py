@@ -1,11 +1,12 @@
 """What the two scorers of `emoji` learn from: features of a published network of ImageNet, mapped to the vectors of
 captions.
 
-A few thousand drawings are too few to learn from what makes a drawing one of its caption. A network that has seen a
-million photographs knows more: a linear map of its features finds captions in styles and concepts that it has not seen.
-Such a teacher learns by contrast, from the drawings of three styles: a drawing belongs to its own caption and not to
-those of others. It is too large to ship, so a small network learns to give its vectors, of drawings, reconstructions
-and samples of the model (Hinton et al., 2015). Captions of samples need not be true: the teacher says what they show.
+A network that learns from a few thousand drawings alone ranks samples of a caption badly. A linear map of features that
+were learned from a million photographs finds the captions of more drawings in styles and concepts that it was not
+trained on. Such a map, the teacher, is trained by contrast on the drawings of three styles: a drawing belongs to its
+own caption and not to those of others. It needs the published network, which is too large to ship, so a small network
+is trained to give the same vectors for drawings, reconstructions and samples of the model (distillation, Hinton et al.,
+2015). A sample counts with the vector that the teacher gives it, so it need not show its caption.
 
 The two teachers share neither features nor styles.
 """
@@ -36,7 +37,7 @@ from tokensteer.tasks.nets.image_text import as_image_text
 from tokensteer.tasks.nets.store import build
 from tokensteer.tasks.quality.features import INCEPTION, INCEPTION_SHA256, load_inception
 from tokensteer.tasks.quality.imagenet import EFFICIENTNET, load_efficientnet
-from tokensteer.tasks.quality.published import check_file, find_file, present
+from tokensteer.tasks.quality.published import check_file, find_any, find_file
 from tokensteer.train import Plan
 from tokensteer.train.optim import half_precision
 
@@ -79,11 +80,11 @@ def _network(part: str, device: str) -> Features:
         return load_inception(device=device, dtype=torch.float16 if on_gpu else torch.float32, rows=ROWS)
     net = load_efficientnet(device=device)
 
-    def of_part(part: Tensor) -> Tensor:
+    def features(images: Tensor) -> Tensor:
         with half_precision(torch.device(device)):
-            return net.features(part.to(device)).float()
+            return net.features(images.to(device)).float()
 
-    return lambda images: in_parts(of_part, images, ROWS)
+    return lambda images: in_parts(features, images, ROWS)
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ def load_teacher(folder: Path, part: str, device: torch.device | str) -> ImageTe
 
 def find_judge(folder: Path, device: torch.device | str) -> Teacher | None:
     """The teacher of the judge, if its map and the file of Inception are there. Raises if one of them is damaged."""
-    file, inception = file_of(folder, "judge"), present(INCEPTION[0])
+    file, inception = file_of(folder, "judge"), find_any(INCEPTION[0])
     if not file.is_file() or inception is None:
         return None
     check_file(inception, INCEPTION_SHA256)

@@ -182,9 +182,11 @@ def make_denoiser(work: PartTraining, recipe: Recipe, drawings: Drawings) -> dic
     return work.finish(progress, stored, config, plan, found, more)
 
 
-def make_teacher(work: PartTraining, recipe: Recipe, drawings: Drawings, width: int) -> tuple[Teacher, Lessons]:
+def make_teacher(
+    work: PartTraining, recipe: Recipe, drawings: Drawings, encoded: States, width: int
+) -> tuple[Teacher, Lessons]:
     """A teacher of vectors of so many numbers, stored with its card, and what a scorer learns from it."""
-    began, part, plan, encoded = perf_counter(), work.part, recipe.teacher_plan, _states(work, drawings)
+    began, part, plan = perf_counter(), work.part, recipe.teacher_plan
     vectors, styles = encoded.concepts.to(work.device), teachers.STYLES_OF[work.part]
     networks = TokenisedImages(_tokeniser(work), as_grid(work.stored("denoiser")))
     features, generator = recipe.features(part, work.device), work.training.generator(len(PARTS) + PARTS.index(part))
@@ -215,8 +217,9 @@ def make_teacher(work: PartTraining, recipe: Recipe, drawings: Drawings, width: 
 def make_tower(work: PartTraining, recipe: Recipe, drawings: Drawings) -> dict[str, float]:
     """A scorer, and first its teacher."""
     part, plan, config = work.part, recipe.tower_plan, recipe.reward if work.part == "reward" else recipe.judge
-    teacher, lessons = make_teacher(work, recipe, drawings, config.of_body.num_classes)
-    net, vectors = as_image_text(build(config).to(work.device)), _states(work, drawings).concepts.to(work.device)
+    encoded = _states(work, drawings)
+    teacher, lessons = make_teacher(work, recipe, drawings, encoded, config.of_body.num_classes)
+    net, vectors = as_image_text(build(config).to(work.device)), encoded.concepts.to(work.device)
     trainee = towers.TowerTraining(net, teacher.net, lessons, drawings, vectors, part, plan, work.compiled)
     progress = work.run(trainee, plan)
     stored = as_image_text(work.store(trainee.learner.average))

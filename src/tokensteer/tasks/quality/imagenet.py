@@ -1,8 +1,8 @@
 """EfficientNet-Lite0 (Tan and Le, 2019, without squeeze-and-excitation), for class probabilities of ImageNet.
 
 An Inception-like score is made of them (`class_score`), and what it has before its last layer are features for networks
-to learn from. Inception features have no classes of their own, and the
-weights come without a licence: measure and learn with them, and ship none of them.
+to learn from. Inception features have no classes of their own. The package has a licence, Apache-2.0, and says of the
+weights nothing of its own: measure and learn with them, and ship none of them.
 """
 
 from __future__ import annotations

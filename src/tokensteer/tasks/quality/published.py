@@ -11,14 +11,14 @@ DEPTHS = ("", "*/", "*/*/", "*/*/*/")
 """A file lies in the data folder or up to three folders below it, where unpacked packages have it."""
 
 
-def present(name: str) -> Path | None:
-    """The file of a name, if it is there."""
+def find_any(name: str) -> Path | None:
+    """The file of a name, or None."""
     return next((file for depth in DEPTHS for file in sorted(data_folder().glob(depth + name))), None)
 
 
 def find_file(name: str, package: str) -> Path:
     """The file of a name. Raises FileNotFoundError, which says what to do, if it is not there."""
-    file = present(name)
+    file = find_any(name)
     if file is None:
         raise FileNotFoundError(
             f"there is no {name} in {data_folder()}: set TOKENSTEER_DATA to the folder that holds it (the package "
